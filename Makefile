@@ -12,7 +12,8 @@ export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: check format-check lint types test test-thorough fmt test-loops test-slow test-launchers test-torch bench demo cov sizes
 
-check: format-check lint types test  ## everything a change must pass; under two minutes on two cores
+check: format-check lint  ## everything a change must pass; types are checked beside the tests
+	$(MAKE) --no-print-directory --output-sync=target -j 2 types test
 
 format-check:
 	$(BIN)/ruff format --check $(SOURCES)
@@ -30,7 +31,7 @@ fmt:  ## format and repair what can be repaired
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-test-thorough:  ## proofs over many settings, and tests of roles on stock asyncio
+test-thorough:  ## proofs over many settings, and roles near the event loop on stock asyncio
 	$(BIN)/python -m pytest $(THOROUGH) -n $(JOBS) --dist worksteal
 
 test-loops:  ## the fast tests three times: asyncio in debug mode, asyncio, uvloop

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         StepFailed,
         StoreError,
     )
-    from adam_async.launch.ray_cluster import RayCluster, RayResult
+    from adam_async.launch.ray import RayCluster
     from adam_async.launch.ray_resources import RaySettings
     from adam_async.model.spec import ModelSpec
     from adam_async.run.arrays import ArraySpec, Factors
@@ -88,7 +88,6 @@ __all__ = [
     "ProcessCluster",
     "PushOutcome",
     "RayCluster",
-    "RayResult",
     "RaySettings",
     "ReadVersions",
     "RoleDied",
@@ -128,7 +127,7 @@ _HOMES = {
     "data_server.sources.datasets": ("load_dataset",),
     "data_server.sources.objects": ("from_object",),
     "data_server.sources.ray_data": ("from_ray",),
-    "launch.ray_cluster": ("RayCluster", "RayResult"),
+    "launch.ray": ("RayCluster",),
     "launch.ray_resources": ("RaySettings",),
     "data_server.sources.synthetic": ("synthetic",),
     "run.result": ("EpochResult", "RunResult"),

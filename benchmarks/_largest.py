@@ -10,14 +10,14 @@ import numpy as np
 
 from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
-from adam_async.data_server.ledger_replication import Part as LedgerPart
+from adam_async.controller.learned_map import StoresReport
 from adam_async.data_server.staging.plan import File
 from adam_async.messages import bounds
 from adam_async.messages.saved_shards import MOST_SAVED_BYTES
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.map_changes import Change
-from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord
+from adam_async.run.training_program import ProgramRecord
 from adam_async.runtime.trace_events import Carried
 from adam_async.runtime.trace_events import Part as ProfilePart
 from adam_async.simulation.scenarios.valid_messages import Example, Facts, Ride, valid_messages
@@ -49,6 +49,7 @@ class Largest:
 
 MOST_BYTES = {
     "CompareAndSet": bounds.MOST_VALUE_BYTES,
+    "ReportStores": bounds.MOST_MAP_TEXT_BYTES,
     "MapState": bounds.MOST_MAP_TEXT_BYTES,
     "MapChanges": bounds.MOST_MAP_TEXT_BYTES,
     "Serving": bounds.MOST_INFO_BYTES,
@@ -56,8 +57,6 @@ MOST_BYTES = {
     "Profile": bounds.MOST_PROFILE_BYTES,
     "ManifestPart": bounds.MOST_MANIFEST_BYTES,
     "SavedList": MOST_SAVED_BYTES,
-    "Enter": bounds.MOST_LEDGER_BYTES,
-    "CopyLedger": bounds.MOST_LEDGER_BYTES,
     "Agree": bounds.MOST_AGREE_BYTES,
 }
 """Maximum size of the record attached to a message, in bytes, by name of the message."""
@@ -179,7 +178,6 @@ _MAKERS: dict[type, Callable[[Any, int], Any]] = {
     dict: _many_numbers,
     ProgramRecord: lambda it, count: msgspec.structs.replace(it, terms=_many_numbers({}, count)),
     EpochRecord: lambda it, count: msgspec.structs.replace(it, result=_many_numbers({}, count)),
-    LedgerRecord: lambda it, count: msgspec.structs.replace(it, ledger_replicas=it.ledger_replicas * count),
     NodeRecord: lambda it, count: msgspec.structs.replace(it, info=_many_numbers({}, count)),
     ArraysPiece: lambda it, count: msgspec.structs.replace(
         it, text=msgspec.json.encode([ArrayRecord(f"array {number}", (4,)) for number in range(count)])
@@ -188,15 +186,18 @@ _MAKERS: dict[type, Callable[[Any, int], Any]] = {
     ClusterMap: lambda it, count: msgspec.structs.replace(
         it, nodes={f"worker-{number}": _node(number) for number in range(count)}
     ),
+    StoresReport: lambda it, count: msgspec.structs.replace(
+        it,
+        map=msgspec.structs.replace(
+            it.map, nodes={f"worker-{number}": _node(number) for number in range(count)}
+        ),
+    ),
     list: lambda it, count: (
         [Change(version=number, nodes={f"worker-{number}": _node(number)}) for number in range(1, count + 1)]
         if isinstance(it[0], Change)
         else [File(f"images/{number}", number) for number in range(count)]
     ),
     tuple: lambda it, count: (_saved_store(it[0], count),) if isinstance(it[0], m.SavedStore) else it * count,
-    LedgerPart: lambda it, count: msgspec.structs.replace(
-        it, entries=it.entries[:1] + it.entries[1:] * count
-    ),
     ProfilePart: lambda it, count: msgspec.structs.replace(
         it, events=[Carried("worker-0", "ps-0", True, "Push", 1 << 20, 0.5)] * count
     ),

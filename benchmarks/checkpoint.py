@@ -87,7 +87,6 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Longest such time outside of all readings."""
     read_s: tuple[float, ...]
     """Time of each reading in seconds, as reported by the driver; the last one is that of the end."""
-    groups_beyond: tuple[int, ...]
     written_s: tuple[float, ...]
     bytes: int
     """Size of the last checkpoint, in bytes."""
@@ -131,7 +130,6 @@ async def perform(run: Run) -> Found:
         waits_s=waiting,
         waits_outside_s=waiting_outside,
         read_s=tuple(each.read_s for each in result.checkpoints),
-        groups_beyond=tuple(each.groups_beyond for each in result.checkpoints),
         written_s=tuple(each.written_s for each in result.checkpoints),
         bytes=result.checkpoints[-1].bytes,
     )
@@ -263,7 +261,6 @@ def measure(case: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     size = f"{first[-1].bytes / 1e6:.0f} MB, {case}"
     written = [seconds for found in first for seconds in found.written_s]
     read = [round(seconds, 3) for found in first for seconds in found.read_s]
-    beyond = [groups for found in first for groups in found.groups_beyond]
     pauses = [
         (
             "no thread trains",
@@ -285,7 +282,6 @@ def measure(case: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 over_readings=[round(seconds, 3) for seconds in over],
                 longest_outside=round(outside, 3),
                 read_s=read,
-                groups_beyond=beyond,
             )
             for what, over, outside in pauses
         ),

@@ -50,8 +50,7 @@ import uvloop
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
 from adam_async.run.learning_rate import default_rate
-from adam_async.run.staleness import add_up
-from adam_async.run.waits import waits_of
+from adam_async.run.series import add_up, waits_of
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.pacing import Order, Pacer, cpu_seconds, duties, stalls

@@ -4,13 +4,12 @@
         [--json FILE]
 
 Every role is a process. A killed role (SIGKILL) is started again. Every 0.2 to 2 s the benchmark draws a
-victim: the ledger leader, any data server with the leases, or a worker. The benchmark spares the last server
-with the leases. After the last kill the current epoch and one more must end. The result of each epoch is
-checked: trained images and images left for the next epoch together are the data set.
+victim: the dealer, all data servers, or a worker. After the last kill the current epoch and one more must
+end. The result of each epoch is checked: trained images and images left for the next epoch together are the
+data set.
 
-One row: case; kills by victim; ended epochs; epochs that do not add up (the goal is none); images that were
-trained again; the longest time in seconds without progress, an ended epoch or a finished group. The driver
-looks once a second.
+One row: case; kills by victim; ended epochs; epochs that do not add up (the goal is none); the longest time
+in seconds without progress, an ended epoch or a finished group. The driver looks once a second.
 """
 
 import os
@@ -23,6 +22,7 @@ import json
 import random
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from adam_async.cluster.processes import ProcessCluster
 from adam_async.run.result import EpochResult
 from adam_async.runtime.child_process import ChildProcess
 
-VICTIMS = ("lender", "data server", "worker")
+VICTIMS = ("dealer", "all data servers", "worker")
 LOOK_S = 0.05
 LAST_EPOCH_S = 120.0
 """Time within which two epochs must end after the last kill, in seconds."""
@@ -66,17 +66,18 @@ class Killer:
         if cluster.run is None or cluster.run.phase not in ("training", "between"):
             return
         victim = self._dice.choice(VICTIMS)
-        names = cluster.live("worker") if victim == "worker" else list(cluster.ledger_leaders)
-        if not names or (victim != "worker" and len(names) < 2):
+        names = {
+            "worker": cluster.live("worker"),
+            "all data servers": cluster.live("data"),
+            "dealer": [cluster.dealing] if cluster.dealing else [],
+        }[victim]
+        if not names:
             return
-        name = names[0] if victim == "lender" else self._dice.choice(names)
-        child = self._cluster.children.get(name)
-        if not isinstance(child, ChildProcess) or child.pid is None:
-            return
-        try:
-            os.kill(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        for name in names if victim != "worker" else [self._dice.choice(names)]:
+            child = self._cluster.children.get(name)
+            if isinstance(child, ChildProcess) and child.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
         self.kills[victim] += 1
 
     async def watch(self) -> None:
@@ -113,7 +114,9 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             if asyncio.get_running_loop().time() > deadline:
                 break
             await asyncio.sleep(LOOK_S)
-        images = int(cluster.driver.map.nodes[cluster.driver.map.ledger_leaders[0]].info["train_images"])
+        dealer = cluster.driver.map.dealer
+        assert dealer is not None, "an epoch has ended"
+        images = int(dealer.data["train_images"])
         for task in (training, watch):
             task.cancel()
         ended = await asyncio.gather(training, watch, return_exceptions=True)
@@ -126,7 +129,6 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "by_victim": dict(sorted(killer.kills.items())),
         "epochs": len(killer.epochs),
         "epochs_that_do_not_add_up": wrong,
-        "trained_again": sum(epoch.trained_again for epoch in killer.epochs),
         "longest_without_progress": round(killer.longest_s, 2),
         "unit": "s",
         "met": goes_on and not wrong,
@@ -150,8 +152,8 @@ def main() -> None:
         row = runner.run(measure(arguments))
     print(
         f"{row['kills']} kills {row['by_victim']}, {row['epochs']} epochs, "
-        f"{len(row['epochs_that_do_not_add_up'])} of them do not add up, {row['trained_again']} images "
-        f"trained again, at most {row['longest_without_progress']} s without progress"
+        f"{len(row['epochs_that_do_not_add_up'])} of them do not add up, "
+        f"at most {row['longest_without_progress']} s without progress"
     )
     print(json.dumps(row), flush=True)
     if arguments.json:

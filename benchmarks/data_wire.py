@@ -45,9 +45,8 @@ from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
-from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArrayRecord, served_word
-from adam_async.run.training_program import TrainingProgram
+from adam_async.run.training_program import ProgramRecord, TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
@@ -113,11 +112,14 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         )
         members = []
         for identity in (who("driver"), who("ps"), WORKER):
+            # Nothing dials these members, which have no listeners.
             member = Membership(
                 network=network,
                 controller=controller.address,
                 identity=identity,
-                record=NodeRecord(role=identity.role, address=LOOPBACK, incarnation=identity.incarnation),
+                record=NodeRecord(
+                    role=identity.role, address="tcp://127.0.0.1:1", incarnation=identity.incarnation
+                ),
                 waits=waits,
                 traffic=Traffic(identity.node),
             )
@@ -195,11 +197,12 @@ async def measure(case: tuple[tuple[int, int, int], int, int], rounds: int, seco
     client = DataClient(
         Endpoint(network, WORKER, Traffic(WORKER.node)),
         WorkerSlot(RUN, 0, life, 0),
-        address=lambda _: address,
+        address=lambda: address,
+        servers=lambda: (address,),
         ahead=ahead,
         limits=GroupLimits(
             images=images,
-            pixels=int(np.prod(shape)),
+            shape=shape,
             classes=10,
             epochs=1_000_000,
             train_images=count_of(shape),

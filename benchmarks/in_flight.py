@@ -57,7 +57,7 @@ from adam_async.model import Network as NeuralNetwork
 from adam_async.model import named_model
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import Halo, vertical_plan
-from adam_async.run.staleness import add_up
+from adam_async.run.series import add_up
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.in_flight_plot import picture
 from transport import Identity, LocalNetwork, Network, TransportError

@@ -40,7 +40,7 @@ import numpy as np
 
 from adam_async.model import InPlaceStep, Network, Rule, Sgd, named_model, new_rule_state
 from adam_async.model.keyed_random import Dice
-from adam_async.report.sgemm import measure_sgemm
+from adam_async.report.baseline import measure_sgemm
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.kernels_layers import layer_rows
 

@@ -45,7 +45,7 @@ def passes(network: Network, context: Context, weights: dict[str, Any]) -> dict[
     def back(number: int) -> None:
         network.backward_layers(weights, context, range(number, number + 1))
         for parameter in network.layers[number].parameters:
-            network.delta(context, parameter.name, out=gradients[parameter.name])
+            network.deltas(context, {parameter.name: gradients[parameter.name]})
 
     found: dict[str, Callable[[], None]] = {}
     for number, layer in enumerate(network.layers):

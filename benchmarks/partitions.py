@@ -7,7 +7,7 @@ at 64; plain SGD on copies, float32, the default number of groups in flight. Bot
 default rate of the cut run, which has at least as many groups in flight. One epoch per run; runs alternate,
 and the ratio is the median of the ratios within each round. Cases:
 
-- `local`: all roles in one process. The replica has one pool of two threads, cut or not. Wanted: 0.9 for
+- `local`: all roles in one process. The workers share a pool of two threads, cut or not. Wanted: 0.9 for
   `layers` and 0.85 for `vertical`.
 - `processes`: each role a process, two threads per worker, so the cut model has twice the threads on the same
   cores. Wanted: 0.75 and 0.65.

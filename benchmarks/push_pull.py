@@ -40,11 +40,12 @@ import uvloop
 from adam_async import ArraySpec, ParameterStore, Sgd
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.roles.controller import controller
-from adam_async.cluster.roles.parameter_server import parameter_server
-from adam_async.cluster.roles.place import Place
+from adam_async.cluster.roles.place import Place, listening
+from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.kernel_cache import use_kernel_cache
+from dataflow import ComputePool
 from transport import BufferPool
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -63,8 +64,12 @@ Times = dict[str, float]
 """Medians in microseconds, by side and size, such as ``store 1024``."""
 
 
-async def serve() -> None:
-    """The other process: a controller and a parameter server, until it is ended."""
+async def serve(*, at_once: bool = True) -> None:
+    """The other process: a controller and a parameter server, until it is ended.
+
+    Args:
+        at_once: Whether pushes that meet idle shards take the short way.
+    """
     buffers = BufferPool()
     place = Place(
         node="controller",
@@ -76,7 +81,8 @@ async def serve() -> None:
     )
     async with controller(place) as leader:
         place = replace(place, node="ps-0", controller=leader.address)
-        async with parameter_server(place) as server:
+        role = ParameterServer(place.settings("ps"), buffers=buffers, make_pool=ComputePool, at_once=at_once)
+        async with listening(role, place) as server:
             await server.joined()
             print(leader.address, flush=True)
             await asyncio.Event().wait()

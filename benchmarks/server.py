@@ -44,7 +44,7 @@ from adam_async.model import KERNELS, ModelSpec, Network, Sgd, mlp, named_model
 from adam_async.model.kernels import make_batches
 from adam_async.model.keyed_random import Dice
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.decode_push import read_gradients
+from adam_async.parameter_server.gradients import read_gradients
 from adam_async.parameter_server.service import TURN_WORK
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage
@@ -201,7 +201,6 @@ class Server:
 
 
 def _push(message: PushMessage) -> Push:
-    count = len(message.shards)
     return Push(
         store="run",
         session=1,
@@ -213,9 +212,9 @@ def _push(message: PushMessage) -> Push:
         generation=1,
         parts=message.wire_parts,
         shards=message.shards,
-        numbers=(1,) * count,
-        versions=(0,) * count,
-        own_applied=(0,) * count,
+        numbers=1,
+        versions=0,
+        own_applied=0,
     )
 
 

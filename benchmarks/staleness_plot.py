@@ -30,7 +30,7 @@ import uvloop
 from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.data_server.dataset import Dataset
 from adam_async.run.learning_rate import default_rate
-from adam_async.run.staleness import add_up
+from adam_async.run.series import add_up
 from adam_async.runtime.kernel_cache import use_kernel_cache
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"

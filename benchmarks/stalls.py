@@ -34,12 +34,13 @@ from adam_async.controller.consensus_node import SETTINGS
 from adam_async.messages import TABLE, replication, unpack_any
 from adam_async.model.named import mlp
 from adam_async.simulation.loop import SimulatedLoop
-from adam_async.simulation.nodes import World, simulate
-from adam_async.simulation.scenario import Ledger
+from adam_async.simulation.scenario import Ledger, World, simulate
+from adam_async.simulation.scenarios.cluster import network_of
 from adam_async.simulation.scenarios.hostile import request_frame
+from adam_async.simulation.scenarios.hostile_facts import facts_of
 from adam_async.simulation.scenarios.hostile_peers import HOSTILES, ONE_WAY, HostilePeers
 from adam_async.simulation.scenarios.training import TRAINING
-from adam_async.simulation.scenarios.training_cluster import SERVERS, TrainingCluster, network_of
+from adam_async.simulation.scenarios.training_cluster import SERVERS, TrainingCluster
 from adam_async.simulation.scenarios.training_setups import setup_of
 from adam_async.simulation.scenarios.valid_messages import Facts
 from benchmarks._largest import Largest, largest_messages, read_ride
@@ -116,7 +117,7 @@ async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: 
             world.nodes[target].thaw()
         if role == "controller":
             target = cluster.leader
-        for largest in largest_messages(_facts(cluster, peers, target)):
+        for largest in largest_messages(_facts(cluster, target)):
             senders = sorted(of for of, to in TABLE[type(largest.example.body)] if to == role)
             if senders and only in largest.name:
                 took = [await _send(world, watch, peers, senders[0], target, largest) for _ in range(repeats)]
@@ -124,9 +125,9 @@ async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: 
     return rows
 
 
-def _facts(cluster: TrainingCluster, peers: HostilePeers, target: str) -> Facts:
+def _facts(cluster: TrainingCluster, target: str) -> Facts:
     sender = Identity(role="worker", node=HOSTILES[0], incarnation=1)
-    facts = peers.facts(target, sender=sender, map_session=1)
+    facts = facts_of(cluster, target, sender=sender, map_session=1)
     server = cluster.servers[SERVERS[0]].state
     assert server is not None
     shards = list(server.shards.values())
@@ -145,7 +146,7 @@ async def _send(
     identity = Identity(role=role, node=node.name, incarnation=1)
 
     async def talk() -> None:
-        async with network_of(node).connect(peers.address(target), identity, timeout_s=10.0) as link:
+        async with network_of(node).connect(peers.cluster.address(target), identity, timeout_s=10.0) as link:
             with suppress(TransportError):
                 if _is_one_way(largest):
                     await link.send(largest.message)

@@ -10,9 +10,8 @@ further events.
     graph.py               start here: nodes and ports, checked once (readers, writers, cycles)
     tags.py, tokens.py     the name of a unit of work; tokens, firings, calls of nodes, effects
     scheduler.py           states of a tag; firings, exactly once per finished tag; training contexts
-    settled.py             finished and abandoned tags in bounded memory, to recognise late tokens
     engine.py              shell of the scheduler: turns, light nodes, backlog of heavy calls, failures, end
-    waiters.py             callers that wait, each with a deadline: for admission, room, a finish, idleness
+    waiters.py             callers that wait, each with a deadline: for admission, room, idleness
     jobs.py                a job, and the interface of a pool
     pool.py                compute threads, which run jobs; a limit of jobs; threads slowed on purpose
     mailbox.py             the queue from threads to the loop: many items, one wake-up
@@ -28,11 +27,9 @@ from dataflow.errors import (
     NodeFailed,
     NoRoom,
     PoolClosed,
-    TagAbandoned,
     TagError,
     TagInFlight,
     TagSettled,
-    TagUnknown,
     TokenError,
     TooManyEarlyTokens,
     UnknownPort,
@@ -84,11 +81,9 @@ __all__ = [
     "PoolStatistics",
     "Scheduler",
     "Tag",
-    "TagAbandoned",
     "TagError",
     "TagInFlight",
     "TagSettled",
-    "TagUnknown",
     "Token",
     "TokenError",
     "TooManyEarlyTokens",

@@ -30,7 +30,6 @@ from dataflow.errors import (
     NoRoom,
     PoolClosed,
     TagInFlight,
-    TagUnknown,
     WaitTimedOut,
 )
 from dataflow.graph import Graph
@@ -41,7 +40,6 @@ from dataflow.tags import Tag
 from dataflow.tokens import (
     BatchCall,
     Call,
-    Effect,
     Firing,
     Output,
     Token,
@@ -60,7 +58,7 @@ class EngineStatistics:
     admitted: int
     """Number of admitted tags."""
     finished: int
-    """Number of tags whose nodes have all fired."""
+    """Number of tags whose nodes have all fired, and whose inputs have all arrived."""
     abandoned: int
     """Number of tags abandoned after their admission, failed tags included."""
     failed: int
@@ -83,25 +81,19 @@ class EngineStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Limits of an engine, and the effect of a failure.
+    """Limits of an engine.
 
     Attributes:
-        on_failure: Effect of a failing node: "stop" the engine, or "drop" its tag and count it.
         early_limit: Maximum number of tokens kept for tags not admitted yet.
         keep_epochs: Number of epochs kept tag by tag; all tags of older epochs count as settled.
-        wait_timeout_s: Default time limit of `admit`, `wait_room`, `wait_finished` and `drain`, in seconds.
+        wait_timeout_s: Default time limit of `admit`, `wait_room` and `drain`, in seconds.
         close_timeout_s: Maximum wait for running jobs at the end of the block, in seconds.
     """
 
-    on_failure: Literal["stop", "drop"] = "stop"
     early_limit: int = 1024
     keep_epochs: int = 2
     wait_timeout_s: float = 60.0
     close_timeout_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        if self.on_failure not in ("stop", "drop"):
-            raise ValueError(f"on_failure must be 'stop' or 'drop', not {self.on_failure!r}")
 
 
 SETTINGS = EngineSettings()
@@ -124,7 +116,7 @@ class Engine:
         on_room: Callback on the loop, in each turn that leaves room for a tag. The callback may call
             `admit_nowait`, which costs less than a task that waits in `admit` for every tag.
         trace: Callback on the loop with the record of every ended firing. None leaves out the measurements.
-        settings: Limits of the engine, and the effect of a failure.
+        settings: Limits of the engine.
     """
 
     def __init__(
@@ -283,24 +275,6 @@ class Engine:
         self._turn()
         return known
 
-    async def wait_finished(self, tag: Tag, *, timeout_s: float | None = None) -> None:
-        """Wait until all nodes have fired for `tag`; return at once for a settled tag.
-
-        Cancelling is harmless.
-
-        Raises:
-            TagUnknown: The tag was never admitted.
-            TagAbandoned: The tag was abandoned during the wait.
-            EngineClosed: The engine is not running, or stopped during the wait.
-            WaitTimedOut: The wait took longer than `timeout_s`.
-        """
-        self._check_running()
-        if not self._scheduler.is_live(tag):
-            if self._scheduler.is_settled(tag):
-                return
-            raise TagUnknown(tag=tag)
-        await self._waiters.wait_finished(tag, timeout_s=timeout_s)
-
     async def drain(self, *, timeout_s: float | None = None) -> None:
         """Wait until no tag is live and no thread runs a call. Cancelling is harmless.
 
@@ -323,7 +297,8 @@ class Engine:
             UnknownPort, DuplicateToken, TooManyEarlyTokens: See `Scheduler.deliver`.
             EngineClosed: The engine is not running.
         """
-        self._check_running()
+        if self._state != "running":
+            self._check_running()
         self._scheduler.deliver(port, tag, value)
         if not self._turning:
             self._turn()
@@ -370,19 +345,19 @@ class Engine:
         if self._turning:
             return
         self._turning = True
-        waiters = self._waiters
+        effects, waiters = self._scheduler.effects, self._waiters
         try:
-            while effects := self._scheduler.take_effects() or self._fill_room():
-                for effect in effects:
-                    if isinstance(effect, (Firing, BatchCall)):
-                        if effect.node.heavy:
-                            self._backlog.append(effect)
-                        else:
-                            self._run_light(effect)
-                    elif isinstance(effect, Output):
-                        self._report_output(effect)
+            while effects or self._has_more_effects():
+                effect = effects.popleft()
+                if isinstance(effect, (Firing, BatchCall)):
+                    if effect.node.heavy:
+                        self._backlog.append(effect)
                     else:
-                        waiters.settle(effect)
+                        self._run_light(effect)
+                elif isinstance(effect, Output):
+                    self._report_output(effect)
+                elif waiters.idle:
+                    waiters.wake_idle()
         finally:
             self._turning = False
         if self._backlog:
@@ -392,15 +367,18 @@ class Engine:
         if waiters.room and self.has_room:
             waiters.wake_room()
 
-    def _fill_room(self) -> list[Effect]:
-        """Call `on_room` if the engine has room; return the effects of its admissions."""
-        if self._on_room is None or not self.has_room or self._state != "running":
-            return []
-        try:
-            self._on_room()
-        except Exception as error:
-            self._fail(error)
-        return self._scheduler.take_effects()
+    def _has_more_effects(self) -> bool:
+        """Open the gates; without an effect call `on_room` if there is room. Returns whether one follows."""
+        scheduler = self._scheduler
+        if scheduler.gates:
+            scheduler.open_gates()
+        if not scheduler.effects and self._on_room is not None and self.has_room and self._state == "running":
+            try:
+                self._on_room()
+            except Exception as error:
+                self._fail(error)
+            scheduler.open_gates()
+        return bool(scheduler.effects)
 
     def _run_light(self, call: Call) -> None:
         """Run a light node on the loop, at once; its effects join the current turn."""
@@ -470,8 +448,7 @@ class Engine:
         if not tags:  # abandoned during the call, so no caller waits for the result
             return
         self._num_failed += len(tags)
-        if self._settings.on_failure == "stop":
-            self._fail(NodeFailed(node=call.node.name, tags=tags, cause=error))
+        self._fail(NodeFailed(node=call.node.name, tags=tags, cause=error))
 
     def _report_output(self, output: Output) -> None:
         if self._on_output is not None:

@@ -8,9 +8,7 @@ DataflowError
 │   └── TooManyEarlyTokens     too many tokens for tags not yet admitted
 ├── TagError               a tag has another state than the caller assumed
 │   ├── TagInFlight            admitted twice
-│   ├── TagSettled             admitted again after it finished or was abandoned
-│   ├── TagUnknown             waited for, but never admitted
-│   └── TagAbandoned           waited for, and abandoned meanwhile
+│   └── TagSettled             admitted again after it finished or was abandoned
 ├── NodeFailed             a node's function raised; `__cause__` is its error
 ├── WrongOutputs           a node's function returned other outputs than it declares
 ├── NoRoom                 no free slot or context, in a call that does not wait
@@ -94,20 +92,6 @@ class TagSettled(TagError):
             f"{tag} has already finished or been abandoned, or its epoch is over; use a higher attempt",
             tag=tag,
         )
-
-
-class TagUnknown(TagError):
-    """`tag` was never admitted, so a wait for it would never end."""
-
-    def __init__(self, *, tag: Tag) -> None:
-        super().__init__(f"{tag} was never admitted; admit it before waiting for it", tag=tag)
-
-
-class TagAbandoned(TagError):
-    """`tag` was abandoned during a wait for its finish."""
-
-    def __init__(self, *, tag: Tag) -> None:
-        super().__init__(f"{tag} was abandoned before it finished", tag=tag)
 
 
 class NodeFailed(DataflowError):

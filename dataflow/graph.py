@@ -114,12 +114,13 @@ class Graph:
 
     Args:
         nodes: At least one node, in any order.
-        inputs: Ports delivered from outside, each with one token per tag. Each input has at least one reader.
+        inputs: Ports delivered from outside, each with one token per tag. An input without a reader only
+            delays the finish of its tag.
         outputs: Ports reported to the outside when they get their value.
 
     Raises:
-        GraphError: There is no node, a name is used twice, a port has no writer, an input has no reader, or
-            nodes wait for each other in a cycle. The message names the node or port.
+        GraphError: There is no node, a name is used twice, a port has no writer, or nodes wait for each other
+            in a cycle. The message names the node or port.
     """
 
     nodes: tuple[Node, ...]
@@ -179,10 +180,10 @@ class Graph:
         return tuple(writer)
 
     def _check_readers(self) -> None:
-        """Check that each port that is read is written, and each input is read.
+        """Check that each port that is read is written.
 
         Raises:
-            GraphError: A port that is read has no writer, an input no reader, or an output is listed twice.
+            GraphError: A port that is read has no writer, or an output is listed twice.
         """
         ports = set(self.ports)
         for node in self.nodes:
@@ -194,11 +195,6 @@ class Graph:
                 raise GraphError(f"output {port!r} is written by nothing")
             if port in self.outputs[:place]:
                 raise GraphError(f"output {port!r} is listed twice")
-        # An input without a reader would not delay the finish of a tag.
-        read = {port for node in self.nodes for port in node.inputs}
-        for port in self.inputs:
-            if port not in read:
-                raise GraphError(f"input {port!r} is read by no node")
 
     def _check_cycles(self) -> None:
         """Check that no nodes wait for each other: remove nodes whose inputs are known until none is left."""

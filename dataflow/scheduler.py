@@ -3,13 +3,13 @@
 Theory of operation
 -------------------
 Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. The effects of an event go
-to a list that the engine takes with `take_effects` and carries out in order: calls to execute (the engine
-reports each exactly once through `fired` or `failed`), outputs, and notices about tags. Events are methods
-and not records, because several happen per firing, and a record would cost as much as their handling.
+to the queue `effects`, from which the engine takes and carries them out in order: calls to execute (the
+engine reports each exactly once through `fired` or `failed`), outputs, and notices about tags. Events are
+methods and not records, because several happen per firing, and a record would cost as much as their handling.
 
 A tag moves through these states:
 
-    (early) --admit--> live --all nodes have fired----------> finished
+    (early) --admit--> live --all fired and arrived---------> finished
        |                 |
        |              abandon, failed --nothing running-----> abandoned
        |                 |                                        ^
@@ -22,8 +22,8 @@ unreported, and cannot be stopped. The slot is free at once for another tag; the
 thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and counts
 their tokens.
 
-A tag has finished when all its nodes have fired, not when all outputs have their values, because a node that
-only sends is part of the work.
+A tag has finished when all its nodes have fired and all its inputs have arrived, not when all outputs have
+their values, because a node that only sends is part of the work.
 
 Invariants, checked by `check_invariants` and by property tests: a node fires at most once per tag, and
 exactly once if the tag finishes; a context belongs to at most one flight, from the flight's admission until
@@ -32,19 +32,18 @@ calls.
 
 A *gated* node (`jobs` is set) keeps its ready firings in a queue. While a gated node has fewer than `jobs`
 running calls, the next call takes up to `batch` ready firings. Batches therefore grow when calls are slow,
-and an idle node starts at once. Firings that become ready between two `take_effects` join one batch, because
-only `take_effects` opens the queues.
+and an idle node starts at once. Firings that become ready before the next `open_gates` join one batch: the
+engine calls it when no other effect is left.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dataflow.errors import DuplicateToken, NoRoom, TagInFlight, TagSettled, TooManyEarlyTokens, UnknownPort
 from dataflow.graph import CompiledNode, Graph
-from dataflow.settled import SettledTags
 from dataflow.tags import Tag
 from dataflow.tokens import Abandoned, BatchCall, Call, ContextFreed, Effect, Finished, Firing, Flight, Output
 
@@ -102,8 +101,10 @@ class Scheduler:
         self._inputs = {port: index for index, port in enumerate(graph.inputs)}
         self._output_names = [port if port in graph.outputs else None for port in graph.ports]
         self._arities = [node.arity for node in graph.compiled]
+        self._unread = {index for index in self._inputs.values() if not graph.readers[index]}
         self._sources = [node for node in graph.compiled if node.arity == 0]
-        self._gates = {node.index: _Gate(node) for node in graph.compiled if node.gated}
+        self.gates = {node.index: _Gate(node) for node in graph.compiled if node.gated}
+        """Gated nodes, by their index; without any, `open_gates` has no effect."""
         self._contexts = None if contexts is None else list(contexts)
         # Last in, first out: the context freed last is still in the processor's caches.
         self._free_contexts = [] if contexts is None else list(reversed(contexts))
@@ -112,7 +113,7 @@ class Scheduler:
         self._early: dict[Tag, dict[str, Any]] = {}
         self._num_early = 0
         self._settled = SettledTags(keep_epochs=keep_epochs)
-        self._effects: list[Effect] = []
+        self.effects: deque[Effect] = deque()
 
     # Events
 
@@ -127,11 +128,17 @@ class Scheduler:
         if not self.room:
             raise NoRoom(f"{tag} not admitted: {self.describe()}")
         context = None if self._contexts is None else self._free_contexts.pop()
-        flight = Flight(tag, context=context, num_nodes=len(self._arities), missing=self._arities.copy())
+        flight = Flight(
+            tag,
+            context=context,
+            num_nodes=len(self._arities),
+            missing=self._arities.copy(),
+            unread=len(self._unread),
+        )
         self._live[tag] = flight
         self.num_admitted += 1
         for node in self._sources:
-            self._ready(Firing(node, flight, ()))
+            self._ready(node, flight, ())
         early = self._early.pop(tag, None)
         if early is not None:
             self._num_early -= len(early)
@@ -161,21 +168,36 @@ class Scheduler:
             raise DuplicateToken(port=port, tag=tag)
         flight.arrived |= bit
         self._feed(flight, index, value)
+        if index in self._unread:
+            flight.left -= 1
+            if not flight.left:
+                self._finish(flight)
 
     def fired(self, call: Call, result: Any) -> None:
         """Report the execution of `call`, with the result of its `execute`."""
         if call.node.gated:
-            self._gates[call.node.index].out -= 1
-        if type(call) is Firing:
-            self._complete(call, result)
-        else:
-            for firing, values in zip(call.firings, result, strict=True):
-                self._complete(firing, values)
+            self.gates[call.node.index].out -= 1
+        pairs: Iterable[tuple[Firing, Sequence[Any] | None]] = (
+            ((call, result),) if type(call) is Firing else ()
+        )
+        for firing, values in pairs or zip(call.firings, result, strict=True):
+            flight = firing.flight
+            flight.running -= 1
+            if flight.abandoned:
+                self._free_if_idle(flight)
+                continue
+            assert values is not None, "a call for a live tag was not executed"
+            self.num_firings += 1
+            flight.left -= 1
+            for port, value in zip(firing.node.outputs, values, strict=True):
+                self._feed(flight, port, value)
+            if not flight.left:
+                self._finish(flight)
 
     def failed(self, call: Call) -> list[Tag]:
         """Report that `call` raised; abandon and return its live tags."""
         if call.node.gated:
-            self._gates[call.node.index].out -= 1
+            self.gates[call.node.index].out -= 1
         lost = [firing.flight for firing in call.firings if not firing.flight.abandoned]
         for firing in call.firings:
             firing.flight.running -= 1
@@ -204,14 +226,20 @@ class Scheduler:
         for flight in list(self._live.values()):
             self._abandon(flight)
 
-    def take_effects(self) -> list[Effect]:
-        """Return the effects since the last call, in order."""
-        for gate in self._gates.values():
-            if gate.ready:
-                self._open(gate)
-        effects = self._effects
-        self._effects = []
-        return effects
+    def open_gates(self) -> None:
+        """Start calls of gated nodes until `jobs` are running or no firing is ready; drop abandoned ones."""
+        for gate in self.gates.values():
+            node = gate.node
+            while gate.ready and gate.out < node.jobs:
+                firings: list[Firing] = []
+                while gate.ready and len(firings) < node.batch:
+                    firing = gate.ready.popleft()
+                    if not firing.flight.abandoned:
+                        firing.flight.running += 1
+                        firings.append(firing)
+                if firings:
+                    gate.out += 1
+                    self.effects.append(firings[0] if node.batch == 1 else BatchCall(node, firings))
 
     # Queries
 
@@ -262,7 +290,8 @@ class Scheduler:
         for tag, flight in self._live.items():
             missing = [port for port, index in self._inputs.items() if not flight.arrived >> index & 1]
             waits = f" lacks {', '.join(map(repr, missing))}" if missing else ""
-            lacks.append(f"{tuple(tag)} has {flight.unfired} nodes to fire{waits}")
+            unread = sum(not flight.arrived >> index & 1 for index in self._unread)
+            lacks.append(f"{tuple(tag)} has {flight.left - unread} nodes to fire{waits}")
         return (
             f"{len(self._live)} of {self.in_flight} slots taken, {len(self._still_running)} abandoned and "
             f"still running; {'; '.join(lacks) or 'nothing live'}"
@@ -273,11 +302,11 @@ class Scheduler:
         assert len(self._live) <= self.in_flight
         assert self._num_early == sum(map(len, self._early.values())) <= self._early_limit
         assert not self._live.keys() & self._still_running.keys()
-        assert all(not flight.abandoned and flight.unfired for flight in self._live.values())
+        assert all(not flight.abandoned and flight.left for flight in self._live.values())
         assert all(flight.abandoned and flight.running > 0 for flight in self._still_running.values())
         assert not any(tag in self._settled for tag in self._live)
         assert self.num_admitted == self.num_finished + self.num_abandoned + len(self._live)
-        for gate in self._gates.values():
+        for gate in self.gates.values():
             assert 0 <= gate.out <= gate.node.jobs
         if self._contexts is not None:
             held = [f.context for f in (*self._live.values(), *self._still_running.values())]
@@ -303,7 +332,7 @@ class Scheduler:
         """Pass the value of a port to its readers and, if it is an output, to the outside."""
         for node, slot in self._readers[port]:
             if node.arity == 1:
-                self._ready(Firing(node, flight, (value,)))
+                self._ready(node, flight, (value,))
                 continue
             args = flight.args[node.index]
             if args is None:
@@ -312,64 +341,37 @@ class Scheduler:
             flight.missing[node.index] -= 1
             if not flight.missing[node.index]:
                 flight.args[node.index] = None  # the call alone keeps the values
-                self._ready(Firing(node, flight, args))
+                self._ready(node, flight, args)
         name = self._output_names[port]
         if name is not None:
-            self._effects.append(Output(name, flight.tag, value))
+            self.effects.append(Output(name, flight.tag, value))
 
-    def _ready(self, firing: Firing) -> None:
-        if firing.node.gated:
-            self._gates[firing.node.index].ready.append(firing)
+    def _ready(self, node: CompiledNode, flight: Flight, args: Sequence[Any]) -> None:
+        firing = Firing(node, flight, args)
+        if node.gated:
+            self.gates[node.index].ready.append(firing)
             return
-        firing.flight.running += 1
-        self._effects.append(firing)
+        flight.running += 1
+        self.effects.append(firing)
 
-    def _open(self, gate: _Gate) -> None:
-        """Start calls until `jobs` are running or no firing is ready; drop firings of abandoned tags."""
-        node = gate.node
-        while gate.ready and gate.out < node.jobs:
-            firings: list[Firing] = []
-            while gate.ready and len(firings) < node.batch:
-                firing = gate.ready.popleft()
-                if not firing.flight.abandoned:
-                    firing.flight.running += 1
-                    firings.append(firing)
-            if firings:
-                gate.out += 1
-                self._effects.append(firings[0] if node.batch == 1 else BatchCall(node, firings))
-
-    def _complete(self, firing: Firing, values: Sequence[Any] | None) -> None:
-        """Take the values of a firing to its readers; a tag has finished with its last node."""
-        flight = firing.flight
-        flight.running -= 1
-        if flight.abandoned:
-            self._free_if_idle(flight)
-            return
-        assert values is not None, "a call for a live tag was not executed"
-        self.num_firings += 1
-        flight.unfired -= 1
-        for port, value in zip(firing.node.outputs, values, strict=True):
-            self._feed(flight, port, value)
-        if not flight.unfired:
-            self.num_finished += 1
-            self._settle(flight)
-            self._release(flight)
-            self._effects.append(Finished(flight.tag))
+    def _finish(self, flight: Flight) -> None:
+        self.num_finished += 1
+        del self._live[flight.tag]
+        self._settled.add(flight.tag)
+        self._release(flight)
+        self.effects.append(Finished(flight.tag))
 
     def _abandon(self, flight: Flight) -> None:
         flight.abandoned = True
         flight.args.clear()
         self.num_abandoned += 1
-        self._settle(flight)
-        self._effects.append(Abandoned(flight.tag))
+        del self._live[flight.tag]
+        self._settled.add(flight.tag)
+        self.effects.append(Abandoned(flight.tag))
         if flight.running:
             self._still_running[flight.tag] = flight
         else:
             self._release(flight)
-
-    def _settle(self, flight: Flight) -> None:
-        del self._live[flight.tag]
-        self._settled.add(flight.tag)
 
     def _release(self, flight: Flight) -> None:
         if self._contexts is not None:
@@ -379,4 +381,77 @@ class Scheduler:
         """Free the context of an abandoned tag after the report of its last call."""
         if not flight.running and self._still_running.pop(flight.tag, None) is not None:
             self._release(flight)
-            self._effects.append(ContextFreed(flight.tag))
+            self.effects.append(ContextFreed(flight.tag))
+
+
+class _Run:
+    """The set of the numbers n with start <= n < watermark, and of the numbers in `others`."""
+
+    __slots__ = ("others", "start", "watermark")
+
+    def __init__(self, number: int) -> None:
+        self.start = number
+        self.watermark = number + 1
+        self.others: set[int] = set()
+
+    def add(self, number: int) -> None:
+        """Add a number, and extend the range over all numbers in `others` that now adjoin it."""
+        if self.start <= number < self.watermark:
+            return
+        others = self.others
+        others.add(number)
+        while self.watermark in others:
+            others.remove(self.watermark)
+            self.watermark += 1
+        while self.start - 1 in others:
+            self.start -= 1
+            others.remove(self.start)
+
+    def __contains__(self, number: int) -> bool:
+        return self.start <= number < self.watermark or number in self.others
+
+
+class SettledTags:
+    """The tags that finished or were abandoned, in bounded memory.
+
+    A late token must be recognised as late, and a tag must never run twice. A plain set of all tags would
+    grow without end, so two compressions apply:
+
+    - epochs: only the newest `keep_epochs` are kept tag by tag; older epochs count as settled as a whole;
+    - numbers: per (epoch, attempt), one range of consecutive numbers is two integers (a start and a
+      watermark), and only numbers that unsettled ones separate from the range are in a set. The answer for a
+      kept epoch is exact.
+
+    Args:
+        keep_epochs: Number of epochs, counted back from the newest seen, that are kept tag by tag.
+    """
+
+    def __init__(self, *, keep_epochs: int) -> None:
+        if keep_epochs < 1:
+            raise ValueError(f"keep_epochs must be at least 1, not {keep_epochs}")
+        self._keep_epochs = keep_epochs
+        self._oldest: int | None = None
+        self._runs: dict[tuple[int, int], _Run] = {}
+
+    def add(self, tag: Tag) -> None:
+        """Add a tag."""
+        epoch, number, attempt = tag
+        run = self._runs.get((epoch, attempt))
+        if run is not None:
+            if number == run.watermark and not run.others:  # tags mostly settle in their order
+                run.watermark += 1
+            else:
+                run.add(number)
+            return
+        oldest = epoch - self._keep_epochs + 1
+        if self._oldest is None or oldest > self._oldest:
+            self._oldest = oldest
+            self._runs = {key: run for key, run in self._runs.items() if key[0] >= oldest}
+        if epoch >= self._oldest:
+            self._runs[epoch, attempt] = _Run(number)
+
+    def __contains__(self, tag: Tag) -> bool:
+        if self._oldest is not None and tag.epoch < self._oldest:
+            return True
+        run = self._runs.get((tag.epoch, tag.attempt))
+        return run is not None and tag.number in run

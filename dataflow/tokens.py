@@ -41,9 +41,11 @@ class TraceRecord(NamedTuple):
 class Flight:
     """The state of one admitted tag. Only the scheduler writes it; threads read `abandoned`."""
 
-    __slots__ = ("abandoned", "args", "arrived", "context", "missing", "running", "tag", "unfired")
+    __slots__ = ("abandoned", "args", "arrived", "context", "left", "missing", "running", "tag")
 
-    def __init__(self, tag: Tag, *, context: Any, num_nodes: int, missing: list[int]) -> None:
+    def __init__(
+        self, tag: Tag, *, context: Any, num_nodes: int, missing: list[int], unread: int = 0
+    ) -> None:
         self.tag = tag
         self.context = context
         self.abandoned = False
@@ -53,8 +55,8 @@ class Flight:
         """Number of inputs without a value, per node."""
         self.args: list[list[Any] | None] = [None] * num_nodes
         """Values so far, per node with several inputs."""
-        self.unfired = num_nodes
-        """Number of nodes that have not completed."""
+        self.left = num_nodes + unread
+        """Number of nodes that have not completed, and of inputs without a reader that have not arrived."""
         self.running = 0
         """Number of calls handed out and not reported back. Above 0 a thread may use the context."""
 
@@ -164,7 +166,7 @@ class Output(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Effect: every node has fired for `tag`; its slot and its context are free."""
+    """Effect: for `tag` every node has fired and every input has come; its slot and context are free."""
 
     tag: Tag
 

@@ -1,4 +1,4 @@
-"""Callers that wait for an engine: for their admission, for room, for the finish of a tag, or for idleness.
+"""Callers that wait for an engine: for their admission, for room, or for idleness.
 
 Every wait has a name and a deadline. Admissions are granted in order of arrival, and each granted slot stays
 reserved until its caller runs. The other waits reserve nothing.
@@ -10,10 +10,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from dataflow.errors import EngineClosed, TagAbandoned, WaitTimedOut
+from dataflow.errors import EngineClosed, WaitTimedOut
 from dataflow.scheduler import Scheduler
 from dataflow.tags import Tag
-from dataflow.tokens import Abandoned, ContextFreed, Finished
 
 
 class Waiters:
@@ -29,6 +28,7 @@ class Waiters:
         admitting: Tags of the callers in `admissions`, and of callers with a reserved slot.
         reserved: Number of slots reserved for callers that are woken and have not run yet.
         room: Callers that wait for room.
+        idle: Callers that wait for an idle scheduler.
     """
 
     def __init__(self, scheduler: Scheduler, timeout_s: float, describe: Callable[[], str]) -> None:
@@ -36,8 +36,7 @@ class Waiters:
         self.admitting: set[Tag] = set()
         self.reserved = 0
         self.room: list[asyncio.Future[None]] = []
-        self._finish: dict[Tag, list[asyncio.Future[None]]] = {}
-        self._idle: list[asyncio.Future[None]] = []
+        self.idle: list[asyncio.Future[None]] = []
         self._scheduler = scheduler
         self._timeout_s = timeout_s
         self._describe = describe
@@ -71,17 +70,6 @@ class Waiters:
         self.room.append(room)
         await self._wait(room, "room in the engine", timeout_s=timeout_s)
 
-    async def wait_finished(self, tag: Tag, *, timeout_s: float | None) -> None:
-        """Wait until a live tag has finished.
-
-        Raises:
-            TagAbandoned: The tag was abandoned during the wait.
-            WaitTimedOut: The tag did not finish in time.
-        """
-        over = _future()
-        self._finish.setdefault(tag, []).append(over)
-        await self._wait(over, "finish of", tag, timeout_s=timeout_s)
-
     async def wait_idle(self, name: str, *, timeout_s: float | None) -> None:
         """Wait until the scheduler is idle; return at once if it is.
 
@@ -90,7 +78,7 @@ class Waiters:
         """
         if not self._scheduler.idle:
             idle = _future()
-            self._idle.append(idle)
+            self.idle.append(idle)
             await self._wait(idle, name, timeout_s=timeout_s)
 
     def grant_admissions(self) -> None:
@@ -106,27 +94,17 @@ class Waiters:
         """Wake all callers that wait for room; the first of them to run may take the room."""
         _wake(self.room)
 
-    def settle(self, effect: Finished | Abandoned | ContextFreed) -> None:
-        """Wake the callers that waited for the end of the effect's tag, or for an idle scheduler."""
-        if self._finish and type(effect) is not ContextFreed:
-            waiting = self._finish.pop(effect.tag, [])
-            if type(effect) is Abandoned:
-                for over in waiting:
-                    _refuse(over, TagAbandoned(tag=effect.tag))
-            else:
-                _wake(waiting)
-        if self._idle and self._scheduler.idle:
-            _wake(self._idle)
+    def wake_idle(self) -> None:
+        """Wake the callers that wait for an idle scheduler, if it is idle."""
+        if self._scheduler.idle:
+            _wake(self.idle)
 
     def close(self) -> None:
         """End all waits with EngineClosed."""
-        waiting = [*self.admissions, *self._idle, *self.room]
-        for futures in self._finish.values():
-            waiting += futures
+        waiting = [*self.admissions, *self.idle, *self.room]
         self.admissions.clear()
         self.room.clear()
-        self._idle.clear()
-        self._finish.clear()
+        self.idle.clear()
         for future in waiting:
             _refuse(future, EngineClosed("the engine stopped during the wait"))
 

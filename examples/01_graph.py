@@ -30,10 +30,12 @@ GRAPH = Graph(
 
 async def main() -> list[tuple[int, int]]:
     sums: list[tuple[int, int]] = []
+    summed = asyncio.Event()
 
     def on_output(port: str, tag: Tag, value: int) -> None:
         print(f"tag {tag.number}: {port} = {value}")
         sums.append((tag.number, value))
+        summed.set()
 
     first, second = Tag(1, 1, 1), Tag(1, 2, 1)
     async with (
@@ -45,7 +47,7 @@ async def main() -> list[tuple[int, int]]:
         engine.deliver("left", first, 10)  # the first tag now waits for its right half ...
         engine.deliver("right", second, 3)
         engine.deliver("left", second, 20)
-        await engine.wait_finished(second)  # ... and the second finishes first
+        await summed.wait()  # ... and the second finishes first
         engine.deliver("right", first, 1)
         await engine.drain()
     return sums

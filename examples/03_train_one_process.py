@@ -10,7 +10,7 @@ import sys
 import uvloop
 
 from adam_async import Config, Disk, EpochResult, LocalCluster, RunResult, load_dataset
-from adam_async.runtime.user_cache import user_cache
+from adam_async.runtime.kernel_cache import user_cache
 
 
 def show(epoch: EpochResult) -> None:

@@ -13,9 +13,9 @@ from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.model import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
-from adam_async.model.partition.prediction import longest_chain
+from adam_async.model.partition.planner import longest_chain
 from adam_async.run.training_program import read_training
-from adam_async.runtime.user_cache import user_cache
+from adam_async.runtime.kernel_cache import user_cache
 
 
 def show_plan(model: Network, plan: PartitionPlan) -> None:
@@ -44,7 +44,6 @@ async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
     plan = read_training(run).plan
     assert plan is not None
     show_plan(result.model, PartitionPlan.from_dict(plan))
-    print("in one process worker-0 trained both parts, without messages between workers")
     return result
 
 

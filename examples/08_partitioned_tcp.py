@@ -14,7 +14,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.messages import role_table
-from adam_async.runtime.user_cache import user_cache
+from adam_async.runtime.kernel_cache import user_cache
 from transport import TcpNetwork
 
 

@@ -2,8 +2,9 @@
 
 Every ``async def`` test runs twice, on stock asyncio and on uvloop (each hides faults that the other
 shows); ``ADAM_TEST_LOOPS=asyncio`` or ``=uvloop`` narrows that to one. Tests of whole roles take time: those
-under ``tests/adam_async`` run on uvloop in the fast tier, and on stock asyncio in the thorough one; those
-that are marked thorough run on uvloop there, and on stock asyncio in the slow tier.
+under ``tests/adam_async`` run on uvloop in the fast tier. On stock asyncio the rooms `NEAR_THE_LOOP` run in
+the thorough tier. The other rooms use the loop through these, and run on stock asyncio in the slow tier.
+Tests that are marked thorough run on uvloop there, and on stock asyncio in the slow tier.
 
 A leak fails the test that made it: tasks and asynchronous generators are looked at before its loop closes,
 threads and file descriptors after. The look itself is a few system calls; garbage is collected only
@@ -53,6 +54,9 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 ROLES = Path(__file__).parent / "adam_async"
 
+NEAR_THE_LOOP = {"client", "cluster", "controller", "runtime", "store"}
+"""Rooms whose code uses sockets, timers, threads or processes of the loop itself, or runs whole clusters."""
+
 FILES = "/proc/self/fd"
 
 THREAD_JOIN_S = 10.0
@@ -91,8 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and spec.params.get("_asyncio_loop_factory") is LOOPS["asyncio"]
             and item.path.is_relative_to(ROLES)
         ):
-            thorough = item.get_closest_marker("thorough") is not None
-            item.add_marker(pytest.mark.slow if thorough else pytest.mark.thorough)
+            near = item.path.relative_to(ROLES).parts[0] in NEAR_THE_LOOP
+            thorough = near and item.get_closest_marker("thorough") is None
+            item.add_marker(pytest.mark.thorough if thorough else pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="module")

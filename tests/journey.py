@@ -51,7 +51,7 @@ from adam_async.worker.training_mode import GroupEvents, ModeSetup
 from dataflow import Engine, Tag
 from tests.adam_async.runs import PATIENT, Servers, servers_of, tcp_network, tiny_dataset, turns, until
 from tests.dataflow.testing import ManualPool
-from transport import BufferPool
+from transport import BufferPool, Identity
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = tuple(f"{ROOT / room}{os.sep}" for room in ("dataflow", "transport", "adam_async"))
@@ -233,10 +233,12 @@ MODEL = ModelSpec(
 class Worker:
     """The parts of a worker in a real run: data client, engine, and training on a copy, without threads."""
 
-    def __init__(self, servers: Servers, data: DataClient) -> None:
+    def __init__(
+        self, servers: Servers, data: DataClient, identity: Identity, replica_generation: int
+    ) -> None:
         self.data = data
         self.reports: list[Finished] = []
-        client = servers.client().client
+        client = servers.client(identity=identity, replica_generation=replica_generation).client
         self.mode = CopyMode(
             ModeSetup(
                 config=servers.config,
@@ -315,17 +317,18 @@ async def worker_in_training() -> AsyncIterator[Worker]:
         placed = await member.wait_for(lambda m: m.replica_generation(0) > 0, "a place", 30.0)
         generation = placed.replica_generation(0)
         await member.set_node(ready=ready_word("run", generation))
+        await member.wait_for(lambda m: m.epoch is not None, "the epoch", 30.0)
         data = DataClient(
             Endpoint(servers.network, place.identity, Traffic("worker-0")),
             WorkerSlot("run", 0, generation, 0),
-            address=lambda attempt: member.map.ledger_leader_for(0, attempt),
+            address=lambda: member.map.dealer_address,
+            servers=lambda: member.map.data_servers_for(0),
             ahead=2 * ANSWER,
-            limits=GroupLimits(images=1, pixels=15, classes=16, epochs=1, train_images=groups),
+            limits=GroupLimits(images=1, shape=MODEL.input_shape, classes=16, epochs=1, train_images=groups),
             waits=servers.waits,
         )
-        await member.wait_for(lambda m: m.epoch is not None, "the epoch", 30.0)
         servers.tasks.append(servers._group.create_task(data.run(), name="data"))
-        worker = Worker(servers, data)
+        worker = Worker(servers, data, place.identity, generation)
         await worker.mode.prepare()
         await stack.enter_async_context(worker.engine)
         await until(worker.has_all)

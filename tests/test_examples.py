@@ -72,10 +72,8 @@ async def test_the_step_in_numpy_learns_the_digits(options: dict[str, object]) -
 def test_the_step_in_numpy_learns_the_digits_by_its_own_command_with_processes() -> None:
     text = (ROOT / "examples" / "numpy_step.py").read_text()
     words = shlex.split(re.search(r"^    adam-async (train .*)$", text, re.MULTILINE)[1])
-    code, output = run(*words, "--processes", "--replicas", "2", "--consistency", "bsp", "--rate", "0.3")
-
-    assert code == 0, output
-    assert float(re.search(r"test accuracy (\d+\.\d+)% after 12 epochs", output)[1]) > 85
+    output = run(*words, "--processes", "--replicas", "2", "--consistency", "bsp", "--rate", "0.3")
+    assert float(re.search(r"test accuracy (\d+\.\d+)% after \d+ epochs", output)[1]) > 85
 
 
 @pytest.mark.slow
@@ -94,9 +92,7 @@ def test_the_step_with_pytorch_learns_the_digits_by_its_own_command() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
     text = (ROOT / "examples" / "torch_step.py").read_text()
     words = shlex.split(re.search(r"^    adam-async (train .*)$", text, re.MULTILINE)[1])
-    code, output = run(*words, "--epochs", "4")
-
-    assert code == 0, output
+    output = run(*words, "--epochs", "4")
     assert float(re.search(r"test accuracy (\d+\.\d+)% after 4 epochs", output)[1]) > 90
 
 
@@ -179,7 +175,6 @@ async def test_a_cut_replica_trains_and_says_what_crosses(capsys: pytest.Capture
     assert [epoch.images for epoch in result.epochs] == [1437]
     printed = capsys.readouterr().out
     assert "worker 0 -> worker 1: gradient of conv1, 160 values" in printed
-    assert "worker-0 trained both parts" in printed
 
 
 @pytest.mark.thorough

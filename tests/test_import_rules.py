@@ -70,7 +70,7 @@ ROOMS = (
 SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"})
 MSGPACK_FILE = "transport/frames.py"
 
-TORCH_USERS = ("adam_async/cli/export.py",)
+TORCH_USERS = ("adam_async/cli/predict.py",)
 """Files outside the room torch that may import it, inside of a function."""
 
 OWN_TASKS = ("adam_async/store/opening.py", "adam_async/store/local_servers.py")
@@ -146,7 +146,6 @@ PORTS = (
     ),
     port("adam_async/runtime/ordinary_files.py", "files system", "opens and reads files for the disk"),
     port("adam_async/runtime/standard_streams.py", "files system", "the standard streams of the process"),
-    port("adam_async/runtime/user_cache.py", "files system", "the user's id, home and folder of caches"),
     port("adam_async/runtime/blocking_thread.py", "threads", "the thread of a disk, or of Ray"),
     port(
         "adam_async/data_server/sources/downloads.py",
@@ -159,11 +158,11 @@ PORTS = (
         "adam_async/errors.py", "files", "the origin of this installation, for the command that adds an extra"
     ),
     port("adam_async/cli/*.py", "clock loops system", "loop, environment, signals, cores, times in logs"),
-    port("adam_async/runtime/user_thread.py", "threads", "code of the user runs beside the loop"),
+    port("adam_async/runtime/loop_thread.py", "threads", "code of the user runs beside the loop"),
     port(
         "adam_async/runtime/kernel_cache.py",
         "clock files system",
-        "the folder of kernels, and its name",
+        "the folder of kernels, and its name; the user's id, home and folder of caches",
     ),
     port("adam_async/cluster/parent_pipe.py", "system", "signals that end a child with its parent"),
     port(
@@ -171,10 +170,10 @@ PORTS = (
         "files processes system",
         "starts and watches one child; its environment; the file of its output",
     ),
-    port("adam_async/launch/slurm.py", "processes", "runs the commands of Slurm"),
+    port("adam_async/launch/slurm.py", "files processes", "runs sbatch, on a script in a file"),
     port("adam_async/runtime/network_namespaces.py", "processes system", "runs `ip`; process ids in names"),
     port("adam_async/worker/kernel_change.py", "threads", "a compute thread pauses while a child compiles"),
-    port("adam_async/simulation/process_pool.py", "processes system", "child processes that run simulations"),
+    port("adam_async/simulation/work.py", "processes system", "child processes that run simulations"),
     port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
     port("adam_async/launch/ray_actor.py", "files system", "variables and home folder of a node of Ray"),
     port(
@@ -190,7 +189,7 @@ PORTS = (
         "dice numpy.random threads",
         "a user's module may draw from the streams of the process, which one block at a time seeds",
     ),
-    port("adam_async/cluster/local_launcher.py", "system", "the folder of the controllers' state"),
+    port("adam_async/cluster/launcher.py", "system", "the folder of the controllers' state"),
     port(
         "adam_async/data_server/sources/file_ranges.py",
         "files system",
@@ -208,16 +207,15 @@ PORTS = (
         "files",
         "reads and writes one model, in programs without a loop",
     ),
+    port("adam_async/runtime/loop_thread.py", "loops threads", "the synchronous face: a thread and its loop"),
     port(
-        "adam_async/cluster/sync.py", "loops threads", "the synchronous face: its own thread and event loop"
+        "adam_async/cluster/sync.py", "loops threads", "the synchronous face: epochs for the caller's thread"
     ),
-    port(
-        "adam_async/store/sync.py", "loops system threads", "the synchronous face: its thread; forks end it"
-    ),
+    port("adam_async/store/sync.py", "system threads", "the synchronous face: forks end its thread"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
     port("transport/sockets.py", "sockets system", "socket options of TCP links and listeners"),
-    port("transport/timekeeper.py", "clock threads", "wakes a loop more finely than its own timers can"),
+    port("transport/slow.py", "clock threads", "wakes a loop more finely than its own timers can"),
 )
 
 
@@ -493,9 +491,7 @@ def folder_arrows(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def test_no_circle_of_imports_joins_nested_folders() -> None:
-    paths = product_files()
-    known = {module_name(path) for path in paths}
-    arrows = folder_arrows({module_name(path): imports_of(path, known) for path in paths})
+    arrows = folder_arrows(product_imports())
 
     assert circles(arrows) == []
     assert {"adam_async.model.fast", "adam_async.cli.plan"} <= arrows.keys()
@@ -506,17 +502,14 @@ def test_no_circle_of_imports_joins_nested_folders() -> None:
     [
         ("adam_async.model.fast.tape", "adam_async.model.partition.plan"),
         ("adam_async.data_server.dataset", "adam_async.data_server.sources.idx"),
-        ("adam_async.cli.terminal", "adam_async.cli.plan.table"),
+        ("adam_async.cli.terminal", "adam_async.cli.plan.command"),
     ],
 )
 def test_an_import_against_the_order_of_nested_folders_is_noticed(path: str, imported: str) -> None:
-    paths = product_files()
-    known = {module_name(path) for path in paths}
-    arrows = {module_name(path): imports_of(path, known) for path in paths}
+    arrows = product_imports()
     assert imported not in arrows[path]
-    arrows[path].add(imported)
 
-    (found,) = circles(folder_arrows(arrows))
+    (found,) = circles(folder_arrows({**arrows, path: {*arrows[path], imported}}))
     assert {nested_folder(path), nested_folder(imported)} <= set(found)
 
 

@@ -11,9 +11,9 @@ from tests.journey import JOURNEYS, counts_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
-    "push_pull": (95, 25, 687),
-    "worker push": (130, 37, 920),
-    "image group": (72, 35, 303),
+    "push_pull": (92, 23, 666),
+    "worker push": (108, 29, 857),
+    "image group": (63, 31, 302),
     "map change": (338, 40, 1506),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in

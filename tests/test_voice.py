@@ -93,8 +93,8 @@ KEPT = frozenset({"meet_s", "neighbours"})
 
 
 OLD_WORDS = (
-    old("lender lenders lending", "ledger leader"),
-    old("keeper keepers", "ledger replica"),
+    old("lender lenders lending", "dealer"),
+    old("keeper keepers", "data server"),
     old("door doors", "listener"),
     old("knock knocks", "connect"),
     old("seat seats seated", "membership, joined"),
@@ -104,7 +104,7 @@ OLD_WORDS = (
         "stretch stretches",
         "phase",
         # Ranges of memory:
-        allowed="adam_async/model/partition/joint_tapes adam_async/parameter_server/apply",
+        allowed="adam_async/parameter_server/apply",
     ),
     old("meet meets met meeting", "sync clock, or connect"),
     old("jump jumps jumped", "clock skip", allowed="adam_async/controller/consensus/"),  # of a term

@@ -1,18 +1,17 @@
 """Links: conversations that carry messages with tensors, in one process or over TCP, with equal behaviour.
 
 `network.py` listens and dials. Over TCP `greeter.py` carries out the handshake on each new connection, and
-hands the connection to a link (`tcp.py`). `endpoint.py` checks on both sides whether a role may send a
+hands the connection to a link (`tcp.py`). `link.py` checks on both sides whether a role may send a
 message. `protocol.py` encodes the message, and `tcp.py` writes its frames. On the other side `decoder.py`
-decodes the frames in place, and `endpoint.py` delivers the message within a budget of memory.
+decodes the frames in place, and `link.py` delivers the message within a budget of memory.
 
-    link.py                      start here: `Link`, the interface; order; ownership of sent arrays
+    link.py                      start here: `Link`; order; ownership of sent arrays; calls, inbox, roles,
+                                 counts, water marks (back-pressure), the end of a link
     network.py                   `TcpNetwork` and `LocalNetwork`: listeners, dialling, retries
     messages.py                  messages, identities of both ends, the table of roles and messages
     config.py, errors.py         limits and time-outs; errors by cause and by the party at fault
 All links:
-    endpoint.py                  calls, inbox, roles, counts, water marks (back-pressure), the end of a link
     calls.py                     own requests: ids, deadlines, and callbacks for the answers
-    requests.py                  requests of the peer, each until its one answer
     intake.py, budget.py         pauses of reading (flow control); a budget of memory for all links
     buffers.py, release.py       reused memory for received payloads; the call when sent arrays are free
 Bytes on the wire:
@@ -24,7 +23,6 @@ Kinds of links, and their networks:
     tcp.py, sockets.py           a link over TCP: joined writes, reads; addresses, socket options
     local.py                     a link within one event loop: messages by reference, without frames
     slow.py, path.py             simulated latency and bandwidth of links; arrival times on such a path
-    timekeeper.py                timers with a resolution below a millisecond, for the slow links
 Authentication:
     handshake.py, greeter.py     proof of both identities by HMAC, in four records; its run on a connection
     keys.py                      a key for each pair of roles, derived from the root token

@@ -11,8 +11,10 @@ from itertools import count
 from typing import NamedTuple
 
 from transport.errors import TransportError
-from transport.link import OnAnswer
 from transport.messages import Message
+
+OnAnswer = Callable[[Message | TransportError], None]
+"""Callback for the reply to a request, or for the error in its place."""
 
 
 class Call(NamedTuple):

@@ -1,6 +1,6 @@
 """Pure: decodes frames into messages; `frames` has their format.
 
-The decoder returns the memory for the next bytes. For a header it returns a scratch of 8 KiB, so a small
+The decoder returns the memory for the next bytes. For a header it returns a scratch of 72 KiB, so a small
 frame arrives in one read; payload bytes that arrive with the header are moved once. Further bytes are written
 directly to their destination: memory registered for this reply, or one pooled buffer for the whole message.
 Between the chunks of a message the decoder requests only the next head, 32 bytes or 36 with a checksum, so no
@@ -456,7 +456,7 @@ class FrameDecoder:
         elif registered is not None and registered.described == described:
             tensors = registered.tensors
             memory = raw_bytes(tensors[0]) if len(tensors) == 1 and total else None
-        # A reply of other arrays comes in other memory, and `Endpoint._on_reply` reports the mismatch.
+        # A reply of other arrays comes in other memory, and `Link._on_reply` reports the mismatch.
         elif not total:
             # Empty arrays have no payload, so they need no pooled memory.
             tensors = tuple([np.empty(spec.shape, spec.dtype) for spec in specs])

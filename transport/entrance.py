@@ -9,6 +9,7 @@ from all connections accepted together, so a client that sent its first record a
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from transport.admission import Admission, source_of
@@ -45,14 +46,20 @@ class Entrance:
     def __init__(self, limit: int) -> None:
         self._admission = Admission[Greeter](limit)
         self._greeters: dict[Greeter, None] = {}
+        """The greeters that have a connection, or will get one."""
+        self._all_gone: asyncio.Event | None = None
+        """Set once no greeter is left, from `aclose` on."""
         self._round: asyncio.TimerHandle | None = None
         self._crowded_out = 0
         self._news_at = 0.0
         self._refusals: dict[str, _Refusals] = {}
 
     def accepted(self, greeter: Greeter) -> None:
-        """Note the greeter of a connection before its `connected`."""
+        """Note the greeter of a connection before its `connected`; abandon it after `aclose`."""
         self._greeters[greeter] = None
+        if self._all_gone is not None:
+            self._all_gone.clear()
+            greeter.abandon()
 
     def connected(self, greeter: Greeter, host: str) -> None:
         """Note the connection of a greeter from a remote ``host``."""
@@ -66,8 +73,13 @@ class Entrance:
 
     def left(self, greeter: Greeter) -> None:
         """Note the end of a handshake."""
-        self._greeters.pop(greeter, None)
         self._admission.left(greeter)
+
+    def gone(self, greeter: Greeter) -> None:
+        """Note that a greeter's connection is closed, or belongs to a link."""
+        self._greeters.pop(greeter, None)
+        if self._all_gone is not None and not self._greeters:
+            self._all_gone.set()
 
     def refused(self, greeter: Greeter, error: HandshakeRejected) -> None:
         """Log the refusal of a handshake, unless a line about the same reason is recent."""
@@ -86,12 +98,19 @@ class Entrance:
         text = str(error).encode("unicode_escape").decode()
         logger.warning("no link with %s: %s%s", greeter.address or "a peer", text, more)
 
-    def close(self) -> None:
-        """End all handshakes."""
+    async def aclose(self, within_s: float) -> None:
+        """End all handshakes, and wait at most ``within_s`` seconds until their connections are closed."""
+        self._all_gone = asyncio.Event()
         if self._round is not None:
             self._round.cancel()
         for greeter in list(self._greeters):
             greeter.abandon()
+        # A connection that asyncio has accepted gets its greeter from a task in the loop's next iteration.
+        await asyncio.sleep(0)
+        if self._greeters:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self._all_gone.wait()
 
     def _make_room(self) -> None:
         """Close the connections above the limit, and warn at most once per `NEWS_EVERY_S`."""

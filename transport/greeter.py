@@ -23,6 +23,9 @@ class HandshakeProgress(Protocol):
     def introduced(self, greeter: "Greeter") -> None:
         """Note that the first record of a greeter's client is complete and valid."""
 
+    def gone(self, greeter: "Greeter") -> None:
+        """Note that a greeter's connection is closed, or belongs to a link."""
+
 
 class Greeter(asyncio.BufferedProtocol):
     """Carries out the handshake on a new connection, then hands the connection to a `TcpLink`.
@@ -141,6 +144,8 @@ class Greeter(asyncio.BufferedProtocol):
         )  # fmt: skip
         self._transport.set_protocol(link)
         done, self._done = self._done, None
+        if self._entrance is not None:
+            self._entrance.gone(self)
         done(link)
 
     def eof_received(self) -> None:
@@ -148,6 +153,8 @@ class Greeter(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(LinkBroken(f"connection lost during the handshake: {exc or 'the peer hung up'}"))
+        if self._entrance is not None:
+            self._entrance.gone(self)
 
     def _late(self, goal: str, limit_s: float) -> None:
         self._fail(HandshakeRejected("late", f"no {goal} within {limit_s:g} s"), send=True)

@@ -13,12 +13,12 @@ import numpy as np
 
 from transport.budget import Budget
 from transport.config import LinkConfig
-from transport.endpoint import Endpoint
 from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
 from transport.frames import ERROR, MESSAGE, REPLY, Frame
 from transport.intake import MESSAGE_COST_BYTES, UNCHECKED_BYTES
+from transport.link import Link
 from transport.messages import Identity, Message, RoleTable
-from transport.release import Release, watched
+from transport.release import LENT, Release, watched
 from transport.tensors import lay_out
 
 
@@ -38,7 +38,7 @@ class OtherEnd(Protocol):
         """Wait until all messages before a close have arrived."""
 
 
-class LocalLink(Endpoint):
+class LocalLink(Link):
     """One end of a link within one event loop. Made in pairs by `link_ends`."""
 
     __slots__ = (
@@ -75,7 +75,12 @@ class LocalLink(Endpoint):
         if message.tensors:
             payload_bytes = lay_out(message.tensors, self._config.max_message_bytes).tensor_bytes
         if release is not None:
-            tensors = watched(message.tensors, release)
+            lent = release is LENT
+            tensors = (
+                tuple([each.copy() for each in message.tensors])
+                if lent
+                else watched(message.tensors, release)
+            )
             message = Message(type=message.type, meta=message.meta, tensors=tensors)
         if kind != ERROR:
             self._count_out(message.type, payload_bytes, 0)
@@ -87,7 +92,8 @@ class LocalLink(Endpoint):
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
         return self._unsent >= self._config.high_water_bytes
 
-    def _unsent_bytes(self) -> int:
+    @property
+    def unsent_bytes(self) -> int:
         return self._unsent
 
     async def _wait_room(self) -> None:

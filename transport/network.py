@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from transport.budget import Budget
 from transport.buffers import BufferPool
@@ -36,7 +35,13 @@ from transport.keys import Secret, check_role, check_secret
 from transport.link import Link
 from transport.local import link_ends
 from transport.messages import Identity, RoleTable
-from transport.sockets import deepen_backlog, format_tcp_address, is_loopback, parse_tcp_address
+from transport.sockets import (
+    deepen_backlog,
+    format_tcp_address,
+    is_loopback,
+    parse_tcp_address,
+    stop_accepting,
+)
 from transport.tcp import TcpLink
 
 logger = logging.getLogger(__name__)
@@ -177,7 +182,6 @@ class Network(ABC):
             ValueError: ``address`` is not an address of this network.
         """
 
-    @abstractmethod
     async def dial(
         self,
         address: str,
@@ -194,10 +198,39 @@ class Network(ABC):
         another role. Cancelling leaves no link open.
 
         Raises:
-            DialFailed: No attempt succeeded in time, or ``address`` is not an address of this network.
+            DialFailed: No attempt succeeded in time, or ``address`` is not an address of this network. The
+                error has the number of attempts and the last reason.
             HandshakeRejected: One side refuses the other; the text has the remedy.
             RemoteProtocolError: The address answers in another protocol.
         """
+        waits = (retry or RetrySchedule()).waits()
+        attempts = 0
+        reason = f"no answer within {timeout_s:g} s"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    attempts += 1
+                    try:
+                        return await self.dial_once(address, identity, peer_role)
+                    except (OSError, LinkBroken, ValueError, OverflowError) as error:
+                        # An address is a peer's word: of another form, or refused by the resolver, it is
+                        # as unreachable as one without a listener.
+                        reason = str(error) or type(error).__name__
+                    except HandshakeRejected as error:
+                        if error.code not in TEMPORARY:
+                            raise
+                        reason = str(error)
+                    wait_s = next(waits, None)
+                    if wait_s is None:
+                        break
+                    await asyncio.sleep(wait_s)
+        except TimeoutError:
+            pass
+        raise DialFailed(address, attempts, reason)
+
+    @abstractmethod
+    async def dial_once(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+        """Attempt a `dial` once. `dial` also tries again after OSError, LinkBroken and ValueError."""
 
     @asynccontextmanager
     async def connect(
@@ -215,45 +248,6 @@ class Network(ABC):
             yield link
         finally:
             await link.aclose()
-
-    async def _try(
-        self,
-        address: str,
-        attempt: Callable[[], Awaitable[Link]],
-        *,
-        timeout_s: float,
-        retry: RetrySchedule | None,
-    ) -> Link:
-        """Attempt a dial until one succeeds, is refused, or the schedule or the time is over.
-
-        Raises:
-            DialFailed: No attempt succeeded; the error has the number of attempts and the last reason.
-            HandshakeRejected: A refusal is final.
-        """
-        waits = (retry or RetrySchedule()).waits()
-        attempts = 0
-        reason = f"no answer within {timeout_s:g} s"
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    attempts += 1
-                    try:
-                        return await attempt()
-                    except (OSError, LinkBroken, ValueError, OverflowError) as error:
-                        # An address is a peer's word: of another form, or refused by the resolver, it is
-                        # as unreachable as one without a listener.
-                        reason = str(error) or type(error).__name__
-                    except HandshakeRejected as error:
-                        if error.code not in TEMPORARY:
-                            raise
-                        reason = str(error)
-                    wait_s = next(waits, None)
-                    if wait_s is None:
-                        break
-                    await asyncio.sleep(wait_s)
-        except TimeoutError:
-            pass
-        raise DialFailed(address, attempts, reason)
 
 
 class TcpNetwork(Network):
@@ -327,8 +321,11 @@ class TcpNetwork(Network):
                 deepen_backlog(server, self.config.backlog)
                 yield listener
             finally:
-                server.close()
-                entrance.close()
+                stop_accepting(server)
+                try:
+                    await entrance.aclose(self.config.close_s)
+                finally:
+                    server.close()
         await server.wait_closed()
 
     def _check_bound(self, address: str, hosts: list[str]) -> None:
@@ -364,21 +361,9 @@ class TcpNetwork(Network):
             done=done, entrance=entrance,
         )  # fmt: skip
 
-    async def dial(
-        self,
-        address: str,
-        identity: Identity,
-        *,
-        timeout_s: float = DIAL_S,
-        retry: RetrySchedule | None = None,
-        peer_role: str | None = None,
-    ) -> Link:
-        check_role(self._token, identity.role)
-        attempt = partial(self._attempt, address, identity, peer_role)
-        return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
-
-    async def _attempt(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+    async def dial_once(self, address: str, identity: Identity, peer_role: str | None) -> Link:
         """Dial once; a link that comes after a cancellation is aborted."""
+        check_role(self._token, identity.role)
         host, port = parse_tcp_address(address)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[TcpLink | TransportError] = loop.create_future()
@@ -446,19 +431,7 @@ class LocalNetwork(Network):
             finally:
                 del self._listeners[address]
 
-    async def dial(
-        self,
-        address: str,
-        identity: Identity,
-        *,
-        timeout_s: float = DIAL_S,
-        retry: RetrySchedule | None = None,
-        peer_role: str | None = None,
-    ) -> Link:
-        attempt = partial(self._attempt, address, identity, peer_role)
-        return await self._try(address, attempt, timeout_s=timeout_s, retry=retry)
-
-    async def _attempt(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+    async def dial_once(self, address: str, identity: Identity, peer_role: str | None) -> Link:
         """Make both ends of a link with the listener, or refuse it as a handshake would."""
         _check_local(address)
         listener = self._listeners.get(address)

@@ -29,7 +29,7 @@ from transport.frames import (
     pack_meta,
 )
 from transport.messages import Message
-from transport.release import watched
+from transport.release import LENT, watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
 
 Buffer = bytes | memoryview
@@ -74,6 +74,11 @@ class Outgoing:
         self.rest: deque[Buffer] | None = None
         self.rest_bytes = 0
 
+    def copy(self) -> None:
+        """Copy all unsent bytes, because the sender may change its arrays."""
+        self.buffers = [*map(bytes, self.buffers)]
+        self.rest = deque(map(bytes, self.rest or ()))
+
 
 class Conversation:
     """State of one established conversation: its decoder, its queue and its deadlines.
@@ -88,6 +93,7 @@ class Conversation:
     def __init__(self, config: LinkConfig, memory: Memory, *, now: float, checked: bool = False) -> None:
         self.config = config
         self._checked = checked
+        self._gather_bytes = min(config.gather_bytes, config.chunk_bytes)
         self.decoder = FrameDecoder(config, memory)
         self.queued_bytes = 0
         """Bytes in the queue of large messages, without those in the stream's own buffer."""
@@ -115,7 +121,7 @@ class Conversation:
         if not tensors:
             return head(kind, request_id, pack_meta(message, b"", config.max_meta_bytes), 0), 0
         described, specs, total, tensor_bytes, plain = lay_out(tensors, config.max_message_bytes)
-        if total > config.gather_bytes:
+        if total > self._gather_bytes:
             return None
         payload = tensors if plain else payload_parts(specs, tensors)
         meta, flags = pack_meta(message, described, config.max_meta_bytes), 0
@@ -143,7 +149,7 @@ class Conversation:
         tensors = message.tensors
         described, specs, total, tensor_bytes, _ = lay_out(tensors, self.config.max_message_bytes)
         meta = pack_meta(message, described, self.config.max_meta_bytes)
-        if release is not None:
+        if release is not None and release is not LENT:
             tensors = watched(tensors, release)
         payload = deque(payload_parts(specs, tensors))
         first_bytes = min(total, self.config.chunk_bytes)
@@ -164,7 +170,7 @@ class Conversation:
     ) -> list[Buffer]:
         """Remove ``size`` bytes from the front of a payload, and return the buffers of a frame with them."""
         taken: list[Buffer] = []
-        _take(payload, size, taken)
+        take(payload, size, taken)
         if self._checked:
             meta, flags = _with_checksum(meta, flags, taken)
         return [head(kind, request_id, meta, size, flags), *taken]
@@ -297,7 +303,7 @@ def _with_checksum(
     return meta + checksum(payload).to_bytes(CHECKSUM_BYTES, "little"), flags | CHECKED
 
 
-def _take(payload: deque[Buffer], size: int, into: list[Buffer]) -> None:
+def take(payload: deque[Buffer], size: int, into: list[Buffer]) -> None:
     """Move ``size`` bytes from the front of ``payload`` to the end of ``into``, without copying."""
     while size:
         buffer = payload.popleft()

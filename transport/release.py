@@ -13,12 +13,17 @@ The callback may run on any thread (a compute thread may drop the last slice), e
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from transport.tensors import BFLOAT16, Tensor
 
 Release = Callable[[], object]
+
+LENT: Release = partial(bool)
+"""Release, without an effect, of tensors that the sender may change once the sending method has returned: the
+link copies the bytes that it cannot send at once."""
 
 logger = logging.getLogger(__name__)
 

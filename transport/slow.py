@@ -1,4 +1,4 @@
-"""A network with simulated latency and bandwidth on the links between two nodes.
+"""A network with simulated latency on the links between two nodes.
 
     async with SlowNetwork(network, delay_s=0.005, dice=Random(7), between=("worker-0", "ps-0")) as slow:
         ...                                                 # listen and dial with `slow`
@@ -8,31 +8,138 @@ local link. The link itself is therefore unchanged and keeps all its promises. A
 (messages, requests, replies, signals, pings, CLOSE) are delayed in order, and only a closing side waits for
 them. Each side delays the bytes that it sends: a `SlowNetwork` with both ends slows both directions; if the
 ends are in two processes, each process needs a `SlowNetwork`. Dialling and the handshake are not delayed.
+
+Event loops wait in whole milliseconds: asyncio rounds the time-out of `epoll` up, as does libuv. A thread can
+sleep for shorter times. The thread sleeps until the next timer, and wakes the loop once for all timers due
+then. docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, the
+lateness grows by up to `sys.getswitchinterval`. No timer fires early, except at the end of the block.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from heapq import heappop, heappush
+from threading import Condition, Thread
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from transport.config import LinkConfig
 from transport.errors import LinkClosed, TransportError
 from transport.frames import Frame
 from transport.intake import MESSAGE_COST_BYTES
 from transport.link import Link
 from transport.local import LocalLink
 from transport.messages import Identity
-from transport.network import DIAL_S, Listener, Network, OnLink, RetrySchedule
+from transport.network import Listener, Network, OnLink
 from transport.path import Path, PathConditions, RandomSource
 from transport.protocol import Buffer
 from transport.tcp import TcpLink
-from transport.timekeeper import Timekeeper
+
+
+class Timekeeper:
+    """Calls functions on the loop at given times; functions for one time run in the order of `call_at` calls.
+
+    An asynchronous context manager. The end of the block calls all waiting functions at once, in order, and
+    ends the thread; later functions are called at once.
+
+    Args:
+        name: Name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = Condition()
+        # Under the condition's lock, which both threads hold for only a few instructions:
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._asked = 0
+        self.is_open = False
+        # Between thread and loop, without a lock:
+        self._due: deque[tuple[float, int, Callable[[], None]]] = deque()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self.is_open = True
+        # A daemon, because the thread must not prevent a second Ctrl-C from ending the process.
+        self._thread = Thread(target=self._watch, name=self._name, daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self.is_open = False
+            self._changed.notify()
+        self._thread.join()  # short, because the thread only waits for this notification
+        while self._waiting:
+            self._due.append(heappop(self._waiting))
+        self._call_due()
+
+    def clock(self) -> float:
+        """Return the time on the clock of `call_at`, in seconds."""
+        return time.monotonic()
+
+    def call_at(self, due: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the loop at ``due``; callable on the loop only."""
+        with self._changed:
+            if self.is_open:
+                self._asked += 1
+                heappush(self._waiting, (due, self._asked, callback))
+                if self._waiting[0][1] == self._asked:  # due before the end of the thread's sleep
+                    self._changed.notify()
+                return
+        callback()
+
+    def _watch(self) -> None:
+        """Sleep until a timer is due, repeatedly. Body of the thread."""
+        while True:
+            with self._changed:
+                while self.is_open and (left_s := self._left_s()) > 0:
+                    self._changed.wait(left_s - NAP_S if left_s > 2 * NAP_S else left_s)
+                if not self.is_open:
+                    return
+                while self._waiting and self._left_s() <= 0:
+                    self._due.append(heappop(self._waiting))
+            try:
+                self._loop.call_soon_threadsafe(self._call_due)
+            except RuntimeError:  # the loop was closed
+                return
+
+    def _left_s(self) -> float:
+        if not self._waiting:
+            return MOST_SLEEP_S
+        return min(self._waiting[0][0] - WAKE_UP_S - self.clock(), MOST_SLEEP_S)
+
+    def _call_due(self) -> None:
+        while self._due:
+            if self.is_open and self._due[0][0] > self.clock():
+                self._loop.call_soon(self._call_due)  # due in a few iterations
+                return
+            callback = self._due.popleft()[2]
+            try:
+                callback()
+            except Exception as error:  # an error of one callback must not lose the other callbacks
+                self._loop.call_exception_handler(
+                    {"message": f"a callback of {self._name} raised", "exception": error}
+                )
+
+
+MOST_SLEEP_S = 3600.0
+"""Length of the thread's sleep without a timer, and maximum length of any sleep, in seconds."""
+
+WAKE_UP_S = 0.00015
+"""Time for waking the loop, in seconds; the thread wakes the loop this much before a timer is due. A loop
+that wakes too early iterates until the timer is due."""
+
+NAP_S = 0.0005
+"""Length of the last part of a sleep, in seconds. A long sleep has two parts, because a core that slept
+longer wakes up more slowly."""
+
 
 WINDOW_BYTES = 64 << 20
-"""Maximum bytes in transit on a path of any bandwidth before its senders wait."""
+"""Maximum bytes in transit on a path before its senders wait."""
 
 T = TypeVar("T")
 
@@ -47,9 +154,7 @@ class SlowNetwork(Network):
         inner: The network that makes the links: a `LocalNetwork`, a `TcpNetwork`, or another `SlowNetwork`
             between other nodes.
         delay_s: Seconds from one side to the other.
-        jitter_s: Maximum additional seconds, drawn for each iteration of the loop that sends, or with a
-            bandwidth for each item.
-        bytes_per_s: Bandwidth in each direction of each link, in bytes per second; None for no limit.
+        jitter_s: Maximum additional seconds, drawn for each iteration of the loop that sends.
         dice: Seeded source of the jitter.
         between: Two node ids.
 
@@ -65,12 +170,11 @@ class SlowNetwork(Network):
         *,
         delay_s: float,
         jitter_s: float = 0.0,
-        bytes_per_s: float | None = None,
         dice: RandomSource,
         between: tuple[str, str],
     ) -> None:
         self.inner = inner
-        self.conditions = PathConditions(delay_s=delay_s, jitter_s=jitter_s, bytes_per_s=bytes_per_s)
+        self.conditions = PathConditions(delay_s=delay_s, jitter_s=jitter_s)
         self._dice = dice
         self._between = set(between)
         self._timekeeper = Timekeeper("slow-network")
@@ -93,16 +197,8 @@ class SlowNetwork(Network):
 
         return self.inner.listen(address, identity, on_slow_link)
 
-    async def dial(
-        self,
-        address: str,
-        identity: Identity,
-        *,
-        timeout_s: float = DIAL_S,
-        retry: RetrySchedule | None = None,
-        peer_role: str | None = None,
-    ) -> Link:
-        link = await self.inner.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
+    async def dial_once(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+        link = await self.inner.dial_once(address, identity, peer_role)
         try:
             self._slow_down(link)
         except BaseException:
@@ -117,9 +213,9 @@ class SlowNetwork(Network):
             raise RuntimeError("links of a SlowNetwork are made inside its `async with` block")
         path = Path(self.conditions, self._dice)
         if isinstance(link, TcpLink):
-            _SlowTransport(link, path, self._timekeeper, self.conditions)
+            _SlowTransport(link, path, self._timekeeper)
         elif isinstance(link, LocalLink):
-            _SlowEnd(link, path, self._timekeeper, self.conditions)
+            _SlowEnd(link, path, self._timekeeper)
         else:
             raise TypeError(f"{link!r} is neither a TCP nor a local link: wrap a network that makes those")
 
@@ -130,22 +226,15 @@ class SlowNetwork(Network):
 class _Line(Generic[T]):
     """Items that one side of a link has sent and the other side has not received.
 
-    The items of one iteration of the loop arrive together, unless the path has a bandwidth.
+    The items of one iteration of the loop arrive together.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        timekeeper: Timekeeper,
-        conditions: PathConditions,
-        hand_over: Callable[[T], None],
-    ) -> None:
+    def __init__(self, path: Path, timekeeper: Timekeeper, hand_over: Callable[[T], None]) -> None:
         self.held_bytes = 0
         self.is_cut = False
         self._path = path
         self._timekeeper = timekeeper
         self._hand_over = hand_over
-        self._together = conditions.bytes_per_s is None
         self._loop = asyncio.get_running_loop()
         self._turn: list[tuple[T, int]] = []
         self._began = 0.0
@@ -164,8 +253,8 @@ class _Line(Generic[T]):
 
     def _depart(self) -> None:
         """Begin the transit of the items that were sent in one iteration of the loop."""
-        turn, self._turn = self._turn, []
-        for batch in [turn] if self._together and turn else [[sent] for sent in turn]:
+        batch, self._turn = self._turn, []
+        if batch:
             arrival = self._path.arrival(now=self._began, nbytes=sum(nbytes for _, nbytes in batch))
             self._under_way.append(batch)
             self._timekeeper.call_at(arrival, partial(self._arrive, batch))
@@ -214,26 +303,18 @@ class _Line(Generic[T]):
             await asyncio.shield(self._emptied)
 
 
-def _window(conditions: PathConditions, config: LinkConfig) -> int:
-    """Return the number of bytes in transit from which senders wait: the path's capacity plus a queue."""
-    if conditions.bytes_per_s is None:
-        return WINDOW_BYTES
-    return min(int(conditions.bytes_per_s * conditions.delay_s) + config.high_water_bytes, WINDOW_BYTES)
-
-
 class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
     """A layer between a TCP link and its transport: the link's transport, and the transport's protocol."""
 
-    def __init__(self, link: TcpLink, path: Path, timekeeper: Timekeeper, conditions: PathConditions) -> None:
+    def __init__(self, link: TcpLink, path: Path, timekeeper: Timekeeper) -> None:
         super().__init__()
         self._link = link
         self._inner = link._transport
-        self._line: _Line[tuple[Buffer, ...] | None] = _Line(path, timekeeper, conditions, self._pass_on)
-        self._window = _window(conditions, link._config)
+        self._line: _Line[tuple[Buffer, ...] | None] = _Line(path, timekeeper, self._pass_on)
         self._closing = False
         self._full = False
         self._pressed = False
-        link._transport = self
+        link._transport, link._descriptor = self, -1
         self._inner.set_protocol(self)
 
     # Called by the link
@@ -247,7 +328,7 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _put(self, buffers: tuple[Buffer, ...], nbytes: int) -> None:
         self._line.put(buffers, nbytes)
-        if not self._full and self._line.held_bytes >= self._window:
+        if not self._full and self._line.held_bytes >= WINDOW_BYTES:
             self._full = True
             if not self._pressed:
                 self._link.pause_writing()
@@ -261,7 +342,7 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._inner.write(buffers[0])
         else:
             self._inner.writelines(buffers)
-        if self._full and self._line.held_bytes <= self._window // 2:
+        if self._full and self._line.held_bytes <= WINDOW_BYTES // 2:
             self._full = False
             if not self._pressed:
                 self._link.resume_writing()
@@ -323,13 +404,10 @@ class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
 class _SlowEnd:
     """A layer between a local link and its other end."""
 
-    def __init__(
-        self, link: LocalLink, path: Path, timekeeper: Timekeeper, conditions: PathConditions
-    ) -> None:
+    def __init__(self, link: LocalLink, path: Path, timekeeper: Timekeeper) -> None:
         self._link = link
         self._other = link._other
-        self._line: _Line[tuple[Frame | LinkClosed, int]] = _Line(path, timekeeper, conditions, self._pass_on)
-        self._window = _window(conditions, link._config)
+        self._line: _Line[tuple[Frame | LinkClosed, int]] = _Line(path, timekeeper, self._pass_on)
         link._other = self
 
     def _arrive(self, frame: Frame | LinkClosed) -> None:
@@ -337,8 +415,8 @@ class _SlowEnd:
         if isinstance(frame, Frame) and frame.message is not None:
             cost = frame.payload_bytes + MESSAGE_COST_BYTES
         # The link counts bytes as unsent until the other end takes them. Bytes in transit are no backlog of
-        # the peer: they count only on arrival, or if they exceed the path's window.
-        under_way = cost if self._line.held_bytes + cost <= self._window else 0
+        # the peer: they count only on arrival, or if they exceed the window.
+        under_way = cost if self._line.held_bytes + cost <= WINDOW_BYTES else 0
         self._link._unsent -= under_way
         self._line.put((frame, under_way), cost)
 

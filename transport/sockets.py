@@ -5,6 +5,7 @@ import ipaddress
 import os
 import re
 import socket
+from collections.abc import Sequence
 
 from transport.config import PROBES, LinkConfig
 
@@ -92,6 +93,23 @@ def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
     return not (ours and theirs and (ours[0] == theirs[0] or is_loopback(theirs[0])))
 
 
+def descriptor_of(transport: asyncio.Transport) -> int:
+    """Return the descriptor of a connection's socket; -1 without one, as on a simulated network."""
+    fileno = getattr(transport.get_extra_info("socket"), "fileno", None)
+    return -1 if fileno is None else int(fileno())
+
+
+def write_now(descriptor: int, buffers: Sequence[bytes | memoryview]) -> int:
+    """Write to a socket what the kernel takes without waiting; return its number of bytes.
+
+    After an error the number is 0, also for -1: the transport meets and reports the same error.
+    """
+    try:
+        return os.writev(descriptor, buffers)
+    except OSError:
+        return 0
+
+
 def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
     """Let the kernel accept ``backlog`` connections of a serving server before its loop takes them.
 
@@ -102,3 +120,17 @@ def deepen_backlog(server: asyncio.AbstractServer, backlog: int) -> None:
         if hasattr(sock, "fileno"):  # not on a simulated network
             with socket.socket(fileno=os.dup(sock.fileno())) as same:
                 same.listen(backlog)
+
+
+def stop_accepting(server: asyncio.AbstractServer) -> None:
+    """Accept no further connection; the caller closes the server in a later iteration of the loop.
+
+    asyncio makes the transport of an accepted connection in the next iteration. If its server is closed by
+    then, the transport fails and its socket stays open until it is collected (CPython issue 109564).
+    """
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, asyncio.SelectorEventLoop):
+        for sock in server.sockets:  # type: ignore[attr-defined]
+            loop.remove_reader(sock.fileno())
+    else:
+        server.close()

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable
 from transport.budget import Budget
 from transport.config import LinkConfig
 from transport.decoder import Memory
-from transport.endpoint import Endpoint
 from transport.errors import LinkBroken, LinkClosed, RemoteProtocolError, TransportError
 from transport.frames import CLOSE, ERROR, PING, PONG, REPLY, REQUEST, Frame, head
 from transport.intake import frame_cost
+from transport.link import Link
 from transport.messages import Identity, Message, RoleTable
-from transport.protocol import Buffer, Conversation, GiveUp
-from transport.release import Release
-from transport.sockets import checks_payloads
+from transport.protocol import Buffer, Conversation, GiveUp, take
+from transport.release import LENT, Release
+from transport.sockets import checks_payloads, descriptor_of, write_now
 
 TURN_BYTES = 64 << 10
 """Bytes of small frames above which the link writes them at once, even within an iteration of the loop."""
@@ -33,9 +33,10 @@ TURN_BYTES = 64 << 10
 _PONG_FRAME = head(PONG, 0, b"", 0)
 
 
-class TcpLink(Endpoint, asyncio.BufferedProtocol):
+class TcpLink(Link, asyncio.BufferedProtocol):
     """A link over an established, authenticated connection."""
 
+    takes_lent = True
     get_buffer: Callable[[int], memoryview]  # type: ignore[assignment]
     _detach: Callable[[int], None]  # type: ignore[assignment]
     __slots__ = (
@@ -44,6 +45,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         "_conversation",
         "_decoder",
         "_delivering",
+        "_descriptor",
         "_detach",
         "_gathers",
         "_gone",
@@ -81,6 +83,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         self._detach = self._decoder.forget
         self._into = self._decoder.registered
         self._writing = True
+        self._descriptor = descriptor_of(transport)
+        """Descriptor to which large frames are written past the transport; -1 for none."""
         self._is_held = False
         self._reading = True
         self._delivering = False
@@ -117,7 +121,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._transport.write(frame)
             else:
                 self._write_small(frame)
-            if release is not None:
+            if release is not None and release is not LENT:
                 release()  # the frame holds a copy
         # The type of an ERROR is a code, not a row of the role table.
         if kind != ERROR:
@@ -132,11 +136,14 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         conversation = self._conversation
         outgoing = conversation.encode(kind, request_id, message, release)
         # A whole frame passes a large message in progress, unless the caller requires its order.
+        lent = release is LENT
         if outgoing.rest or (ordered and conversation.queuing):
             conversation.queue(outgoing)
-            self._pump()
+            self._pump(lent)
+            if lent and conversation.queuing:
+                outgoing.copy()
         else:
-            self._write(outgoing.buffers, outgoing.size_bytes)
+            self._write(outgoing.buffers, outgoing.size_bytes, lent)
         return outgoing.payload_bytes, outgoing.frame_bytes
 
     def _write_small(self, frame: bytes) -> None:
@@ -162,24 +169,36 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
             except Exception as error:  # called by the loop: a lost frame must end the link
                 self._defect("writing", error)
 
-    def _write(self, buffers: list[Buffer], size: int) -> None:
-        """Pass the buffers of a frame to the transport, after all earlier frames."""
+    def _write(self, buffers: list[Buffer], size: int, lent: bool = False) -> None:
+        """Write the buffers of a frame after all earlier frames.
+
+        The transport gets the bytes that the kernel does not take now, with ``lent`` a copy of them.
+        """
         if self._turn:
             self._flush()
         self._written_bytes += size
+        transport = self._transport
+        # The descriptor of a closing transport may soon be that of another connection.
+        is_free = not (transport.get_write_buffer_size() or transport.is_closing())
+        taken = write_now(self._descriptor, buffers) if is_free else 0
+        if taken == size:
+            return
+        rest = deque(buffers)
+        take(rest, taken, [])
+        unsent = map(bytes, rest) if lent else rest
         if self._gathers:
-            self._transport.writelines(buffers)
+            transport.writelines(unsent)
         else:
-            for buffer in buffers:
-                self._transport.write(buffer)
+            for buffer in unsent:
+                transport.write(buffer)
 
-    def _pump(self) -> None:
-        """Write queued frames as long as the transport accepts them."""
+    def _pump(self, lent: bool = False) -> None:
+        """Write queued frames as long as the transport accepts them; for ``lent`` see `_write`."""
         while self._writing and not self._is_held:
             buffers = self._conversation.next_frame()
             if not buffers:
                 break
-            self._write(buffers, sum(map(len, buffers)))
+            self._write(buffers, sum(map(len, buffers)), lent)
 
     def hold_large(self, is_held: bool) -> None:
         self._is_held = is_held
@@ -195,7 +214,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
                 self._pong_owed = False
                 self._write_small(_PONG_FRAME)
             self._pump()
-            unsent = self._unsent_bytes()
+            unsent = self.unsent_bytes
             # Without another pause of writing the loop does not call this method again: wake the senders now.
             if self._room and (self._writing or unsent <= self._config.low_water_bytes):
                 self._wake_senders()
@@ -204,7 +223,8 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         except Exception as error:  # a link without its error would let senders wait for ever
             self._defect("writing", error)
 
-    def _unsent_bytes(self) -> int:
+    @property
+    def unsent_bytes(self) -> int:
         return self._conversation.queued_bytes + self._transport.get_write_buffer_size()
 
     def _over_water(self, message: Message | None, ordered: bool) -> bool:
@@ -339,7 +359,7 @@ class TcpLink(Endpoint, asyncio.BufferedProtocol):
         """Carry out the due effects of the conversation, and return its next deadline on the loop's clock."""
         if self._owed:
             self._note_owed()
-        unsent = self._unsent_bytes()
+        unsent = self.unsent_bytes
         effects = self._conversation.tick(
             now=now,
             unsent_bytes=unsent,

@@ -11,11 +11,12 @@ resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks ea
                                    them; whole tensors, joined from shards and cut into shards
     files.py                       a folder of checkpoints: atomic write, `latest`, retention, resume
     reader.py                      one checkpoint from the disk; sizes and SHA-256 against the manifest
-    verification.py, summary.py    `checkpoint verify` reads every byte; `checkpoint list` reads no tensor
+    verification.py                `checkpoint verify` reads every byte; `checkpoint list` reads no tensor
 Shards on the disks of servers (`train --store`, stores of clients):
-    run_notes.py                   the driver's file of points from which a run can go on
-    saved_shards.py                newest copy of each piece, found and read after the loss of all servers
+    saved_shards.py                newest copy of each piece, and newest record of a run, found and read after
+                                   the loss of all servers
 Trained models:
-    model_file.py, model_head.py   `model.safetensors`: weights, spec and class names in one file; its head
-    trained_model.py               `Model`: loads such a file, and classifies images
+    trained_model.py               `model.safetensors`: weights, spec and class names in one file; `Model`
+                                   loads such a file, and classifies images
+    model_head.py                  the head of such a file
 """

@@ -31,19 +31,15 @@ from adam_async.checkpoint.manifest import (
     MANIFEST_BYTES,
     MANIFEST_FILE,
     MODEL,
-    MOST_RUNS,
-    PROGRESS_FILE,
     STATE,
     Checkpoint,
     CheckpointError,
     FileRecord,
     Manifest,
-    ProgressNote,
     index_file,
     manifest_file,
     split,
     tensor_file,
-    trained_again,
 )
 from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.checkpoint.reader import (
@@ -51,10 +47,10 @@ from adam_async.checkpoint.reader import (
     checkpoint_manifest,
     digest_of,
     read_checkpoint,
-    read_progress,
     read_small,
     read_weights,
 )
+from adam_async.run.run_record import MOST_RUNS
 from adam_async.runtime.disk import Disk, Part
 
 _T = TypeVar("_T")
@@ -87,7 +83,7 @@ class CheckpointFolder:
         self.renamed = ""
         """New name of another run's checkpoint that the last write renamed; empty if it renamed none."""
 
-    async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> None:
+    async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> Manifest | None:
         """Prepare the folder for a run. If the folder has checkpoints, the run must continue one of them.
 
         Args:
@@ -95,11 +91,15 @@ class CheckpointFolder:
             runs: Ids of the runs whose checkpoints the run may continue although it does not resume one of
                 them.
 
+        Returns:
+            Manifest of the checkpoint in the folder that the run continues; None if the folder has none.
+
         Raises:
             CheckpointError: The folder has checkpoints, but none that the run continues; or it cannot be
                 written to.
         """
         self.latest, self._left, self._known, self._unsure, self._runs = "", set(), set(), set(), ()
+        continued = None
         try:
             await self._disk.make_folder(self.path)
             names = await self._disk.names(self.path)
@@ -108,43 +108,16 @@ class CheckpointFolder:
             if any(map(is_folder_name, names)):
                 continued = await self._continued(resumed, runs)
                 self.latest = continued.name
-                self._runs = (*await _runs_of(self.path, continued, self._disk), *runs)
+                self._runs = _newest_runs((continued.run, *continued.runs, *runs))
                 self._unsure = set(filter(is_folder_name, names))
                 self._left = set(_newer(names, self.latest))
                 await self._sort_out()
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
         except OSError as error:
-            raise self._unwritable(error) from None
-
-    async def take_over(self, belongs: Callable[[Manifest], bool]) -> Manifest | None:
-        """Prepare the folder for a driver that takes a run over.
-
-        Args:
-            belongs: Function that returns whether a checkpoint belongs to the run, or is the checkpoint that
-                the run continues.
-
-        Returns:
-            Manifest of the newest checkpoint; None if the folder has none.
-
-        Raises:
-            CheckpointError: The newest checkpoint is of another run, no manifest is readable, or the folder
-                cannot be written to.
-        """
-        try:
-            await self._disk.make_folder(self.path)
-            names = await self._disk.names(self.path)
-        except OSError as error:
-            raise self._unwritable(error) from None
-        newest = await newest_manifest(self.path, self._disk) if any(map(is_folder_name, names)) else None
-        if newest is not None and not belongs(newest):
             raise CheckpointError(
-                f"{self.path} has checkpoints of run {newest.run}, not of this one: give another folder"
-            )
-        await self.take_up(newest)
-        return newest
-
-    def _unwritable(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"checkpoints cannot be written to {self.path}: {error.strerror or error}")
+                f"checkpoints cannot be written to {self.path}: {error.strerror or error}"
+            ) from None
+        return continued
 
     async def _continued(self, resumed: Manifest | None, runs: Collection[str]) -> Manifest:
         """Return the manifest of the checkpoint in this folder that the run continues."""
@@ -229,7 +202,7 @@ class CheckpointFolder:
         # A manifest may be unreadable for a moment only: memory was short, or the disk was busy.
         there = self._unsure.intersection(await self._disk.names(self.path))
         runs = await _runs_by_name(self.path, sorted(there, key=age_order), self._disk)
-        self._known.update(name for name, run in runs.items() if run in self._runs)
+        self._known.update(name for name, each in runs.items() if not set(each).isdisjoint(self._runs))
         self._unsure = there.difference(runs)
 
     async def _write_files(self, checkpoint: Checkpoint, aside: Path) -> int:
@@ -241,7 +214,8 @@ class CheckpointFolder:
                 records.append(await self._write_file(aside / file, parts))
             if stem == MODEL:
                 records.append(await self._write_file(aside / INDEX_FILE, [index_file(files, arrays)]))
-        manifest = msgspec.structs.replace(checkpoint.manifest, files=tuple(records))
+        runs = tuple(run for run in self._runs if run != checkpoint.manifest.run)[: MOST_RUNS - 1]
+        manifest = msgspec.structs.replace(checkpoint.manifest, files=tuple(records), runs=runs)
         text = await self._disk.run(manifest_file, manifest)  # it grows with the epochs
         if len(text) > MANIFEST_BYTES:  # no reader would take it
             raise OSError(EFBIG, f"its manifest has {len(text)} bytes of at most {MANIFEST_BYTES}")
@@ -277,17 +251,6 @@ class CheckpointFolder:
             await self._disk.remove_folder(path)
         else:
             await self._disk.run(path.unlink)
-
-    async def note_progress(self, note: ProgressNote) -> None:
-        """Write the progress of training after the newest checkpoint.
-
-        Raises:
-            OSError: The note could not be written.
-        """
-        runs = _newest_runs((*note.runs, *self._runs))
-        while len(text := msgspec.json.encode(msgspec.structs.replace(note, runs=runs))) > NOTE_BYTES:
-            runs = runs[:-1]  # ids have names of machines, which may be long
-        await self._disk.write_atomic(self.path / PROGRESS_FILE, [text])
 
 
 def named_checkpoint(path: Path) -> tuple[Path, str]:
@@ -351,9 +314,8 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     (manifest, weights, state), problems, remarks = await _newest(folder, disk, read_checkpoint)
     above, name = named_checkpoint(folder)
     newer = _newer(await _names(above, disk), manifest.name)
-    training = await _runs_of(above, manifest, disk)
-    runs = await _runs_by_name(above, newer, disk)
-    own = [each for each in newer if runs.get(each) in training]
+    training, runs = {manifest.run, *manifest.runs}, await _runs_by_name(above, newer, disk)
+    own = [each for each in newer if not training.isdisjoint(runs.get(each, ()))]
     if name and own:
         there = ", ".join(own)
         remarks.append(f"newer ones in {above} ({there}) are removed once the run has written one there")
@@ -366,7 +328,6 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
         state=state,
         problems=tuple(problems),
         remarks=tuple(remarks),
-        trained_again=trained_again(manifest, await read_progress(above, disk)),
     )
 
 
@@ -477,15 +438,18 @@ async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -
     Newer checkpoints come last, because the training goes on from `latest`, not from them.
     """
     runs = await _runs_by_name(folder, names, disk)
-    note = await read_progress(folder, disk)
-    training = {*(note.runs if note is not None else ()), *([runs[latest]] if latest in runs else [])}
     newer = set(_newer(names, latest)) if latest else set[str]()
+    newest = max((name for name in runs if latest and name not in newer), key=age_order, default="")
+    training = runs.get(latest, runs.get(newest, ()))
+
+    def is_own(name: str) -> bool:
+        return name in runs and runs[name][0] in training
 
     def order(name: str) -> tuple[bool, bool, tuple[int, ...]]:
-        return name not in newer, runs.get(name) in training, age_order(name)
+        return name not in newer, is_own(name), age_order(name)
 
     def remark(name: str) -> str:
-        if training and runs.get(name) not in training:
+        if training and not is_own(name):
             return f"{folder / name} is of another run than the newest one, perhaps of another training"
         return f"{folder / name} is newer than {latest}, which `latest` names" if name in newer else ""
 
@@ -506,24 +470,17 @@ def _newer(names: Iterable[str], name: str) -> list[str]:
     return sorted(newer, key=age_order)
 
 
-async def _runs_of(folder: Path, manifest: Manifest, disk: Disk) -> tuple[str, ...]:
-    """Return the ids of a checkpoint's run and of the runs that the progress note lists with it."""
-    note = await read_progress(folder, disk)
-    # The note may be one of another run.
-    noted = note.runs if note is not None and manifest.run in note.runs else ()
-    return _newest_runs((manifest.run, *noted))
-
-
 def _newest_runs(runs: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(runs))[:MOST_RUNS]
 
 
-async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[str, str]:
-    """Return the ids of the runs of checkpoints by name, without those whose manifest cannot be read."""
-    runs: dict[str, str] = {}
+async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[str, tuple[str, ...]]:
+    """Return the run of each checkpoint and the runs that it continues, without unreadable checkpoints."""
+    runs: dict[str, tuple[str, ...]] = {}
     for name in names:
         with suppress(CheckpointError):
-            runs[name] = (await checkpoint_manifest(folder / name, disk)).run
+            manifest = await checkpoint_manifest(folder / name, disk)
+            runs[name] = manifest.run, *manifest.runs
     return runs
 
 
@@ -533,4 +490,4 @@ def _parts(arrays: Mapping[str, NDArray[Any]]) -> list[Part]:
 
 def _is_stray(name: str) -> bool:
     """Return whether a name is that of an unfinished write or removal of an earlier process."""
-    return name.endswith(ASIDE) and name.startswith((".checkpoint-", f"{LATEST_FILE}.", f"{PROGRESS_FILE}."))
+    return name.endswith(ASIDE) and name.startswith((".checkpoint-", f"{LATEST_FILE}."))

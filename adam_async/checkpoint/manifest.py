@@ -11,13 +11,13 @@ A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, number of its traine
 
 Servers have shards and a checkpoint has whole tensors, so any number of servers can load it and any program
 can read the weights. A rule's counts, one for each shard, are vectors with one entry per shard of the tensor.
-The folder above the checkpoints has two more files: ``latest``, the name of the newest whole checkpoint, and
-``progress.json``, the progress of training after this checkpoint. A resumed run trains again the groups after
-the checkpoint that were trained before the progress was noted.
+The folder above the checkpoints has one more file: ``latest``, the name of the newest whole checkpoint.
 
-The manifest has a checksum of itself, so that a reader detects any change in it. A checksum is no signature:
-a forged manifest has a right one. A reader therefore opens only files with the names above, and reads no more
-bytes than the manifest and the disk agree on.
+The manifest has the sets of groups that each shard has counted, and their losses, so a resumed run trains no
+group twice in any shard, even if the shards were read while training went on. It also has a checksum of
+itself, so that a reader detects any change in it. A checksum is no signature: a forged manifest has a right
+one. A reader therefore opens only files with the names above, and reads no more bytes than the manifest and
+the disk agree on.
 """
 
 import json
@@ -36,21 +36,23 @@ from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, counted
 from adam_async.messages import ShardState, read_number
+from adam_async.messages.loss_sums import LossSum
+from adam_async.messages.shard_states import different
 from adam_async.model.spec import ModelSpec
 from adam_async.run.config import FIELDS, GROUP_IMAGES, Config
+from adam_async.run.group_ranges import groups_fault
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ResumeRecord
 from adam_async.run.user_code import NamedStep, check_named, named_functions
 
-FORMAT = "adam-async/checkpoint/1"
+FORMAT = "adam-async/checkpoint/2"
 """Name and version of the format."""
 
 MANIFEST_FILE = "manifest.json"
 INDEX_FILE = "model.safetensors.index.json"
 LATEST_FILE = "latest"
-PROGRESS_FILE = "progress.json"
 
 MODEL, STATE = "model", "state"
 """Prefixes of the names of the two kinds of tensor files."""
@@ -97,20 +99,17 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-MOST_RUNS = 64
-"""Maximum number of runs in a note: its run and those that the run continues. The oldest are dropped."""
+class ShardRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Tables of a shard."""
 
-
-class ProgressNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Progress of a run after its newest checkpoint."""
-
-    epoch: int
-    groups: int
-    """Number of trained groups of the epoch."""
-    trained_again: int
-    """Number of groups that the run has trained again because of resumes."""
-    runs: tuple[str, ...] = ()
-    """Ids of the run and of those that it continues in the same folder, the newest first."""
+    shard: int
+    version: int
+    clocks: dict[str, int]
+    """Last finished step by replica (as text)."""
+    sets: int
+    """Index of its sets of groups in `Manifest.sets`."""
+    losses: int
+    """Index of its sums of losses in `Manifest.losses`."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,17 +132,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Epoch of the checkpoint, taken within the epoch or at its end."""
     groups: int
-    """Number of trained groups of `epoch`; in a checkpoint at its end, the number of all groups, including
-    skipped ones."""
+    """Number of groups of `epoch` that all trained shards have; in a checkpoint at its end, the number of all
+    groups, including skipped ones."""
     resume: ResumeRecord
     """Starting point of a run that continues from this checkpoint."""
     epochs: tuple[dict[str, Any], ...] = ()
     """The ended epochs, as the fields of `EpochResult`."""
-    trained_again: int = 0
-    """Number of groups that the run has trained again because of resumes."""
+    runs: tuple[str, ...] = ()
+    """Ids of the runs that this one continues in the same folder, the newest first."""
     arrays: tuple[str, ...] = ()
-    shards: tuple[ShardState, ...] = ()
-    """Version, clocks and dedup table of each shard."""
+    shards: tuple[ShardRecord, ...] = ()
+    sets: tuple[dict[int, tuple[int, ...]], ...] = ()
+    """Groups that shards have counted, as ranges by epoch; shards with equal ones share an entry."""
+    losses: tuple[dict[int, LossSum], ...] = ()
+    """Losses of these groups, by epoch; shards with equal ones share an entry."""
     files: tuple[FileRecord, ...] = ()
     checksum: str = ""
     """SHA-256 of this manifest with an empty checksum, as compact JSON."""
@@ -157,6 +159,36 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def epoch_results(self) -> tuple[EpochResult, ...]:
         """Results of the ended epochs."""
         return epochs_of(self.epochs)
+
+    @property
+    def states(self) -> tuple[ShardState, ...]:
+        """States of the shards, in the order of their numbers."""
+        return tuple(
+            [
+                ShardState(
+                    each.shard, each.version, each.clocks, self.sets[each.sets], self.losses[each.losses]
+                )
+                for each in self.shards
+            ]
+        )
+
+    def with_states(self, states: Sequence[ShardState]) -> "Manifest":
+        """Return the manifest with the states of all shards, and the clock of the fastest replica in them."""
+        sets, set_numbers = different([each.groups for each in states])
+        sums, sum_numbers = different([each.losses for each in states])
+        clock = max([clock for each in states for clock in each.clocks.values()], default=0)
+        return msgspec.structs.replace(
+            self,
+            resume=msgspec.structs.replace(self.resume, clock=clock),
+            sets=tuple(sets),
+            losses=tuple(sums),
+            shards=tuple(
+                [
+                    ShardRecord(each.shard, each.version, dict(each.clocks), *numbers)
+                    for each, *numbers in zip(states, set_numbers, sum_numbers, strict=True)
+                ]
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,8 +204,6 @@ class Checkpoint:
     """Damage of newer checkpoints in the same folder."""
     remarks: tuple[str, ...] = ()
     """Remarks on the other checkpoints of the folder, and on the choice of this one."""
-    trained_again: int = 0
-    """Number of groups trained again because of resumes, including a resume from this checkpoint."""
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.manifest.name} of run {self.manifest.run}>"
@@ -316,6 +346,7 @@ def read_manifest(text: bytes, origin: str) -> Manifest:
     if text != manifest_file(manifest):
         raise CheckpointError(f"{origin} is damaged: its text is not the one that was written")
     _check_files(manifest.files, origin)
+    _check_sets(manifest, origin)
     try:
         epochs_of(manifest.epochs)
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
@@ -339,6 +370,19 @@ def _check_files(files: Sequence[FileRecord], origin: str) -> None:
         if record.bytes < 0:
             raise CheckpointError(f"{origin} gives {record.name} a size of {record.bytes} bytes")
         seen.add(record.name)
+
+
+def _check_sets(manifest: Manifest, origin: str) -> None:
+    """Raise CheckpointError if sets of groups are no ranges in order, a sum of losses is out of bounds, or a
+    shard has sets or sums that are not there."""
+    named = [(epoch, *ranges) for sets in manifest.sets for epoch, ranges in sets.items()]
+    fault = next((text for groups in named if (text := groups_fault(groups))), "")
+    fault = fault or next(
+        (each.fault for sums in manifest.losses for each in sums.values() if each.fault), ""
+    )
+    sets, losses = range(len(manifest.sets)), range(len(manifest.losses))
+    if fault or any(each.sets not in sets or each.losses not in losses for each in manifest.shards):
+        raise CheckpointError(f"{origin} is damaged: its sets of groups: {fault or 'some are missing'}")
 
 
 def _checksum(manifest: Manifest) -> str:
@@ -389,60 +433,83 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     if wanted.schedule == "auto":
         warm_up = wanted.warm_up or kept.warm_up
         wanted = msgspec.structs.replace(wanted, schedule=kept.schedule, warm_up=warm_up)
-    differing = [
-        f"{name}={getattr(wanted, name)} (there {getattr(kept, name)})"
-        for name in FIELDS
-        if name not in MAY_CHANGE and getattr(wanted, name) != getattr(kept, name)
-    ]
-    if differing:
-        raise CheckpointError(
-            f"a resumed run keeps the options of its checkpoint, but these differ: {', '.join(differing)}; "
-            "leave them out, or begin a run of its own"
-        )
-    if manifest.resume.epoch > wanted.epochs:
-        done = manifest.resume.epoch - 1
-        raise CheckpointError(
-            f"the run has trained {counted(done, 'epoch')}, and epochs={wanted.epochs} asks for no more; "
-            f"to train on, give --epochs {done + 1} or more"
-        )
+    check_kept_options([name for name in FIELDS if name not in MAY_CHANGE], wanted, kept, manifest.name)
+    check_epochs_left(manifest, wanted.epochs)
     return wanted
 
 
-def resumed_spec(manifest: Manifest, spec: ModelSpec | None) -> ModelSpec | None:
-    """Return the model of a checkpoint; None if its run trains a user's step.
+def check_epochs_left(manifest: Manifest, epochs: int) -> None:
+    """Raise CheckpointError if a run that is to have this number of epochs has trained them all."""
+    done = manifest.resume.epoch - 1
+    if done >= epochs:
+        raise CheckpointError(
+            f"the run has trained {counted(done, 'epoch')}, and epochs={epochs} asks for no more; "
+            f"to train on, give --epochs {done + 1} or more"
+        )
+
+
+def check_kept_options(names: Iterable[str], wanted: Config, kept: Config, run: str) -> None:
+    """Check that a caller has the options that a run keeps.
+
+    Args:
+        names: Names of these options.
+        run: The run or its checkpoint, for the error.
+
+    Raises:
+        CheckpointError: An option differs; the error has each such option with both values.
+    """
+    differing = [
+        f"{name}={getattr(wanted, name)} (there {getattr(kept, name)})"
+        for name in names
+        if getattr(wanted, name) != getattr(kept, name)
+    ]
+    if differing:
+        raise CheckpointError(
+            f"{run} keeps its options, but these differ: {', '.join(differing)}; leave them out, or begin a "
+            "new run"
+        )
+
+
+def kept_model(there: Mapping[str, Any], spec: ModelSpec | None, run: str) -> ModelSpec | None:
+    """Return the model of a run that goes on; None if the run trains a user's step.
+
+    Args:
+        there: The model or the step, as in `Manifest.spec`.
+        run: The run or its checkpoint, for the error.
 
     Raises:
         CheckpointError: The caller has another model.
     """
-    if StepSpec.from_dict(manifest.spec) is not None:
+    if StepSpec.from_dict(there) is not None:
         return None
-    there = ModelSpec.from_dict(manifest.spec)
-    if spec is not None and spec.to_dict() != there.to_dict():
+    model = ModelSpec.from_dict(there)
+    if spec is not None and spec.to_dict() != model.to_dict():
         raise CheckpointError(
-            f"{manifest.name} holds a model {there.name!r} whose layers are not those of {spec.name!r}: "
-            "leave the model out, it is in the checkpoint"
+            f"{run} has a model {model.name!r} whose layers are not those of {spec.name!r}: leave the model "
+            "out"
         )
-    return there
+    return model
 
 
-def check_resumed_step(manifest: Manifest, step: NamedStep | None) -> None:
-    """Check that a resumed run has the step of its checkpoint.
+def check_kept_step(there: Mapping[str, Any], step: NamedStep | None, run: str) -> None:
+    """Check that a caller has the step of a run, by its name and arguments.
 
-    The caller names the step again, because a checkpoint alone must not cause the import of a module.
+    The caller names the step again, because a checkpoint or record alone must not cause the import of a
+    module.
+
+    Args:
+        there: The model or the step, as in `Manifest.spec`.
+        run: The run or its checkpoint, for the error.
 
     Raises:
-        CheckpointError: The step or its arguments differ; the error has those of the checkpoint.
+        CheckpointError: The caller lacks the step, has another one, or the run trains a network.
     """
-    there = StepSpec.from_dict(manifest.spec)
-    if there is None and step is not None:
-        raise CheckpointError(f"{manifest.name} holds a network, not step {step.name}: leave --step out")
-    if there is None or (step is not None and (step.name, dict(step.args)) == (there.name, there.args)):
-        return
-    words = ["--step", there.name, *(("--step-args", json.dumps(there.args)) if there.args else ())]
-    raise CheckpointError(
-        f"{manifest.name} is of a run with step {there.name}, whose module would be imported and run: if you "
-        f"trust it, give {shlex.join(words)} (in Python, give the same step)"
-    )
+    kept = StepSpec.from_dict(there)
+    if kept is None and step is not None:
+        raise CheckpointError(f"{run} trains a network, not step {step.name}: leave --step out")
+    if kept is not None and (step is None or (step.name, dict(step.args)) != (kept.name, kept.args)):
+        words = ["--step", kept.name, *(("--step-args", json.dumps(kept.args)) if kept.args else ())]
+        raise CheckpointError(f"{run} trains step {kept.name}: if you trust it, give {shlex.join(words)}")
 
 
 def resumed_transforms(
@@ -482,25 +549,3 @@ def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
                 f"{manifest.name} was trained on data whose {key} is {there}, but here it is {here}; "
                 "give the same data with --data"
             )
-
-
-def trained_again(manifest: Manifest, note: ProgressNote | None) -> int:
-    """Return the number of groups trained again because of resumes, including a resume from this manifest.
-
-    A progress note is written about once a second, so the true number may be larger by the groups of a
-    second.
-
-    Raises:
-        CheckpointError: The manifest does not have the number of images, or of those in a group.
-    """
-    if note is None:
-        return manifest.trained_again
-    try:
-        images = int(manifest.data["train_images"]) - int(manifest.config.get("validation", 0))
-        groups = -(-images // int(manifest.config["images_per_group"]))
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"{manifest.name} is damaged: its number of images or of those in a group: {error!r}"
-        ) from None
-    ahead = (note.epoch - manifest.epoch) * groups + note.groups - manifest.groups
-    return max(manifest.trained_again, note.trained_again + max(ahead, 0))

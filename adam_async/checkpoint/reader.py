@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
@@ -20,19 +19,17 @@ from adam_async.checkpoint.manifest import (
     MANIFEST_BYTES,
     MANIFEST_FILE,
     MODEL,
-    PROGRESS_FILE,
     STATE,
     CheckpointError,
     FileRecord,
     Manifest,
-    ProgressNote,
     read_manifest,
 )
 from adam_async.runtime.disk import Disk, FileFacts, Part
 from adam_async.runtime.machine import available_bytes
 
 NOTE_BYTES = 4096
-"""Maximum size of `latest` and of the note of progress, in bytes."""
+"""Maximum size of `latest`, in bytes."""
 
 DECODED = 26
 """Maximum memory of a decoded manifest, as a multiple of the size of its text: empty objects need most."""
@@ -148,16 +145,6 @@ async def read_small(path: Path, disk: Disk, most: int) -> bytes:
         return await disk.read_part(path, 0, size)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-async def read_progress(folder: Path, disk: Disk) -> ProgressNote | None:
-    """Read the note of progress of a folder; None without a readable one."""
-    try:
-        return msgspec.json.decode(
-            await read_small(folder / PROGRESS_FILE, disk, NOTE_BYTES), type=ProgressNote
-        )
-    except (CheckpointError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def digest_of(parts: Iterable[Part]) -> str:

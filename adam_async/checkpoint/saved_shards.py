@@ -8,9 +8,10 @@ had.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -31,19 +32,29 @@ from adam_async.messages import (
 )
 from adam_async.messages.saved_shards import read_saved_list
 from adam_async.parameter_server.piece_states import chunks_of
+from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.parameter_server.shard_pieces import pieces_of
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.run_record import RunRecord, newest, read_run_record
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_sizes, shard_table
 from adam_async.run.store_checks import MAX_SHARDS, check_placed_store
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.disk import Disk
 from transport import Link, RemoteProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
 
 MOST_FAULTS = 8
 """Maximum number of faults of stores and pieces in one error, and for each server in the log of a survey."""
+
+SEARCH_S = 10.0
+"""Maximum time of the search for pieces of a store that no server has, in seconds: servers with these pieces
+may still start."""
+
+PAUSE_S = 0.5
+"""Pause between two surveys of the disks, in seconds."""
 
 READING_AT_ONCE = 8
 """Maximum number of servers that are read at once."""
@@ -72,14 +83,16 @@ class FoundStore:
         began_ms: Time at which the store began, in milliseconds since 1970. Of two stores with one name, the
             store with the larger time is newer.
         best: Newest copy of each piece, by home and number of the piece: generation and position of its last
-            entry, its clock, and the server that has it.
+            entry, and the server that has it.
+        records: Records of the run on the servers, by server: order and record.
     """
 
     name: str
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
     began_ms: int
-    best: dict[tuple[str, int], tuple[tuple[int, int], int, str]] = field(default_factory=dict)
+    best: dict[tuple[str, int], tuple[tuple[int, int], str]] = field(default_factory=dict)
+    records: dict[str, tuple[tuple[int, int], RunRecord]] = field(default_factory=dict)
 
     @property
     def table(self) -> ShardTable:
@@ -92,9 +105,10 @@ class FoundStore:
         return (mine, self.arrays) == (theirs, arrays)
 
     @property
-    def clock(self) -> int:
-        """Highest clock of a replica in any of its shards, in steps."""
-        return max((clock for _, clock, _ in self.best.values()), default=0)
+    def run(self) -> RunRecord | None:
+        """The newest record of the run; None in the store of a client, or if no server has the record."""
+        by_order = sorted(self.records.values(), key=lambda each: each[0], reverse=True)
+        return newest(record for _, record in by_order)
 
     def pieces(self) -> dict[tuple[str, int], tuple[ShardSpec, ...]]:
         """Return the shards of each piece, by home and number."""
@@ -112,6 +126,11 @@ class FoundStore:
         """Return the homes of the bundles with pieces that no server has; empty if all are there."""
         return tuple(sorted({key[0] for key in self.pieces() if key not in self.best}))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all pieces are there, and in the store of a run its record."""
+        return not self.missing() and (self.run is not None or not self.record.program)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
@@ -120,15 +139,11 @@ class Survey:
     Attributes:
         stores: The stores, the newest first.
         servers: Servers that keep shards on a disk.
-        without: Servers without a disk for shards.
-        silent: Servers that did not answer.
         faults: Faults of invalid stores and pieces, which do not count, each with its server.
     """
 
     stores: tuple[FoundStore, ...]
     servers: tuple[str, ...]
-    without: tuple[str, ...]
-    silent: tuple[str, ...]
     faults: tuple[str, ...] = ()
 
     @property
@@ -150,8 +165,34 @@ class SavedShards:
         self._known: dict[str, set[str]] = {}
         """Faults of the last survey, by name of the stores; the log gets only new faults."""
 
+    async def find(
+        self, name: str, maps: Callable[[], ClusterMap], *, without: str = ""
+    ) -> FoundStore | None:
+        """Return the newest store of a name, or with an empty name of a run; None if none counts.
+
+        Args:
+            maps: Returns the newest cluster map.
+            without: Id of a store that does not count.
+
+        Raises:
+            CheckpointError: The disks have only a part of the store.
+        """
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + SEARCH_S
+        while has_disks(cluster := maps()):
+            survey = await self.survey(name, cluster)
+            stores = [store for store in survey.stores if store.record.id != without]
+            is_last = loop.time() > ends_at
+            found, is_ready = newest_whole(stores, None if is_last else survey.servers)
+            if is_ready:
+                return found
+            if found is not None and is_last:
+                raise CheckpointError(_what_is_missing(found, survey))
+            await asyncio.sleep(PAUSE_S)
+        return None
+
     async def survey(self, name: str, cluster: ClusterMap) -> Survey:
-        """Return the stores of a name on the disks of the live servers."""
+        """Return the stores of a name on the disks of the live servers; with an empty name those of runs."""
         answers: dict[str, tuple[bool, tuple[SavedStore, ...], tuple[str, ...]]] = {}
 
         async def ask(node: str) -> None:
@@ -178,8 +219,6 @@ class SavedShards:
         return Survey(
             stores=tuple(sorted(chain(*found.values()), key=lambda each: -each.began_ms)),
             servers=tuple(node for node in servers if node in answers and answers[node][0]),
-            without=tuple(node for node in servers if node in answers and not answers[node][0]),
-            silent=tuple(node for node in servers if node not in answers),
             faults=tuple(chain(*faults.values())),
         )
 
@@ -214,7 +253,7 @@ class SavedShards:
         of_server: dict[str, list[tuple[str, int]]] = {}
         pieces = store.pieces()
         for key in pieces:
-            of_server.setdefault(store.best[key][2], []).append(key)
+            of_server.setdefault(store.best[key][1], []).append(key)
         room = asyncio.Semaphore(READING_AT_ONCE)
 
         async def read_server(node: str, keys: Sequence[tuple[str, int]]) -> None:
@@ -263,6 +302,74 @@ class SavedShards:
         return found
 
 
+def has_disks(cluster: ClusterMap) -> bool:
+    """Return whether a server keeps shards on a disk."""
+    return any(cluster.nodes[node].info.get(DISK) for node in cluster.live("ps"))
+
+
+def newest_whole(
+    stores: Sequence[FoundStore], answered: Collection[str] | None
+) -> tuple[FoundStore | None, bool]:
+    """Return the newest store that counts, and whether it is whole; None and True if no store counts.
+
+    The servers begin a store before it is whole on their disks, and the store that it replaces stays. A store
+    that has never been whole does not count. The record of a run states whether its store has been whole. A
+    client's store has never been whole if there is an older whole store, and the servers of the missing
+    pieces lack them.
+
+    Args:
+        stores: The stores of one name, or of runs, the newest first.
+        answered: Servers that have listed their stores; None if the answer of no further server may come.
+    """
+    is_one_whole = any(store.is_whole for store in stores)
+    for store in stores:
+        if store.is_whole:
+            return store, True
+        missing, run = {*store.missing()}, store.run
+        if store.record.program:
+            has_been_whole = not missing or (run is not None and run.is_whole)
+            may_have_been = answered is not None and not missing <= {*answered}
+        else:
+            has_been_whole = not is_one_whole
+            may_have_been = answered is None or not missing <= {*answered}
+        if has_been_whole or may_have_been:
+            return store, False
+    return None, True
+
+
+def _what_is_missing(store: FoundStore, survey: Survey) -> str:
+    missing, servers = store.missing(), ", ".join(survey.servers) or "no server"
+    what = f"the shards of {', '.join(missing)}" if missing else "the record"
+    name, remedy = f"run {store.record.program}", ""
+    if not store.record.program:
+        name, remedy = f"store {store.name!r}", ", or drop it with create='new'"
+    return (
+        f"{what} of {name} {'are' if missing else 'is'} not on the disks of {servers}: start all servers "
+        f"with their folders, as many as before{remedy}{survey.faults_text}"
+    )
+
+
+async def stores_of_runs(folder: Path, disk: Disk) -> tuple[FoundStore, ...]:
+    """Return the stores of runs in a folder with a folder for each server, the newest first.
+
+    The servers may be running. Invalid stores and pieces do not count.
+
+    Raises:
+        ConfigError, DataError: See `parameter_server.store_disk.read_saved_store`; or the folder cannot be
+            read.
+    """
+    found: dict[str, list[FoundStore]] = {}
+    try:
+        for server in await disk.folders(folder):
+            for saved in await read_saved_stores(folder / server, disk):
+                _merge(found, server, saved, "")
+    except FileNotFoundError:  # there is no run yet, or a server removes an earlier one
+        return ()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror or error}") from error
+    return tuple(sorted(chain(*found.values()), key=lambda each: -each.began_ms))
+
+
 def _merge(
     found: dict[str, list[FoundStore]],
     node: str,
@@ -283,7 +390,8 @@ def _merge(
         check_placed_store(record, arrays)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError):
         return 0, "its record or arrays are invalid"
-    if saved.name != name or record.id != saved.id:
+    is_asked_for = saved.name == name if name else record.program
+    if not is_asked_for or record.id != saved.id:
         return 0, "it has another name, or its record is that of another store"
     shards = shard_sizes(arrays, record.shard_bytes).total()
     if shards > room:
@@ -291,11 +399,20 @@ def _merge(
     stores = found.setdefault(saved.id, [])
     store = next((each for each in stores if each.has_record(record, arrays)), None)
     if store is None:
-        store = FoundStore(name, record, arrays, saved.began_ms)
+        store = FoundStore(saved.name, record, arrays, saved.began_ms)
         stores.append(store)
     store.began_ms = max(store.began_ms, saved.began_ms)
     for piece in saved.pieces:
         key, order = (piece.home, piece.piece), (piece.generation, piece.position)
         if key not in store.best or store.best[key][0] < order:
-            store.best[key] = order, piece.clock, node
+            store.best[key] = order, node
+    if not saved.run:
+        return shards, ""
+    try:
+        run = read_run_record(saved.run)
+    except ValueError as error:
+        return shards, str(error)
+    if run.program.id != record.program:
+        return shards, f"it has the record of run {run.program.id!r}"
+    store.records[node] = saved.run_order, run
     return shards, ""

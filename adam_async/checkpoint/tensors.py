@@ -41,11 +41,6 @@ class RunTensors:
             shard.id: place for shards in table.by_tensor.values() for place, shard in enumerate(shards)
         }
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of all arrays in bytes."""
-        return sum(array.nbytes for array in (*self.weights.values(), *self.state.values()))
-
     def bytes_of(self, shard: ShardSpec) -> int:
         """Return the size of one shard with its rule state in bytes, without counts."""
         return shard.size * self._dtype.itemsize * (1 + len(self._state_names))

@@ -1,7 +1,7 @@
 """Takes the checkpoints of one run: reads its shards, and writes them while training continues.
 
 The writer writes one checkpoint at a time. The next checkpoint waits for the current one, for `checkpoint_s`
-at most; a note of progress has the same limit. A failed checkpoint is a *miss*: the driver keeps the earlier
+at most. A failed checkpoint is a *miss*: the driver keeps the earlier
 checkpoint, and logs the first, second, fourth, ... miss in a row as an event of the run. `checkpoint_misses`
 in a row end the run, because a crash would lose all training since the newest checkpoint.
 """
@@ -16,14 +16,16 @@ from typing import Any
 import msgspec
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, EpochValues, Manifest, ProgressNote
+from adam_async.checkpoint.manifest import Checkpoint, EpochValues, Manifest
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RunTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
+from adam_async.messages.loss_sums import LossSum
 from adam_async.model.rules import rule_of
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
+from adam_async.run.group_ranges import common_and_others
 from adam_async.run.partition import table_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult
@@ -76,10 +78,6 @@ class Checkpointer:
         self._model = model
         self._timeout_s = config.waits.checkpoint_s
         self._writing: asyncio.Task[None] | None = None
-        self._noting: asyncio.Task[None] | None = None
-        self._seen: ProgressNote | None = None
-        self._noted: ProgressNote | None = None
-        self._noting_failed = False
         self.written: list[CheckpointResult] = []
         self.missed = ""
         """Reason for the failure of the last due checkpoint; empty if it did not fail."""
@@ -131,32 +129,40 @@ class Checkpointer:
         """
         ended = cluster.epoch
         assert ended is not None
-        resume = ResumeRecord(epoch=ended.number + 1, finished=(), clock=0, results=results)
-        if isfinite(epochs[-1].train_loss):
-            self._begin(reading, (ended.number, ended.groups), resume, epochs, 0)
+        resume = ResumeRecord(epoch=ended.number + 1, clock=0, results=results)
+        # After the loss of a dealer the loss of all groups may be unknown.
+        if isfinite(epochs[-1].train_loss) or not ended.result.get("loss_images", 1):
+            self._begin(reading, (ended.number, ended.groups), resume, epochs)
         else:
             self._note(NOT_FINITE)
 
     def write_within(
-        self,
-        reading: Reading,
-        resume: ResumeRecord,
-        epochs: Sequence[EpochResult],
-        *,
-        beyond: int,
+        self, reading: Reading, resume: ResumeRecord, epochs: Sequence[EpochResult], *, groups: int
     ) -> None:
         """Begin to write shards read within an epoch, unless its loss so far is not finite.
 
-        Training continues during the write.
+        Training continues during the write. If all shards have all groups of the epoch, nothing is written,
+        because its end has a checkpoint of its own.
 
         Args:
-            beyond: See `CheckpointResult.groups_beyond`.
+            groups: Number of groups of the epoch.
         """
-        groups = sum(stop - start for start, stop in resume.finished)
-        if isfinite(resume.loss):
-            self._begin(reading, (resume.epoch, groups), resume, epochs, beyond)
+        found = self._groups_on_all(reading, resume.epoch)
+        if found >= groups:
+            return
+        if all(each.losses.get(resume.epoch, LossSum()).units is not None for each in reading.states):
+            self._begin(reading, (resume.epoch, found), resume, epochs)
         else:
             self._note(NOT_FINITE)
+
+    def _groups_on_all(self, reading: Reading, epoch: int) -> int:
+        """Return the number of groups of an epoch that all trained shards have."""
+        trained = zip(reading.tensors.table.shards, reading.states, strict=True)
+        several = {
+            state.groups.get(epoch, ()) for spec, state in trained if spec.tensor not in self._model.frozen
+        }
+        every, _ = common_and_others(several)
+        return int((every[1::2] - every[::2]).sum())
 
     def _begin(
         self,
@@ -164,28 +170,25 @@ class Checkpointer:
         place: tuple[int, int],
         resume: ResumeRecord,
         epochs: Sequence[EpochResult],
-        beyond: int,
     ) -> None:
         """Begin to write shards that were read for a checkpoint, unless the newest checkpoint has the same
         groups."""
-        clocks = [clock for state in reading.states for clock in state.clocks.values()]
         manifest = msgspec.structs.replace(
             self._common,
             epoch=place[0],
             groups=place[1],
-            resume=msgspec.structs.replace(resume, clock=max(clocks, default=0)),
+            resume=resume,
             epochs=self._epochs.of(epochs),
             arrays=reading.tensors.arrays,
-            shards=reading.states,
-        )
+        ).with_states(reading.states)
         if manifest.name == self._folder.latest:
             return  # the run is resumed from this checkpoint, and has not trained since
         checkpoint = Checkpoint(
             manifest=manifest, weights=reading.tensors.weights, state=reading.tensors.state
         )
-        self._writing = self._spawn("checkpoint", self._write(checkpoint, reading.read_s, beyond))
+        self._writing = self._spawn("checkpoint", self._write(checkpoint, reading.read_s))
 
-    async def _write(self, checkpoint: Checkpoint, read_s: float, beyond: int) -> None:
+    async def _write(self, checkpoint: Checkpoint, read_s: float) -> None:
         """Write a checkpoint, and report it. A full or broken disk costs this checkpoint only."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -204,13 +207,11 @@ class Checkpointer:
             name=name,
             epoch=checkpoint.manifest.epoch,
             read_s=round(read_s, 6),
-            groups_beyond=beyond,
             written_s=round(loop.time() - begin, 6),
             bytes=size,
         )
         self.written.append(result)
         self._progress.written(name, now=loop.time())
-        self._begin_note()
         logger.info("%s: read in %.3f s, %d bytes in %.3f s", name, read_s, size, result.written_s)
 
     async def settle(self) -> None:
@@ -251,39 +252,6 @@ class Checkpointer:
         often = "" if self._misses == 1 else f", {self._misses} failed in a row"
         self._note(f"{what}; training goes on without it{often}")
 
-    def note_progress(self, epoch: int, groups: int) -> None:
-        """Begin to write the progress of training to a file beside the checkpoints. Never waits."""
-        common = self._common
-        self._seen = ProgressNote(
-            epoch=epoch, groups=groups, trained_again=common.trained_again, runs=(common.run,)
-        )
-        if self._writing is None or self._writing.done():
-            self._begin_note()
-
-    def _begin_note(self) -> None:
-        if self._noting is None or self._noting.done():
-            self._noting = self._spawn("progress", self._note_progress())
-
-    async def _note_progress(self) -> None:
-        """Write the newest progress if it has changed; stop after `checkpoint_s`.
-
-        Only the first of several failures in a row becomes an event, because a note is written each second.
-        """
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while (note := self._seen) is not None and note != self._noted and note.epoch:
-                    self._noted = note
-                    await self._folder.note_progress(note)
-                    self._noting_failed = False
-            return
-        except TimeoutError:
-            why = f"within {self._timeout_s:g} s"
-        except OSError as error:
-            why = f"({error.strerror or error})"
-        if not self._noting_failed:
-            self._note(f"the progress note could not be written {why}; training goes on without it")
-        self._noting_failed = True
-
 
 def make_tensors(model: RunModel, config: Config, plan: dict[str, Any] | None) -> RunTensors:
     """Allocate all tensors of a run with their rule state."""
@@ -293,7 +261,7 @@ def make_tensors(model: RunModel, config: Config, plan: dict[str, Any] | None) -
 
 
 def common_manifest(
-    run: str, program: TrainingProgram, data: Mapping[str, Any], *, asked_rate: float, trained_again: int
+    run: str, program: TrainingProgram, data: Mapping[str, Any], *, asked_rate: float
 ) -> Manifest:
     """Make a manifest with the fields that all checkpoints of a run share.
 
@@ -312,6 +280,5 @@ def common_manifest(
         data=dict(data),
         epoch=0,
         groups=0,
-        resume=ResumeRecord(epoch=1, finished=(), clock=0),
-        trained_again=trained_again,
+        resume=ResumeRecord(epoch=1, clock=0),
     )

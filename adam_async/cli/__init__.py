@@ -22,8 +22,7 @@ Files, in reading order:
     baseline.py                  the bare kernels measured before and after training, for a report
     replay.py                    `train --replay`: a recorded run repeated, and its weights compared
     launch.py                    `launch ssh` and `launch ray`: `train` with roles on other machines
-    launch_batch.py              `launch torchrun`, `launch slurm`, and the agent of a node of a job
-    launch_kubernetes.py         `launch k8s`: manifests in a folder
+    launch_ranks.py              `launch torchrun`, `launch slurm --here`: roles of a rank, and the driver
 
     roles/                       `controller`, `ps`, `data`, `worker`: one role in this process
     from_environment.py          `role --from-env`: the roles that a batch job gives to this process
@@ -33,18 +32,16 @@ Files, in reading order:
     store.py                     `store list`, `show`, `save` and `delete`
 
     checkpoint.py                `checkpoint list`, `verify` and `export`
-    inspect.py, report.py        `evaluate` and `doctor`; `report`: runs compared in a table and a plot
-    predict.py, export.py        `predict`: classes of images; `export`: ONNX and PyTorch
-    data.py                      images loaded for other commands, with the progress of downloads
-    data_inspect.py              `data inspect`: a source of images in numbers
-    contact_sheet.py             images in rows of a PNG file, for `data inspect` and `predict`
+    inspect.py, report.py        `evaluate` and `doctor`; `report`: runs compared in a table
+    predict.py                   `predict`: classes of images; `export`: ONNX and PyTorch
+    data.py                      images loaded for other commands, with the progress of downloads;
+                                 `data inspect`: a source of images in numbers
     plan/                        `plan`: cuts of a model over workers, their predicted rates, the best one
 
     simulate.py, simulate_options.py    `simulate`: seeds of scenarios in child processes; failing plans
                                  shrunk; the options and their checks
     drill.py                     `drill`: faults of real servers under a workload, measured and judged
 
-    terminal.py, tables.py       results on stdout, notices and errors on stderr; tables and JSON
-    printable.py, log.py         text of peers without control characters; formats of log lines
+    terminal.py                  results on stdout, notices and errors on stderr; tables and JSON
     files.py                     files that options name: checks, reads, atomic writes
 """

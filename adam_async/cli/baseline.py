@@ -10,7 +10,7 @@ from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.report import baseline
-from adam_async.report.sgemm import measure_sgemm
+from adam_async.report.baseline import measure_sgemm
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.model_selection import choose_model

@@ -8,14 +8,11 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import load_weights
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
-from adam_async.checkpoint.model_file import check_finite, dump_arrays, dump_model, load_model
-from adam_async.checkpoint.summary import checkpoints_in, summary_of
-from adam_async.checkpoint.verification import Verification, verify_checkpoint
+from adam_async.checkpoint.trained_model import check_finite, dump_arrays, dump_model, load_model
+from adam_async.checkpoint.verification import Verification, checkpoints_in, summary_of, verify_checkpoint
 from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.files import announce_existing, check_target, write_file
-from adam_async.cli.printable import printable
-from adam_async.cli.tables import new_table, print_json
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, new_table, print_json, printable
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec

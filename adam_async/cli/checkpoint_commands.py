@@ -32,7 +32,7 @@ def checkpoint_list(
     """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there."""
     from adam_async.cli.checkpoint import list_checkpoints
 
-    return run_in_loop(lambda terminal: list_checkpoints(folder, options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: list_checkpoints(folder, options, terminal))
 
 
 @checkpoint_commands.command(name="verify")
@@ -45,7 +45,7 @@ def checkpoint_verify(
     """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged."""
     from adam_async.cli.checkpoint import verify_checkpoints
 
-    return run_in_loop(lambda terminal: verify_checkpoints(folder, options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: verify_checkpoints(folder, options, terminal))
 
 
 @checkpoint_commands.command(name="export")
@@ -65,4 +65,4 @@ def checkpoint_export(
     """
     from adam_async.cli.checkpoint import export_checkpoint
 
-    return run_in_loop(lambda terminal: export_checkpoint(folder, file, options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: export_checkpoint(folder, file, options, terminal))

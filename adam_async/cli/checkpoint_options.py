@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from adam_async.cli.options import ONLY_ON, LoopName, options
+from adam_async.cli.options import ONLY_ON, options
 
 
 @options
@@ -14,8 +14,6 @@ class CheckpointOptions:
 
     json: Annotated[bool, ONLY_ON] = False
     """Print the result as one JSON object."""
-    loop: LoopName = "uvloop"
-    """The event loop."""
 
 
 @options
@@ -27,5 +25,3 @@ class CheckpointExportOptions:
     runs it."""
     step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
     """Folder with the modules of --layer, added to Python's sys.path; repeatable."""
-    loop: LoopName = "uvloop"
-    """The event loop."""

@@ -14,10 +14,11 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unused
 import adam_async
 from adam_async.cli.checkpoint_commands import checkpoint_commands
 from adam_async.cli.drill_options import DrillOptions
-from adam_async.cli.files import check_model_path, check_present
+from adam_async.cli.files import check_model_option, check_model_path, check_present
 from adam_async.cli.help_text import FilledHelp
 from adam_async.cli.launch_commands import launch_commands
-from adam_async.cli.operation_options import OperatorOptions, StatusOptions, check_workers
+from adam_async.cli.operation_options import Action, OperatorOptions, StatusOptions, StoreOptions
+from adam_async.cli.operation_options import check_words as check_store_words
 from adam_async.cli.options import (
     WAITING,
     ControllerOptions,
@@ -26,29 +27,31 @@ from adam_async.cli.options import (
     ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,
-    LoopName,
-    PlanOptions,
     PredictOptions,
     ServerOptions,
     StageOptions,
     TrainOptions,
     WorkerOptions,
+    bounded,
+    check_threads,
     checked_by,
     node_named,
     set_by_variable,
     shown_default,
     to_read,
     value_of,
+    within,
 )
-from adam_async.cli.printable import EscapingConsole
+from adam_async.cli.plan.options import PlanOptions
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions, check_options
-from adam_async.cli.store_options import Action, StoreOptions
-from adam_async.cli.store_options import check_words as check_store_words
-from adam_async.cli.terminal import Terminal, explain, reader_left
+from adam_async.cli.terminal import EscapingConsole, Terminal, explain, reader_left
 from adam_async.errors import ConfigError, first_cause
+from adam_async.run.addresses import own_peer, read_peers
+from adam_async.run.config import MOST_WORKERS
 from adam_async.run.image_size import read_image_size
+from adam_async.run.option_sources import check_halo
 
 USAGE = 2
 
@@ -178,22 +181,13 @@ def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     return run_driver(work, options, reads_files=True)
 
 
-@app.command(show=False)
-def agent() -> int:
-    """Run the roles of one node of a Slurm job; `launch slurm` starts it."""
-    from adam_async.cli.launch_batch import serve_agent
-
-    return run_in_loop(lambda _: serve_agent(os.environ), loop="uvloop")
-
-
 @app.command
 def evaluate(
     model: ModelPath,
     *,
     data: str = "auto",
     damaged: Damaged = "error",
-    threads: int = 0,
-    loop: LoopName = "uvloop",
+    threads: Annotated[int, checked_by(check_threads)] = 0,
 ) -> int:
     """Evaluate a model of `train --out` on test images.
 
@@ -207,19 +201,13 @@ def evaluate(
         Damaged images: error stops at the first, skip leaves out up to one in twenty.
     threads
         Compute threads; 0 is one per core.
-    loop
-        The event loop.
     """
-    from adam_async.cli.option_checks import check_threads
     from adam_async.data_server.sources.kinds import check_source
 
-    check_threads(threads)
     check_source(data)
     from adam_async.cli.inspect import run_evaluation
 
-    return run_in_loop(
-        lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal), loop=loop
-    )
+    return run_in_loop(lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal))
 
 
 @app.command
@@ -237,12 +225,11 @@ def predict(
     images
         Image files, .npy arrays, and folders of them.
     """
-    from adam_async.cli.option_checks import check_prediction
-
-    check_prediction(images, options)
+    if not images:
+        raise ConfigError("predict needs images: adam-async predict MODEL FILE-OR-FOLDER...")
     from adam_async.cli.predict import run_prediction
 
-    return run_in_loop(lambda terminal: run_prediction(model, images, options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: run_prediction(model, images, options, terminal))
 
 
 @app.command
@@ -257,47 +244,47 @@ def export(model: ModelPath, *, options: ExportOptions = ExportOptions()) -> int
     from adam_async.cli.option_checks import check_export
 
     check_export(model, options)
-    from adam_async.cli.export import run_export
+    from adam_async.cli.predict import run_export
 
-    return run_in_loop(lambda terminal: run_export(model, options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: run_export(model, options, terminal))
 
 
 @app.command
-def report(
-    *files: Annotated[Path, to_read("report")], plot: Path | None = None, loop: LoopName = "uvloop"
-) -> int:
-    """Compare reports of `train --report` in a table and a plot.
+def report(*files: Annotated[Path, to_read("report")]) -> int:
+    """Compare reports of `train --report` in a table.
 
     Parameters
     ----------
     files
         The reports.
-    plot
-        Draw accuracy, loss, rate, staleness, bytes and waits over time into this PNG; needs extra `plot`.
-    loop
-        The event loop.
     """
     from adam_async.cli.option_checks import check_reports
 
-    check_reports(files, plot)
+    check_reports(files)
     from adam_async.cli.report import run_report
 
-    return run_in_loop(lambda terminal: run_report(files, plot, terminal), loop=loop)
+    return run_in_loop(lambda terminal: run_report(files, terminal))
 
 
 @app.command
 def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     """Predict the rate of a model cut over several workers, and recommend a cut."""
-    from adam_async.cli.plan.option_checks import check_plan
+    from adam_async.data_server.sources.kinds import check_source
 
-    check_plan(options)
+    check_threads(options.threads)
+    check_halo(options.halo, options.plan)
+    check_source(options.data or "auto")
     from adam_async.cli.plan.command import run_plan
 
-    return run_in_loop(lambda terminal: run_plan(options, os.environ, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: run_plan(options, os.environ, terminal))
 
 
 @app.command
-def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopName = "uvloop") -> int:
+def doctor(
+    *,
+    model: Annotated[str, checked_by(check_model_option)] = "mnist-adam",
+    images_per_group: Annotated[int, bounded("images_per_group")] = 16,
+) -> int:
     """Check this machine: requirements of a run, causes of slowness, faults.
 
     Parameters
@@ -306,15 +293,10 @@ def doctor(*, model: str = "mnist-adam", images_per_group: int = 16, loop: LoopN
         Model whose kernels are timed and whose memory is compared with the caches: a name, or FILE.toml.
     images_per_group
         Images per group.
-    loop
-        The event loop.
     """
-    from adam_async.cli.option_checks import check_doctor
-
-    check_doctor(model, images_per_group)
     from adam_async.cli.inspect import run_doctor
 
-    return run_in_loop(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal), loop=loop)
+    return run_in_loop(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal))
 
 
 @app.command
@@ -325,7 +307,7 @@ def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008
 
     if options.supervised:
         return serve()
-    return run_in_loop(lambda terminal: run_simulation(options, terminal), loop=options.loop)
+    return run_in_loop(lambda terminal: run_simulation(options, terminal))
 
 
 @app.command
@@ -337,9 +319,7 @@ def drill(options: DrillOptions = DrillOptions()) -> int:  # noqa: B008 - frozen
     """
     from adam_async.cli.drill import run_drill
 
-    return run_in_loop(
-        lambda terminal: run_drill(options, os.environ, terminal), loop=options.loop, verbose=options.verbose
-    )
+    return run_in_loop(lambda terminal: run_drill(options, os.environ, terminal), verbose=options.verbose)
 
 
 @app.command
@@ -349,9 +329,8 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
     Three or five controllers with the same --peers agree on the map; the cluster works while more than half
     of them run. A controller with --dir continues after a restart.
     """
-    from adam_async.cli.roles.checks import check_controller
-
-    check_controller(options)
+    if options.peers:
+        own_peer(read_peers(options.peers), options.id)
     from adam_async.cli.roles.controller import serve_controller
 
     return run_role(lambda _, health: serve_controller(options, os.environ, health), options)
@@ -360,9 +339,6 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa
 @app.command
 def ps(options: ServerOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
-    from adam_async.cli.roles.checks import check_server
-
-    check_server(options)
     from adam_async.cli.roles.parameter_server import serve_ps
 
     return run_role(lambda _, health: serve_ps(options, os.environ, health), options)
@@ -415,19 +391,17 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
     from adam_async.cli.option_checks import check_inspection
 
     check_inspection(source, options)
-    from adam_async.cli.data_inspect import run_inspection
+    from adam_async.cli.data import run_inspection
 
-    return run_in_loop(
-        lambda terminal: run_inspection(source, options, os.environ, terminal), loop=options.loop
-    )
+    return run_in_loop(lambda terminal: run_inspection(source, options, os.environ, terminal))
 
 
 @app.command
 def worker(
     options: WorkerOptions,
     *,
-    threads: Annotated[int, set_by_variable("threads")] = 0,
-    in_flight: Annotated[int, set_by_variable("in_flight")] = 0,
+    threads: Annotated[int, set_by_variable("threads"), checked_by(check_threads)] = 0,
+    in_flight: Annotated[int, set_by_variable("in_flight"), bounded("in_flight")] = 0,
 ) -> int:
     """Run a model worker, which trains one replica of the model, or a part of it.
 
@@ -442,12 +416,10 @@ def worker(
     """
     from adam_async.cli.roles.checks import check_worker
 
-    allowed = check_worker(options, threads, in_flight)
+    check_worker(options)
     from adam_async.cli.roles.worker import serve_worker
 
-    return run_role(
-        lambda _, health: serve_worker(options, allowed, threads, in_flight, os.environ, health), options
-    )
+    return run_role(lambda _, health: serve_worker(options, threads, in_flight, os.environ, health), options)
 
 
 @app.command
@@ -465,14 +437,13 @@ def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # 
         found.append(await find_roles(options, os.environ))
         return show(found[0]) if options.print else 0
 
-    code = run_in_loop(find, loop=options.loop, verbose=options.verbose)
+    code = run_in_loop(find, verbose=options.verbose)
     if code or options.print:
         return code
     if len(found[0].assignment.roles) == 1:
         return run_command(found[0].command(options))
     return run_in_loop(
         lambda terminal: supervise(found[0], options, os.environ, terminal),
-        loop=options.loop,
         verbose=options.verbose,
     )
 
@@ -503,7 +474,6 @@ def store(
 
     return run_in_loop(
         lambda terminal: run_store(action, name, file, options, os.environ, terminal),
-        loop=options.loop,
         verbose=options.verbose,
     )
 
@@ -515,7 +485,6 @@ def status(*, options: StatusOptions) -> int:
 
     return run_in_loop(
         lambda terminal: show_status(options, os.environ, terminal),
-        loop=options.loop,
         verbose=options.verbose,
     )
 
@@ -533,7 +502,9 @@ def logs(node: Annotated[str, node_named("NODE")], /, *, options: OperatorOption
 
 
 @app.command
-def scale(workers: Annotated[int, checked_by(check_workers)], /, *, options: OperatorOptions) -> int:
+def scale(
+    workers: Annotated[int, within("the number of workers", 0, MOST_WORKERS)], /, *, options: OperatorOptions
+) -> int:
     """Start or end workers of the run in progress, until it has this number.
 
     Parameters
@@ -555,25 +526,22 @@ def _ask(action: Literal["logs", "scale", "stop"], options: OperatorOptions, **d
 
     return run_in_loop(
         lambda terminal: send_request(action, options, os.environ, terminal, **details),
-        loop=options.loop,
         verbose=options.verbose,
     )
 
 
 @token_commands.command(name="new")
-def token_new(*, out: Path | None = None, loop: LoopName = "uvloop") -> int:
+def token_new(*, out: Path | None = None) -> int:
     """Write a random token for a cluster.
 
     Parameters
     ----------
     out
         New file for the token, readable by its owner only; by default the token goes to stdout.
-    loop
-        The event loop.
     """
     from adam_async.cli.token import new_token
 
-    return run_in_loop(lambda _: new_token(out), loop=loop)
+    return run_in_loop(lambda _: new_token(out))
 
 
 @token_commands.command(name="derive")
@@ -582,7 +550,6 @@ def token_derive(
     role: str | None = None,
     token_file: Path | None = None,
     out: Path | None = None,
-    loop: LoopName = "uvloop",
 ) -> int:
     """Write the keys of one role, for hosts that may join as this role only.
 
@@ -594,9 +561,7 @@ def token_derive(
         File with the cluster's token; by default ADAM_TOKEN.
     out
         New file for the keys, readable by its owner only; by default the keys go to stdout.
-    loop
-        The event loop.
     """
     from adam_async.cli.token import derive_token
 
-    return run_in_loop(lambda _: derive_token(role, token_file, out, os.environ), loop=loop)
+    return run_in_loop(lambda _: derive_token(role, token_file, out, os.environ))

@@ -2,32 +2,26 @@
 
 import json
 import logging
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
-from rich.table import Table
 
 from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.files import check_target, write_file
-from adam_async.cli.options import check_within
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, new_table
 from adam_async.drill.counter import CounterDrill
-from adam_async.drill.judging import MOST_PAIRS, Claim, KindRow, exit_code, judge, kind_rows
-from adam_async.drill.observations import Observations
+from adam_async.drill.judging import MOST_PAIRS, Claim, KindRow, Observations, exit_code, judge, kind_rows
 from adam_async.drill.plan import plan_faults, read_kinds, skipped_kinds
-from adam_async.drill.plot import INCHES, draw
 from adam_async.drill.training import DrilledStep, TrainingDrill
 from adam_async.errors import ConfigError
-from adam_async.report.plot import encode, new_figure
 from adam_async.run.config import Config
+from adam_async.run.option_types import check_bounds
 from adam_async.run.user_code import add_import_folder, import_step, read_step_args
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.runtime.machine import usable_cores
 from adam_async.runtime.network_namespaces import NamespaceNetwork, namespace_network
 
 logger = logging.getLogger(__name__)
@@ -54,11 +48,9 @@ async def run_drill(options: DrillOptions, environment: Mapping[str, str], termi
     kinds = read_kinds(options.faults)
     check_options(options)
     config = config_of(options)
-    figure = new_figure(INCHES) if options.plot is not None else None
     async with Disk() as disk, AsyncExitStack() as stack:
-        for option, file in (("--json", options.json), ("--plot", options.plot)):
-            if file is not None:
-                await check_target(file, option, disk)
+        if options.json is not None:
+            await check_target(options.json, "--json", disk)
         network, no_network = None, ""
         if "cut" in kinds:
             try:
@@ -77,9 +69,6 @@ async def run_drill(options: DrillOptions, environment: Mapping[str, str], termi
             result = report_of(options, seen, claims, skipped, code)
             text = json.dumps(result, indent=1) + "\n"
             await write_file(options.json, "--json", [text.encode()], disk)
-        if options.plot is not None and figure is not None:
-            draw(seen, figure)
-            await write_file(options.plot, "--plot", [encode(figure, "svg")], disk)
     print_results(seen, claims, terminal)
     return code
 
@@ -107,16 +96,12 @@ def drill_of(
             waits=config.waits,
             network=network,
         )
-    pairs = 0 if options.saturate else options.pairs
     return TrainingDrill(
         config=config,
         step=step_of(options),
-        plans=[plan_faults(kinds, count, options.seed + pair) for pair in range(pairs)],
+        plans=[plan_faults(kinds, count, options.seed + pair) for pair in range(options.pairs)],
         every_s=options.every or 0.0,
-        saturate_s=60 * options.saturate,
         environment=environment,
-        load=lambda: os.getloadavg()[0],
-        cores=usable_cores(),
         on_fault=terminal.notice,
         on_line=logger.info,
         network=network,
@@ -139,24 +124,14 @@ def check_options(options: DrillOptions) -> None:
     for name, value in (("--every", options.every), ("--for", options.for_), ("--margin", options.margin)):
         if value is not None and not 0 < value < 1e9:
             raise ConfigError(f"{name} must be above 0 and below 1e9, not {value}")
-    if options.count is not None:
-        check_within("--count", options.count, 1, MOST_FAULTS)
-    check_within("--count (--for / --every)", fault_count(options), 1, MOST_FAULTS)
-    check_within("--pairs", options.pairs, 1, MOST_PAIRS)
-    if not 0 <= options.saturate < 1e6:
-        raise ConfigError(f"--saturate must be a number of minutes from 0, not {options.saturate}")
+    check_bounds("--count (--for / --every)", fault_count(options), 1, MOST_FAULTS)
+    check_bounds("--pairs", options.pairs, 1, MOST_PAIRS)
     if options.workload == "counter":
-        for name, value, default in (
-            ("--saturate", options.saturate, 0.0),
-            ("--pairs", options.pairs, 1),
-            ("--epochs", options.epochs, 0),
-        ):
+        for name, value, default in (("--pairs", options.pairs, 1), ("--epochs", options.epochs, 0)):
             if value != default:
                 raise ConfigError(f"{name} belongs to --workload train")
         if options.step is not None:
             raise ConfigError("--step belongs to --workload train")
-    elif options.plot is not None:
-        raise ConfigError("--plot belongs to --workload counter")
     if min(options.copies, options.servers) < LEAST_COPIES:
         raise ConfigError(
             f"a drill needs --servers and --copies of at least {LEAST_COPIES}: with fewer, pushes wait for "
@@ -235,14 +210,14 @@ def print_results(seen: Observations, claims: Sequence[Claim], terminal: Termina
     """Print the tables of a drill."""
     rows = kind_rows(seen)
     if rows:
-        table = _table(
+        table = new_table(
             "fault", ">faults", ">bundles", ">p50 s", ">p99 s", ">max s", ">copies back p50 s", ">max s"
         )
         for row in rows:
             table.add_row(row.kind, str(row.faults), str(row.bundles), *_seconds(row))
         terminal.table(table)
     if seen.pairs:
-        table = _table(">seed", ">faults", ">without", ">with", ">difference", ">images/s", ">with faults")
+        table = new_table(">seed", ">faults", ">without", ">with", ">difference", ">images/s", ">with faults")
         for pair in seen.pairs:
             table.add_row(
                 str(pair.seed),
@@ -254,9 +229,7 @@ def print_results(seen: Observations, claims: Sequence[Claim], terminal: Termina
                 f"{pair.images_per_s_with:,.0f}",
             )
         terminal.table(table)
-    if seen.saturated_s:
-        terminal.print(f"trained without faults for {seen.saturated_s:.0f} s")
-    table = _table("claim", "result", "observed")
+    table = new_table("claim", "result", "observed")
     for claim in claims:
         table.add_row(claim.name, WORDS[claim.holds], claim.text)
     terminal.table(table)
@@ -265,12 +238,3 @@ def print_results(seen: Observations, claims: Sequence[Claim], terminal: Termina
 def _seconds(row: KindRow) -> list[str]:
     values = (row.p50_s, row.p99_s, row.max_s, row.whole_p50_s, row.whole_max_s)
     return ["-" if value is None else f"{value:.2f}" for value in values]
-
-
-def _table(*columns: str) -> Table:
-    """Return a table with these heads; columns whose head begins with ``>`` are aligned right."""
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
-    return table

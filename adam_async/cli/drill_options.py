@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from adam_async.cli.options import ONLY_ON, LoopName, options
+from adam_async.cli.options import ONLY_ON, options
 
 
 @options
@@ -45,17 +45,11 @@ class DrillOptions:
     """Pairs of runs, without and with faults, seed by seed; 2 or more pairs test for equal accuracy."""
     margin: float = 0.5
     """Maximum difference of accuracies that count as equal, in percentage points."""
-    saturate: float = 0.0
-    """Train for this many minutes without faults, and count failovers, in the place of pairs."""
     seed: int = 0
     """Seed of the faults and the runs."""
     require: Annotated[bool, ONLY_ON] = False
     """End with code 3 if a kind of fault cannot be injected."""
     json: Path | None = None
     """Write all observations and claims to this file, as JSON."""
-    plot: Path | None = None
-    """Draw acknowledged pushes per second, and the faults, into this SVG file; only for workload counter."""
     verbose: Annotated[bool, ONLY_ON] = False
     """Log the events and the output of the processes."""
-    loop: LoopName = "uvloop"
-    """The event loop."""

@@ -10,6 +10,8 @@ from adam_async.checkpoint.names import FILE_NAME, is_folder_name
 from adam_async.cli.terminal import Terminal
 from adam_async.driver.replay.record_head import check_record
 from adam_async.errors import ConfigError
+from adam_async.model.named import check_model
+from adam_async.model.spec import ModelSpec
 from adam_async.model.toml_text import MOST_TEXT_BYTES
 from adam_async.runtime.disk import Disk, Part
 from adam_async.runtime.ordinary_files import read_ordinary
@@ -63,6 +65,13 @@ def check_replay(option: str, path: Path) -> None:
         raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
 
 
+def check_model_option(model: str) -> None:
+    """Check that ``--model`` names a model or a file with a spec. Raises ConfigError or SpecError if not."""
+    check_model(model)
+    if is_file(model):
+        ModelSpec.from_toml(text_of(Path(model), "--model"))
+
+
 def check_checkpoints(option: str, path: Path) -> None:
     """Check that a path is a checkpoint, or a folder with one. Raises ConfigError: it has none."""
     check_present(option, path)
@@ -88,6 +97,12 @@ async def announce_existing(file: Path, disk: Disk, terminal: Terminal) -> None:
     """Print a notice if a file exists, because the result replaces it."""
     if await disk.run(file.exists):
         terminal.notice(f"{file} exists, and is replaced")
+
+
+def check_result(file: Path, option: str) -> None:
+    """Check that a result can be written to the file of an option. Raises ConfigError: it cannot."""
+    check_regular(file, option)
+    check_folder(file.parent, option)
 
 
 def check_folder(folder: Path, option: str) -> None:

@@ -1,12 +1,16 @@
 """Help as plain text: docstrings filled to the width of the terminal, without a parser of Markdown."""
 
+from functools import cache
 from typing import Any
 
 from attrs import evolve
-from cyclopts.help import HelpPanel, InlineText
+from cyclopts.help import HelpEntry, HelpPanel, InlineText
 from cyclopts.help.formatters import DefaultFormatter
+from docstring_parser import parse_from_object
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
+
+from adam_async.run.config import FIELDS, Config
 
 
 class FilledHelp(DefaultFormatter):
@@ -17,12 +21,27 @@ class FilledHelp(DefaultFormatter):
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         """Print a panel of commands or options."""
-        entries = [evolve(entry, description=filled(entry.description)) for entry in panel.entries]
+        entries = [evolve(entry, description=filled(_described(entry))) for entry in panel.entries]
         super().__call__(console, options, panel.copy(entries=entries))
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
         """Print the description of a command."""
         super().render_description(console, options, filled(description))
+
+
+def _described(entry: HelpEntry) -> Any:
+    """Return the description of an entry; for an option of a run, the text at the field of `Config`."""
+    names = [name.removeprefix("--").replace("-", "_") for name in entry.positive_names]
+    empty = isinstance(entry.description, InlineText) and not str(entry.description.primary_renderable)
+    if empty and names and names[0] in FIELDS:
+        return InlineText(Text(_texts_of_run()[names[0]]))
+    return entry.description
+
+
+@cache
+def _texts_of_run() -> dict[str, str]:
+    """Return the text at each field of `Config`, which Python keeps in the source alone."""
+    return {each.arg_name: each.description or "" for each in parse_from_object(Config).params}
 
 
 def filled(text: Any) -> Any:

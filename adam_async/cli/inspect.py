@@ -6,7 +6,6 @@ from pathlib import Path
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.data import cache_folder, data_folder, load_data
 from adam_async.cli.files import read_model_file
-from adam_async.cli.option_checks import check_doctor, check_threads
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.damage import Policy
 from adam_async.model import ModelSpec, named_model
@@ -24,10 +23,9 @@ async def run_evaluation(
     """Print the accuracy of a saved model.
 
     Raises:
-        ConfigError: The file is no model, does not fit the data, or `threads` is out of range.
+        ConfigError: The file is no model, or does not fit the data.
         DataError: The data are missing or damaged.
     """
-    check_threads(threads)
     async with Disk() as disk:
         trained = await disk.run(Model.load, model)
         size = image_size("", "", spec=trained.network.spec)
@@ -51,9 +49,8 @@ async def run_doctor(
     """Print the findings of `doctor`; the exit code is 1 if a finding is `broken`.
 
     Raises:
-        ConfigError: The model cannot be found, read or built, or `images_per_group` is out of range.
+        ConfigError: The model cannot be found, read or built.
     """
-    check_doctor(model, images_per_group)
     async with Disk() as disk:
         text = await read_model_file(model, disk)
         findings = await examine(

@@ -1,18 +1,19 @@
-"""The commands `launch ssh` and `launch ray`: `train`, with the roles on other machines."""
+"""The commands `launch ssh` and `launch ray`, and jobs of Slurm: `train`, with roles on other machines."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.cli.files import read_file
-from adam_async.cli.launch_options import RayOptions
+from adam_async.cli.launch_options import RayOptions, SlurmOptions
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.launch.hosts import read_hosts
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.runtime.user_cache import user_cache
+from adam_async.runtime.kernel_cache import user_cache
 
 
 async def launch_over_ssh(
@@ -56,6 +57,39 @@ async def launch_on_ray(
 
     async with RayLauncher(ray.settings(), entropy=system_entropy) as launcher:
         return await run_training(options, environment, terminal, launcher)
+
+
+async def prepare_slurm_job(
+    file: Path | None,
+    options: TrainOptions,
+    slurm: SlurmOptions,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+) -> int:
+    """Print the script of a job, or submit it.
+
+    Raises:
+        ConfigError: An option is wrong, or Slurm refuses the job.
+    """
+    options = launched(options, file)
+    from adam_async.checkpoint.files import check_resumes_newest, written_folder
+    from adam_async.cli.train import configure
+    from adam_async.launch.slurm import job_script, memory_of_node, submit
+    from adam_async.runtime.child_process import COMMAND
+
+    check_resumes_newest(options.resume, "launch slurm")
+    async with Disk() as disk:
+        config = await configure(options, environment, disk, launched=True)
+    words = [word for word in sys.argv[1:] if word not in ("--submit", "--no-submit")]
+    job = slurm.job(memory_of_node(config, slurm.nodes))
+    folder = written_folder(options.checkpoint, options.resume)
+    script = job_script(job, COMMAND, [*words, "--here"], str(folder or ""))
+    if not slurm.submit:
+        sys.stdout.write(script)
+        return 0
+    number = await submit(script, environment)
+    terminal.print(f"submitted job {number}; its output is in {job.name}-{number}.out")
+    return 0
 
 
 def records_folder(environment: Mapping[str, str]) -> Path:

@@ -9,18 +9,17 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from adam_async.cli.kubernetes_options import KubernetesOptions
 from adam_async.cli.launch_options import RayOptions, SlurmOptions
 from adam_async.cli.options import TrainOptions, to_read
-from adam_async.cli.running import run_driver, run_in_loop
+from adam_async.cli.running import run_driver
 from adam_async.cli.terminal import Terminal
-from adam_async.launch.batch import Rank
+from adam_async.launch.environment import check_slurm, torchrun_variables
 
 RunFile = Annotated[
     Path, to_read("--config"), Parameter(help="TOML file with options, as for `train --config`.")
 ]
 
-launch_commands = App(name="launch", help="Train with roles on other machines, or write the files for that.")
+launch_commands = App(name="launch", help="Train with roles on other machines.")
 
 
 @launch_commands.command(name="ssh")
@@ -59,27 +58,19 @@ def launch_torchrun(
     Parameters
     ----------
     port
-        Port of rank 0 for the other ranks; by default from 20000 to 29999, by MASTER_PORT.
+        Port of the only controller, in rank 0; by default from 20000 to 29999, by MASTER_PORT.
     """
 
     async def work(terminal: Terminal) -> int:
         from adam_async.cli.launch import launched
 
         launched(options, file)
-        Rank.of(os.environ, port)
-        from adam_async.cli.launch_batch import launch_with_torchrun
+        environment = torchrun_variables(os.environ, port)
+        from adam_async.cli.launch_ranks import launch_in_rank
 
-        return await launch_with_torchrun(port, file, options, os.environ, terminal)
+        return await launch_in_rank(file, options, environment, terminal)
 
     return run_driver(work, options, file)
-
-
-@launch_commands.command(name="k8s")
-def launch_kubernetes(file: RunFile, /, options: KubernetesOptions) -> int:
-    """Write the manifests of a run on Kubernetes, for `kubectl apply -f FOLDER`."""
-    from adam_async.cli.launch_kubernetes import write_manifests
-
-    return run_in_loop(lambda _: write_manifests(file, options), loop=options.loop)
 
 
 @launch_commands.command(name="ray")
@@ -114,8 +105,13 @@ def launch_slurm(
 
         launched(options, file)
         slurm.job()
-        from adam_async.cli.launch_batch import launch_on_slurm
+        if not slurm.here:
+            from adam_async.cli.launch import prepare_slurm_job
 
-        return await launch_on_slurm(file, options, slurm, os.environ, terminal)
+            return await prepare_slurm_job(file, options, slurm, os.environ, terminal)
+        check_slurm(os.environ)
+        from adam_async.cli.launch_ranks import launch_in_rank
+
+        return await launch_in_rank(file, options, os.environ, terminal)
 
     return run_driver(work, options, file)

@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from adam_async.cli.options import options
-from adam_async.launch.batch import Job
 from adam_async.launch.ray_resources import RaySettings, read_asks, read_variables
+from adam_async.launch.slurm import Job
 
 
 @options
@@ -50,7 +50,7 @@ class SlurmOptions:
     submit: Annotated[bool, Parameter(negative="")] = False
     """Submit the job; by default the command prints its script."""
     here: Annotated[bool, Parameter(negative="")] = False
-    """Train on the nodes of this job: for the script, or in a shell of salloc."""
+    """Train in this rank of a job: for `srun` in the script, or in a shell of salloc."""
     nodes: int = 1
     """Number of nodes."""
     cpus: int = 0

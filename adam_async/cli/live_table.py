@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from importlib import util
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from adam_async.cli.printable import printable
+from adam_async.cli.terminal import printable
 from adam_async.errors import counted
 from adam_async.model.network import Network
 from adam_async.model.partition.plan import Layout, PartitionPlan
-from adam_async.model.partition.prediction import crossing_bytes
+from adam_async.model.partition.planner import crossing_bytes
 from adam_async.report.report import Report
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
@@ -103,7 +103,7 @@ class LiveTable:
             self.introduce(progress.data, progress.model)
             if progress.plan is not None and not self._cut_shown and isinstance(progress.model, Network):
                 self._cut_shown = True
-                self.print(cut_line(progress.model, progress.plan, together=progress.together))
+                self.print(cut_line(progress.model, progress.plan))
         leader = self._leader()
         if leader not in ("", self._led_by):
             self._led_by = leader
@@ -202,20 +202,15 @@ def introduction(data: Mapping[str, Any], model: RunModel) -> list[str]:
     return [f"data   {data['name']}: {data['source']}; {images}", f"model  {model.spec.name}: {size}"]
 
 
-def cut_line(model: Network, plan: Mapping[str, Any], *, together: bool) -> str:
-    """Return the line about the cut of the model over the workers of a replica.
-
-    Args:
-        together: Whether one worker trains all parts, without messages between them.
-    """
+def cut_line(model: Network, plan: Mapping[str, Any]) -> str:
+    """Return the line about the cut of the model over the workers of a replica."""
     cut = PartitionPlan.from_dict(plan)
     crossings = Layout(model.topology, model.input_shape, cut).crossings
     none, one = (sum(crossing_bytes(each, n, model.dtype.itemsize) for each in crossings) for n in (0, 1))
     sums = f" and {_count(none)} per group" if none else ""  # of weight gradients, independent of the images
-    where = ", in the memory of one process" if together else ""
     return (
         f"cut    {cut.kind} over {cut.workers} workers: {counted(len(crossings), 'crossing')}, "
-        f"{_count(one - none)} bytes per image{sums}{where}"
+        f"{_count(one - none)} bytes per image{sums}"
     )
 
 
@@ -250,11 +245,10 @@ def summary(report: Report) -> list[str]:
             f"{_count(report.baseline.images_per_s)} images/s, efficiency "
             f"{report.baseline.efficiency:.2f}: {why_not_one(report, report.baseline.efficiency)}"
         )
-        if report.baseline.sgemm is not None:
-            lines.append(
-                f"matrix products on {report.baseline.threads} threads: {report.baseline.sgemm / 1e9:.1f} "
-                f"GFLOP/s, training reaches {report.baseline.share:.2f} of that"
-            )
+        lines.append(
+            f"matrix products on {report.baseline.threads} threads: {report.baseline.sgemm / 1e9:.1f} "
+            f"GFLOP/s, training reaches {report.baseline.share:.2f} of that"
+        )
     early = sum(worker.kernels.numpy_groups for worker in report.workers if worker.kernels is not None)
     if early:
         lines.append(
@@ -267,7 +261,7 @@ def summary(report: Report) -> list[str]:
         leader = latest.node if latest.role == "leader" else "none"
         lines.append(f"leader {leader} of {len(report.controllers)} controllers, in term {latest.term}")
     if report.copies is not None and report.copies.copies > 1:
-        lagging = report.copies.lagging
+        lagging = [bundle.home for bundle in report.copies.lagging]
         fewer = f", fewer of those of {', '.join(lagging)}" if lagging else ""
         lines.append(f"{report.copies.copies} copies of each shard{fewer}")
     lines.append(
@@ -319,7 +313,7 @@ def _new_live(stream: TextIO) -> "Live":
     """Return a display without a thread of its own; only `refresh` redraws it."""
     from rich.live import Live
 
-    from adam_async.cli.printable import EscapingConsole
+    from adam_async.cli.terminal import EscapingConsole
 
     console = EscapingConsole(file=stream, force_terminal=True)
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)

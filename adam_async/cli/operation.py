@@ -4,10 +4,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
-from adam_async.cli.printable import printable
 from adam_async.cli.roles.serving import waits_at_start
-from adam_async.cli.tables import new_table, print_json
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, new_table, print_json, printable
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership, joined_as

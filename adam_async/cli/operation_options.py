@@ -1,10 +1,11 @@
-"""The options of `status`, `logs`, `scale` and `stop`."""
+"""The options of `status`, `logs`, `scale`, `stop` and `store`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from adam_async.cli.options import ONLY_ON, WAIT, LoopName, Wait, addresses_of, check_within, options, to_read
-from adam_async.run.config import MOST_WORKERS
+from adam_async.cli.files import check_result
+from adam_async.cli.options import ONLY_ON, WAIT, Wait, addresses_of, options, to_read
+from adam_async.errors import ConfigError
 
 
 @options
@@ -19,13 +20,6 @@ class OperatorOptions:
     """Maximum wait for a controller, such as 60s or 5m."""
     verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the command."""
-    loop: LoopName = "uvloop"
-    """The event loop."""
-
-
-def check_workers(workers: int) -> None:
-    """Check the number of workers that an operator asks for. Raises ConfigError: it is out of range."""
-    check_within("the number of workers", workers, 0, MOST_WORKERS)
 
 
 @options
@@ -36,3 +30,36 @@ class StatusOptions(OperatorOptions):
     """Show roles that have left or were lost, too."""
     json: Annotated[bool, ONLY_ON] = False
     """Print the result as one JSON object."""
+
+
+Action = Literal["list", "show", "save", "delete"]
+"""Action of the command, its first argument."""
+
+
+@options
+class StoreOptions(OperatorOptions):
+    """Options of `store`."""
+
+    token_file: Annotated[Path | None, to_read("--token-file")] = None
+    """File with the cluster's token, or the keys of role reader (of role client for delete); by default
+    ADAM_TOKEN."""
+    yes: Annotated[bool, ONLY_ON] = False
+    """Confirm that delete removes the store for all its clients."""
+    json: Annotated[bool, ONLY_ON] = False
+    """Print the result as one JSON object."""
+
+
+def check_words(action: Action, name: str | None, file: Path | None, options: StoreOptions) -> None:
+    """Check the words of `store`. Raises ConfigError: one is missing or superfluous, or is no file."""
+    if action == "list" and name is not None:
+        raise ConfigError(f"store list takes no name; show it with: adam-async store show {name}")
+    if action != "list" and name is None:
+        raise ConfigError(f"store {action} needs the name of a store; adam-async store list shows them")
+    if action == "save" and file is None:
+        raise ConfigError(f"store save needs a file: adam-async store save {name} FILE.safetensors")
+    if action != "save" and file is not None:
+        raise ConfigError(f"store {action} takes no file: leave {file} out")
+    if action != "delete" and options.yes:
+        raise ConfigError("--yes belongs to store delete: leave it out")
+    if file is not None:
+        check_result(file, "store save")

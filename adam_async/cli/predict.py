@@ -1,30 +1,25 @@
-"""The command `predict`: the classes of images by a saved model."""
+"""The commands `predict` and `export`: classes of images by a saved model; the model for ONNX or PyTorch.
+
+Only functions of this file import PyTorch, because other commands must run without it.
+"""
 
 import json
-from collections.abc import Sequence
-from contextlib import aclosing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from adam_async.checkpoint.trained_model import SOFTMAX, Model, Predictions
-from adam_async.cli.contact_sheet import Image, contact_sheet
-from adam_async.cli.files import check_target, write_file
-from adam_async.cli.option_checks import check_prediction
-from adam_async.cli.options import PredictOptions
+from adam_async.cli.files import announce_existing, check_target, write_file
+from adam_async.cli.options import ExportOptions, PredictOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources.unlabelled import Piece, Unlabelled
-from adam_async.errors import ConfigError, ModelError, counted
+from adam_async.errors import ConfigError, ModelError, counted, install_command
 from adam_async.runtime.disk import Disk
 from dataflow import ComputePool
-
-MOST_PICTURES = 100
-"""Maximum number of images on a contact sheet."""
-
-ACROSS = 10
-"""Number of pictures in a row of a contact sheet."""
 
 
 class ClassShare(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "class"}):
@@ -49,19 +44,14 @@ class ImageReport(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "cl
 async def run_prediction(
     path: Path, images: Sequence[Path], options: PredictOptions, terminal: Terminal
 ) -> int:
-    """Print the likeliest classes of each image, and draw the contact sheet if `--png` names its file.
+    """Print the likeliest classes of each image.
 
     Raises:
-        ConfigError: The file is no model, an option is wrong, or an array does not fit the model.
+        ConfigError: The file is no model, or an array does not fit the model.
         DataError: An image is missing or damaged.
     """
-    check_prediction(images, options)
     rows: list[ImageReport] = []
-    pictures: list[Image] = []
-    captions: list[list[str]] = []
     async with Disk() as disk, ComputePool(threads=1, name="predict") as pool:
-        if options.png is not None:
-            await check_target(options.png, "--png", disk)
         model = await disk.run(Model.load, path)
         channels, height, width = _image_shape(model)
         damage = Damage(options.damaged)
@@ -73,17 +63,6 @@ async def run_prediction(
                 except ModelError as error:
                     raise ConfigError(f"{piece.names[0]}: {error}") from None
                 rows += _rows(piece, found, options.top)
-                if options.png is not None:
-                    for number in range(min(len(found), MOST_PICTURES - len(pictures))):
-                        pictures.append(_pixels(piece, number))
-                        ((name, share),) = found.best(number, 1)
-                        captions.append([name, f"{share:.1%}"])
-        if options.png is not None and pictures:
-            starts = range(0, len(pictures), ACROSS)
-            sheet = [pictures[n : n + ACROSS] for n in starts]
-            lines = [captions[n : n + ACROSS] for n in starts]
-            data = await disk.run(contact_sheet, sheet, lines)
-            await write_file(options.png, "--png", [data], disk)
     for sentence in damage.sentences():
         terminal.notice(f"left out: {sentence}")
     if source.passed_over:
@@ -91,8 +70,6 @@ async def run_prediction(
     for sentence in source.changes():
         terminal.notice(sentence)
     _print(model, rows, options, terminal)
-    if options.png is not None and not options.json:
-        terminal.print(f"contact sheet of {len(pictures):,} of {len(rows):,} images: {options.png}")
     return 0
 
 
@@ -123,11 +100,6 @@ def _rows(piece: Piece, found: Predictions, top: int) -> list[ImageReport]:
     ]
 
 
-def _pixels(piece: Piece, number: int) -> Image:
-    image = piece.images[number]
-    return np.asarray(image if image.dtype == np.uint8 else (image * 255).round(), np.uint8)
-
-
 def _print(model: Model, rows: list[ImageReport], options: PredictOptions, terminal: Terminal) -> None:
     if options.json:
         text = json.dumps({"model": model.network.spec.name, "images": msgspec.to_builtins(rows)}, indent=2)
@@ -142,3 +114,85 @@ def _print(model: Model, rows: list[ImageReport], options: PredictOptions, termi
     wide = [max(len(line[column]) for line in table) for column in range(3)]
     for file, name, share, then in table:
         terminal.print(f"{file:<{wide[0]}}  {name:<{wide[1]}}  {share:>{wide[2]}}  {then}".rstrip())
+
+
+NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
+"""Environment variable that keeps onnxruntime from reporting its use to Microsoft."""
+
+
+async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> int:
+    """Write the files that the options name, and print how to use them.
+
+    Raises:
+        ConfigError: The file is no model, a target cannot be written, a package is missing, or a layer has
+            no equal in PyTorch.
+        ModelError: The scores of onnxruntime differ from the network's.
+    """
+    targets = {"--onnx": options.onnx, "--torch": options.torch}
+    async with Disk() as disk, ComputePool(threads=1, name="export") as pool:
+        for option, file in targets.items():
+            if file is not None:
+                await check_target(file, option, disk)
+        model = await disk.run(Model.load, path)
+        if options.onnx is not None:
+            data, lines = await pool.run(_onnx, model)
+            await announce_existing(options.onnx, disk, terminal)
+            await write_file(options.onnx, "--onnx", [data], disk)
+            _print_lines(options.onnx, lines, terminal)
+        if options.torch is not None:
+            data, lines = await pool.run(_state, model, options.torch)
+            await announce_existing(options.torch, disk, terminal)
+            await write_file(options.torch, "--torch", [data], disk)
+            _print_lines(options.torch, lines, terminal)
+    return 0
+
+
+def _onnx(model: Model) -> tuple[bytes, list[str]]:
+    """Return the ONNX file, and lines that describe it."""
+    # Before the first import of onnxruntime, which reads the variable once.
+    os.environ.setdefault(NO_TELEMETRY, "1")
+    with _needs_torch():
+        from adam_async.torch.onnx import IMAGES, OPSET, SCORES, check_onnx, make_onnx
+    data = make_onnx(model)
+    difference = check_onnx(data, model)
+    outputs = model.network.layers[-1].input_shapes[0]
+    images, scores = (", ".join(map(str, ("N", *shape))) for shape in (model.input_shape, outputs))
+    if difference is None:
+        checked = f"not checked, because onnxruntime is not installed: {install_command('onnx')}"
+    else:
+        checked = f"checked by onnxruntime: scores differ from the network's by at most {difference:.1e}"
+    return data, [
+        f"ONNX opset {OPSET}; {IMAGES} [{images}], float32 from 0 to 1; {SCORES} [{scores}]",
+        checked,
+    ]
+
+
+def _state(model: Model, file: Path) -> tuple[bytes, list[str]]:
+    """Return the weights by the names of the module's ``state_dict``, and lines that describe the module."""
+    with _needs_torch():
+        from safetensors.torch import save
+
+        from adam_async.torch.convert import to_module
+    module = to_module(model)
+    state = module.state_dict()
+    load = f"module.load_state_dict(safetensors.torch.load_file({str(file)!r}))"
+    return bytes(save(state)), [f"{len(state)} tensors; load: {load}; module:", *str(module).splitlines()]
+
+
+@contextmanager
+def _needs_torch() -> Iterator[None]:
+    """Raise `ConfigError` with the remedy if PyTorch is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"export needs PyTorch: for --onnx {install_command('onnx')}, for --torch "
+            f"{install_command('torch')} ({error.__cause__ or error})"
+        ) from None
+
+
+def _print_lines(file: Path, lines: list[str], terminal: Terminal) -> None:
+    first, *others = lines
+    terminal.print(f"{file}: {first}")
+    for line in others:
+        terminal.print(line)

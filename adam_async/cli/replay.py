@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
-from adam_async.checkpoint.model_file import save_model
+from adam_async.checkpoint.trained_model import save_model
 from adam_async.cli.data import check_data_named, load_data
 from adam_async.cli.files import make_folder
 from adam_async.cli.options import TrainOptions
@@ -24,7 +24,7 @@ from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
 
 BESIDE = frozenset(
-    {"replay", "allow_functions", "data", "out", "quiet", "verbose", "loop", "step", "step_args", "step_path"}
+    {"replay", "allow_functions", "data", "out", "quiet", "verbose", "step", "step_args", "step_path"}
 )
 """Options allowed with `--replay`; the record has all others."""
 

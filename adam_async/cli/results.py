@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import written_folder
-from adam_async.checkpoint.model_file import save_model
 from adam_async.checkpoint.names import FILE_NAME
+from adam_async.checkpoint.trained_model import save_model
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.driver.driver import Driver

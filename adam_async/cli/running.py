@@ -5,10 +5,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from adam_async.cli.log import JsonLine, NodeLine, OneLine, RoleLine
-from adam_async.cli.options import LogLevel, LoopName, RoleOptions, TrainOptions
-from adam_async.cli.signals import EARLY, loop_factory
-from adam_async.cli.terminal import Terminal, log_to_stderr
+from adam_async.cli.options import LogLevel, RoleOptions, TrainOptions
+from adam_async.cli.signals import EARLY
+from adam_async.cli.terminal import JsonLine, NodeLine, OneLine, RoleLine, Terminal, log_to_stderr
 from adam_async.run.option_sources import PLAIN, check_variables
 from adam_async.runtime.health import Health
 
@@ -16,7 +15,6 @@ from adam_async.runtime.health import Health
 def run_in_loop(
     main: Callable[[Terminal], Coroutine[Any, Any, int]],
     *,
-    loop: LoopName,
     verbose: bool = False,
     quiet: bool = False,
     level: LogLevel | None = None,
@@ -26,7 +24,7 @@ def run_in_loop(
     check_variables(os.environ, PLAIN)
     log_to_stderr(verbose=verbose, level=level, lines=lines)
     terminal = Terminal(quiet=quiet)
-    return EARLY.run(lambda: main(terminal), loop_factory=loop_factory(loop))
+    return EARLY.run(lambda: main(terminal))
 
 
 def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
@@ -36,7 +34,6 @@ def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], optio
     lines = NodeLine() if options.supervised else JsonLine() if options.log_json else RoleLine()
     return run_in_loop(
         lambda terminal: with_health(options.health, lambda health: main(terminal, health)),
-        loop=options.loop,
         verbose=options.verbose,
         level=options.log_level,
         lines=lines,
@@ -65,7 +62,6 @@ def run_driver(
 
     return run_in_loop(
         checked,
-        loop=options.loop,
         verbose=options.verbose,
         quiet=options.quiet,
         level=options.log_level,

@@ -99,17 +99,17 @@ class Signals:
             os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())
         self.leave(128 + number)
 
-    def run(
-        self, main: Callable[[], Coroutine[Any, Any, int]], *, loop_factory: Callable[[], Any] | None
-    ) -> int:
+    def run(self, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         """Run a command's coroutine in its own loop until it returns or a signal ends it.
 
         Raises:
             Exception: The error of `main` or of a callback of its loop. After a signal that cancelled `main`
                 the method raises no error, and returns the exit code of the signal.
         """
+        import uvloop  # after the handlers of signals are installed
+
         try:
-            with asyncio.Runner(loop_factory=loop_factory) as runner:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(self._main(main))
         except (asyncio.CancelledError, Exception):
             if not self.interrupted:
@@ -134,12 +134,3 @@ class Signals:
 
 EARLY = Signals()
 """The only handlers of the process; `cli/main.py` installs them."""
-
-
-def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the factory of an event loop: ``uvloop`` or ``asyncio``."""
-    if name == "asyncio":
-        return asyncio.new_event_loop
-    import uvloop
-
-    return uvloop.new_event_loop

@@ -7,27 +7,23 @@ the options that repeat the run.
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
-from adam_async.cli.files import write_file
+from adam_async.cli.files import check_target, write_file
 from adam_async.cli.simulate_options import SimulateOptions, chosen_seeds, is_one_run, read_plan
 from adam_async.cli.terminal import Terminal
 from adam_async.cluster.parent_pipe import die_with_parent
 from adam_async.errors import ConfigError
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
-from adam_async.simulation.plan import Case
-from adam_async.simulation.process_pool import ProcessPool
-from adam_async.simulation.runner import LEAST_SHARE, MANY, SeedResult, draw_case, reached, summary, unreached
+from adam_async.simulation.plan import MOST_TRIES, Case
+from adam_async.simulation.runner import LEAST_SHARE, MANY, SeedResult, draw_case, summary, unreached
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.shrinking import MOST_TRIES
-from adam_async.simulation.soak import core_hash, read_soak, seeds_to_do, write_soak
-from adam_async.simulation.work import Answer, Repeat, Seeds, Shrink, Work, do
+from adam_async.simulation.work import Answer, ProcessPool, Repeat, Seeds, Shrink, Work, do
 
 FAILED = 8
 """Exit code of a violated invariant; see docs/reference/exit-codes.md."""
@@ -37,18 +33,12 @@ FIRST_SEEDS = (0, 9)
 SLICE = 10
 """Maximum number of seeds that a child gets at once."""
 
-ROUND = 40
-"""Number of seeds of a scenario that a soak runs before the next scenario."""
-
 SHOWN = 3
 """Maximum number of failed seeds of a scenario that are shrunk and described; the command only names further
 ones."""
 
 SHRINK_NOTICE_S = 5.0
 """Minimum time between two notices about the shrinking of a plan, in seconds."""
-
-Save = Callable[[str, Sequence[SeedResult]], Awaitable[None]]
-"""Callback that saves new results; its arguments are the name of the scenario and the results."""
 
 
 async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
@@ -71,8 +61,6 @@ async def run_simulation(options: SimulateOptions, terminal: Terminal) -> int:
         if is_one_run(options):
             case = await chosen_case(options, names[0], disk)
             failed = await run_one(case, options.trace, process_pool, disk, terminal)
-        elif options.soak is not None:
-            failed = await run_soak(options.soak, names, seeds, process_pool, disk, terminal)
         else:
             first, last = seeds or FIRST_SEEDS
             every = [await run_seeds(name, range(first, last + 1), process_pool, terminal) for name in names]
@@ -127,6 +115,8 @@ async def run_one(
     case: Case, trace: Path | None, process_pool: ProcessPool, disk: Disk, terminal: Terminal
 ) -> bool:
     """Run one case, print its result, and write its trace. Returns whether the run failed."""
+    if trace is not None:
+        await check_target(trace, "--trace", disk)
     begun = asyncio.get_running_loop().time()
     (answer,) = await process_pool.do(Repeat(case=case))
     if trace is not None:
@@ -136,9 +126,7 @@ async def run_one(
     return not answer.result.ok
 
 
-async def run_seeds(
-    name: str, seeds: Sequence[int], process_pool: ProcessPool, terminal: Terminal, save: Save | None = None
-) -> bool:
+async def run_seeds(name: str, seeds: Sequence[int], process_pool: ProcessPool, terminal: Terminal) -> bool:
     """Run seeds of a scenario in slices, and print their results.
 
     Returns whether a seed failed, or many seeds together missed a required mark.
@@ -150,10 +138,7 @@ async def run_seeds(
     async def run_slice(part: Sequence[int]) -> None:
         """Run some seeds in the pool, and keep their results."""
         answers = await process_pool.do(Seeds(scenario=name, seeds=tuple(part)))
-        some = [answer.result for answer in answers]
-        results.extend(some)
-        if save is not None:
-            await save(name, some)
+        results.extend(answer.result for answer in answers)
 
     async with asyncio.TaskGroup() as group:
         for start in range(0, len(seeds), size):
@@ -161,48 +146,7 @@ async def run_seeds(
     results.sort(key=lambda result: result.case.seed)
     await report_results(name, results, asyncio.get_running_loop().time() - begun, process_pool, terminal)
     failed = not all(result.ok for result in results)
-    if save is None:
-        counted = sum(result.seed_counts for result in results)
-        failed |= report_unreached(name, reached(results), counted, len(results), terminal)
-    return failed
-
-
-async def run_soak(
-    file: Path,
-    names: Sequence[str],
-    seeds: tuple[int, int] | None,
-    process_pool: ProcessPool,
-    disk: Disk,
-    terminal: Terminal,
-) -> bool:
-    """Run the seeds that a soak's file lacks, scenario by scenario in rounds, and add them to the file.
-
-    Without `seeds` only a signal ends the soak. Returns whether a seed failed, now or in an earlier soak of
-    the same source code, or whether many seeds together missed a required mark.
-    """
-    core, soak = await core_hash(disk), await read_soak(file, disk)
-    first, last = seeds or (0, None)
-
-    async def save(name: str, results: Sequence[SeedResult]) -> None:
-        nonlocal soak
-        soak = soak.with_results(name, core, results)
-        await write_soak(file, soak, disk)
-
-    await save(names[0], [])  # a file that cannot be written is an error before the first seed
-    todo = {name: seeds_to_do(soak.of(name, core).done, first, last) for name in names}
-    while todo:
-        for name in list(todo):
-            if some := list(islice(todo[name], ROUND)):
-                await run_seeds(name, some, process_pool, terminal, save)
-            else:
-                del todo[name]
-    failed = False
-    for name in names:
-        progress = soak.of(name, core)
-        terminal.print(f"{name}: {progress}")
-        failed |= bool(progress.failures)
-        failed |= report_unreached(name, progress.reached, progress.counted, progress.seeds, terminal)
-    return failed
+    return report_unreached(name, results, terminal) or failed
 
 
 # --- output --------------------------------------------------------------------------------------
@@ -225,18 +169,19 @@ async def report_results(
         terminal.notice(f"{name}: of those that do not count {text}")
 
 
-def report_unreached(name: str, seen: Collection[str], counted: int, seeds: int, terminal: Terminal) -> bool:
+def report_unreached(name: str, results: Sequence[SeedResult], terminal: Terminal) -> bool:
     """Print the marks that no seed reached, and whether too few seeds count; return whether either is so.
 
     Fewer than `MANY` seeds need not reach the marks: the function prints nothing, and returns False.
     """
-    if seeds < MANY:
+    if len(results) < MANY:
         return False
-    missing, few = unreached(SCENARIOS[name], seen), counted < LEAST_SHARE * seeds
+    missing, counted = unreached(SCENARIOS[name], results), sum(result.seed_counts for result in results)
+    few = counted < LEAST_SHARE * len(results)
     if missing:
         terminal.print(f"{name}: no seed reached: {', '.join(missing)}")
     if few:
-        terminal.print(f"{name}: only {counted} of {seeds} seeds count; {LEAST_SHARE:.0%} have to")
+        terminal.print(f"{name}: only {counted} of {len(results)} seeds count; {LEAST_SHARE:.0%} have to")
     return few or bool(missing)
 
 

@@ -1,6 +1,5 @@
 """The options of `simulate`, and their checks."""
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from adam_async.cli.files import check_folder, check_regular
-from adam_async.cli.options import ONLY_ON, LoopName, check_within, options, to_read
+from adam_async.cli.options import ONLY_ON, checked_by, options, to_read, to_write
 from adam_async.errors import ConfigError
+from adam_async.run.option_types import check_bounds
 from adam_async.runtime.machine import usable_cores
 from adam_async.runtime.ordinary_files import read_ordinary
 
@@ -35,6 +34,11 @@ ScenarioName = Literal[
 ]
 
 
+def check_jobs(jobs: int) -> None:
+    """Check a number of child processes. Raises ConfigError: it is out of range."""
+    check_bounds("--jobs", jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
+
+
 @options
 class SimulateOptions:
     """Options of `simulate`."""
@@ -44,21 +48,17 @@ class SimulateOptions:
     seed: int | None = None
     """Run this seed alone."""
     seeds: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    """Run seeds A..B, from 0, both included; by default 0..9, or with --soak all."""
-    jobs: int = 0
+    """Run seeds A..B, from 0, both included; by default 0..9."""
+    jobs: Annotated[int, checked_by(check_jobs)] = 0
     """Child processes; 0 is one per core."""
-    trace: Path | None = None
+    trace: Annotated[Path | None, to_write("--trace")] = None
     """Write a trace of the run to this file; ui.perfetto.dev opens it."""
     plan: Annotated[Path | None, to_read("--plan")] = None
     """Run the plan in this file, which a failed run printed, instead of a plan drawn from a seed."""
-    soak: Path | None = None
-    """Keep the finished seeds in this file, and run further seeds, without --seeds until interrupted."""
     list: Annotated[bool, ONLY_ON] = False
     """List the scenarios."""
     supervised: Annotated[bool, Parameter(negative="", show=False)] = False
     """For child processes: take work on stdin."""
-    loop: LoopName = "uvloop"
-    """The event loop of the command; the simulation has its own."""
 
 
 def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
@@ -68,8 +68,6 @@ def chosen_seeds(options: SimulateOptions) -> tuple[int, int] | None:
         ConfigError: The text is not a range.
     """
     if options.seed is not None:
-        if options.seed < 0:
-            raise ConfigError(f"--seed must be a whole number from 0 on, not {options.seed}")
         return options.seed, options.seed
     if options.seeds is None:
         return None
@@ -85,10 +83,9 @@ def check_options(options: SimulateOptions) -> None:
     """Check the options before the modules of a simulation are imported.
 
     Raises:
-        ConfigError: A value is wrong, some contradict each other, or a file of results cannot be written.
+        ConfigError: A value is wrong, or some contradict each other.
     """
     chosen_seeds(options)
-    check_within("--jobs", options.jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
     if options.seed is not None and options.seeds is not None:
         raise ConfigError("--seed and --seeds contradict each other: leave one out")
     if options.plan is not None:
@@ -98,12 +95,6 @@ def check_options(options: SimulateOptions) -> None:
             raise ConfigError(f"--plan decides the run: leave out {', '.join(given)}")
     elif options.trace is not None and (options.seed is None or not _is_one(options.scenario)):
         raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
-    if options.soak is not None and is_one_run(options):
-        raise ConfigError("--soak is for many seeds: leave out --plan and --trace")
-    for option, file in (("--trace", options.trace), ("--soak", options.soak)):
-        if file is not None:
-            check_regular(file, option)
-            _check_in_folder(file, option)
     if options.plan is not None:
         read_plan(options.plan)
 
@@ -125,15 +116,6 @@ def read_plan(plan: Path) -> "Case":
 
 def _is_one(scenarios: Sequence[str]) -> bool:
     return len(set(scenarios)) == 1 and "all" not in scenarios
-
-
-def _check_in_folder(file: Path, option: str) -> None:
-    """Check that the folder of a result file exists. Raises ConfigError: it is absent or read-only."""
-    if not os.path.isdir(file.parent):
-        raise ConfigError(
-            f"{option}: {file} cannot be written: {file.parent} is no folder; make it, or name another"
-        )
-    check_folder(file.parent, option)
 
 
 def is_one_run(options: SimulateOptions) -> bool:

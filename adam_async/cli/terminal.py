@@ -1,20 +1,165 @@
-"""The terminal: results on stdout, notices and errors on stderr; and the exit code of an error."""
+"""The terminal: results on stdout, notices and errors on stderr; and the exit code of an error.
 
+Text of peers and files is made safe for a terminal and a log.
+"""
+
+import errno
+import json
 import logging
 import os
 import re
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import IO, Any, TextIO
 
+import msgspec
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from adam_async.cli.log import OneLine
-from adam_async.cli.printable import EscapingConsole, printable
 from adam_async.errors import AdamError, first_cause
 from adam_async.runtime.standard_streams import drop_standard_error
+
+
+class OneLine(logging.Formatter):
+    """Writes a record as one line, escaping text of peers; a traceback follows on its own lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback if there is one."""
+        line = f"{self.head(record)}{printable(self.message(record))}"
+        if record.exc_info is None:
+            return line
+        return f"{line}\n{printable_lines(self.formatException(record.exc_info))}"
+
+    def head(self, record: logging.LogRecord) -> str:
+        """Return the text before the message."""
+        return ""
+
+    def message(self, record: logging.LogRecord) -> str:
+        """Return the text of the record."""
+        return record.getMessage()
+
+
+class NodeLine(OneLine):
+    """Leaves out the name of the node at the start of a message, because the parent process writes it.
+
+    Attributes:
+        node: Node of this process; ``-`` until it has a name.
+    """
+
+    def __init__(self, node: str = "-") -> None:
+        super().__init__()
+        self.node = node
+
+    def message(self, record: logging.LogRecord) -> str:
+        """Return the text of the record without the name of the node before it."""
+        text = record.getMessage()
+        rest = text.removeprefix(self.node)
+        return rest.lstrip(": ") if rest.startswith((": ", " ")) else text
+
+
+class RoleLine(NodeLine):
+    """Begins each line with the time in UTC, the level and the node."""
+
+    def head(self, record: logging.LogRecord) -> str:
+        """Return time, level and node."""
+        return f"{time_of(record)} {record.levelname:<7} {printable(self.node)} "
+
+
+class JsonLine(RoleLine):
+    """Writes a record, its traceback included, as one line of JSON in ASCII."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object: time, level, node, logger, message, and traceback if there is one."""
+        entry = {
+            "time": time_of(record),
+            "level": record.levelname.lower(),
+            "node": self.node,
+            "logger": record.name,
+            "message": self.message(record),
+        }
+        if record.exc_info is not None:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def time_of(record: logging.LogRecord) -> str:
+    """Return the time of a record, in UTC, to the millisecond."""
+    return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def name_node(node: str) -> None:
+    """Set the node that the log lines of this process name."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, NodeLine):
+            handler.formatter.node = node
+
+
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters C0 and C1, with the escape character and ends of lines
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that change the text direction
+    "\u2028\u2029"  # ends of lines and paragraphs
+    "\ud800-\udfff]"  # bytes of file names that are not text, which streams cannot encode
+)
+
+
+def printable(text: str) -> str:
+    r"""Return one line without characters that move the cursor, change colours or reorder text.
+
+    Control and direction characters become escapes such as ``\x1b`` and ``\u202e``. Backslashes stay, so a
+    second pass changes nothing. A parent process makes a second pass over the lines of its child process.
+    """
+    return _UNSAFE.sub(_escape, text)
+
+
+def printable_lines(text: str) -> str:
+    """Make each line of a text printable, as `printable` does."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return repr(found[0])[1:-1]
+
+
+class EscapingConsole(Console):
+    """A console that escapes controls in all text and table cells. Markup and emoji are plain text."""
+
+    def __init__(
+        self,
+        *,
+        file: IO[str] | None = None,
+        stderr: bool = False,
+        width: int | None = None,
+        soft_wrap: bool = False,
+        force_terminal: bool | None = None,
+    ) -> None:
+        super().__init__(
+            file=file,
+            stderr=stderr,
+            width=width,
+            soft_wrap=soft_wrap,
+            force_terminal=force_terminal,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError: ``rich`` would end the process with code 1, also in a running loop."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Return a string as text, escaped before a table measures its width."""
+        return super().render_str(printable_lines(text), **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of an object with their text escaped; control segments of ``rich`` pass."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
+
 
 USAGE, HANDSHAKE, ADDRESS, PEER = 2, 6, 7, 5
 """Exit codes; docs/reference/exit-codes.md lists all."""
@@ -147,3 +292,18 @@ def explain(error: BaseException) -> tuple[int, str]:
         case _:
             what = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
             return 1, f"unexpected {what} (ADAM_TRACEBACK=1 shows where)"
+
+
+def new_table(*columns: str) -> Table:
+    """Return a table with these heads; columns whose head begins with ``>`` are aligned right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        right = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def print_json(value: Any, terminal: Terminal) -> None:
+    """Print a value as indented JSON text."""
+    for line in json.dumps(msgspec.to_builtins(value), indent=2).splitlines():
+        terminal.print(line)

@@ -17,12 +17,7 @@ TOKEN_BYTES = 32
 
 async def new_token(out: Path | None) -> int:
     """Write a random root token. Raises ConfigError: the file exists or cannot be written."""
-    return await _write(new_root_token(), out)
-
-
-def new_root_token() -> str:
-    """Return a random root token."""
-    return b64encode(system_entropy(TOKEN_BYTES)).decode()
+    return await _write(b64encode(system_entropy(TOKEN_BYTES)).decode(), out)
 
 
 async def derive_token(

@@ -20,13 +20,12 @@ from adam_async.checkpoint.files import (
 )
 from adam_async.checkpoint.manifest import (
     Manifest,
+    kept_model,
     resumed_config,
     resumed_options,
-    resumed_spec,
     resumed_transforms,
 )
 from adam_async.checkpoint.names import FILE_NAME
-from adam_async.checkpoint.run_notes import open_run_notes, read_run_notes
 from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import check_data_named, load_data
@@ -55,6 +54,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.names import is_import_path
 from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.driver import Driver
+from adam_async.driver.saved_run import manifest_in
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed, first_cause
@@ -114,24 +114,31 @@ async def run_training(
     environment: Mapping[str, str],
     terminal: Terminal,
     launcher: Launcher | None = None,
+    *,
+    ranks: bool = False,
 ) -> int:
     """Train a model, answer probes, and write the results that the options name.
 
     Args:
         launcher: Starts the processes of the roles; None if the options decide how roles start.
+        ranks: Whether ranks of a batch job start the roles, with the same options.
 
     Raises:
         AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
     """
-    return await with_serving(options.health, lambda: _train(options, environment, terminal, launcher))
+    return await with_serving(options.health, lambda: _train(options, environment, terminal, launcher, ranks))
 
 
 async def _train(
-    options: TrainOptions, environment: Mapping[str, str], terminal: Terminal, launcher: Launcher | None
+    options: TrainOptions,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+    launcher: Launcher | None,
+    ranks: bool,
 ) -> int:
     async with Disk() as disk:
         options, resumed = await _resumed(options, disk)
-        config = await configure(options, environment, disk, resumed, launched=launcher is not None)
+        config = await configure(options, environment, disk, resumed, launched=ranks or launcher is not None)
         imports = import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, imports, terminal)
         timeline = Timeline() if options.profile is not None else None
@@ -168,8 +175,7 @@ async def _train(
                     if around is not None:
                         await _measure(around, driver)
                 baseline = around.result() if around is not None else None
-                asked = driver.attached or config
-                report = _report(result, driver, terminal, asked=asked, baseline=baseline)
+                report = _report(result, driver, terminal, baseline=baseline)
                 try:
                     await write_results(options, result, report, disk, environment, timeline)
                 except AdamError:  # print the summary even without the files
@@ -185,8 +191,7 @@ async def _train(
                 terminal.notice(f"the same command goes on from the shards in {options.store}")
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
-                asked = driver.attached or config
-                await _report_cut_short(driver, asked, options.report, ended, disk, terminal)
+                await _report_cut_short(driver, options.report, ended, disk, terminal)
             raise
     _check_last_checkpoint(result, config)
     return 0
@@ -203,9 +208,11 @@ async def _resumed(options: TrainOptions, disk: Disk) -> tuple[TrainOptions, Man
     if options.attach is not None:
         check_resumes_newest(options.resume, "--attach")
         EARLY.end_at_once_on_sigterm(LEFT)
-    if options.store is not None and (notes := await read_run_notes(options.store, disk)) is not None:
-        # The same command again may name the first weights of the run that it continues.
-        return replace(options, init=None), notes.notes[0].manifest
+    if options.store is not None and options.controller is None:
+        saved = await manifest_in(options.store, disk)
+        if saved is not None:
+            # The same command again may name the first weights of the run that it continues.
+            return replace(options, init=None), saved
     if options.resume is None:
         return options, None
     if options.attach is not None and not await has_checkpoints(options.resume, disk):
@@ -290,7 +297,7 @@ async def _load_dataset(
 ) -> Dataset:
     """Load the images, in the size that the model needs."""
     cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
-    spec = resumed_spec(resumed, None) if resumed is not None else None
+    spec = kept_model(resumed.spec, None, resumed.name) if resumed is not None else None
     first = contents.init.network.spec if contents.init is not None else None
     size = image_size(config.size, config.model, text=contents.model_text, spec=spec, init=first)
     return await load_data(config.data, disk, environment, damaged=config.damaged, cache=cache, size=size)
@@ -338,7 +345,7 @@ async def _measure_before(
         dataset=dataset,
         data=data,
         model_text=contents.model_text,
-        spec=resumed_spec(resumed, None) if resumed is not None else None,
+        spec=kept_model(resumed.spec, None, resumed.name) if resumed is not None else None,
         init=contents.init.network.spec if contents.init is not None else None,
         layers=import_layers(imports.layers),
     )
@@ -360,7 +367,6 @@ def _report(
     driver: Driver,
     terminal: Terminal,
     *,
-    asked: Config,
     baseline: Baseline | None,
     ended: str = "finished",
 ) -> Report:
@@ -374,20 +380,17 @@ def _report(
         command=("adam-async", *(word.encode(errors="backslashreplace").decode() for word in sys.argv[1:])),
         machine=describe_machine(loop=type(asyncio.get_running_loop()).__module__),
         baseline=baseline,
-        asked=asked,
         ended=ended,
     )
 
 
-async def _report_cut_short(
-    driver: Driver, asked: Config, path: Path, ended: str, disk: Disk, terminal: Terminal
-) -> None:
+async def _report_cut_short(driver: Driver, path: Path, ended: str, disk: Disk, terminal: Terminal) -> None:
     """Write the report of a run that failed or was interrupted, if the run began."""
     result = driver.so_far()
     if result is None:
         return
     try:
-        await write(_report(result, driver, terminal, asked=asked, baseline=None, ended=ended), path, disk)
+        await write(_report(result, driver, terminal, baseline=None, ended=ended), path, disk)
     except OSError as failure:  # the error of the run itself matters more
         terminal.notice(f"{path} cannot be written: {failure.strerror or failure}")
 
@@ -431,7 +434,12 @@ async def configure(
             "--allow-functions is for --resume and --replay, and neither is given: leave it out"
         )
     check_together(options, config)
-    if options.controller is not None:
+    if options.controller is not None and options.store is not None and not launched:
+        raise ConfigError(
+            "--store is for servers that this command starts, and those at --controller have a --dir of "
+            "their own: leave it out; --attach goes on with the run on their disks"
+        )
+    if options.controller is not None and not launched:
         roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
         idle = [name for name in roles if getattr(options, name) is not None]
         if idle:
@@ -442,12 +450,13 @@ async def configure(
 
 
 async def _attach_of(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Attach | None:
-    """Return the request to take over a run, with the names of all set options; None without `--attach`."""
-    if options.attach is None:
+    """Return the request to go on with a run, with the names of all set options; None if the command starts
+    the roles, or begins a new run."""
+    if options.controller is None or (options.attach is None and options.store is None):
         return None
     layers = (await config_file(options.config, disk), from_environment(environment), options.layer())
     given = frozenset(name for layer in layers for name, value in layer.items() if value is not None)
-    return Attach(run="" if options.attach == WAITING else options.attach, given=given)
+    return Attach(run="" if options.attach in (None, WAITING) else options.attach, given=given)
 
 
 @asynccontextmanager
@@ -522,7 +531,6 @@ async def _join(
     config = msgspec.structs.replace(config, waits=waits)
     async with AsyncExitStack() as stack:
         folder, resume = await open_checkpoints(stack, options.checkpoint, options.resume)
-        notes, saved = await open_run_notes(stack, options.store, resume)
         settings = DriverSettings(
             network=network_for(config, token, entropy=system_entropy, buffers=BufferPool()),
             controller=check_addresses(options.controller, "--controller"),
@@ -535,8 +543,8 @@ async def _join(
             model_text=contents.model_text,
             transforms=contents.transforms,
             checkpoints=folder,
-            resume=saved or resume,
-            notes=notes,
+            resume=resume,
+            on_disks=options.store is not None,
             init=contents.init,
             layers=import_layers(imports.layers),
             step=imports.step,

@@ -8,16 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adam_async.cli.files import check_checkpoints, check_folder, check_regular, read_file, read_model_file
+from adam_async.cli.files import (
+    check_checkpoints,
+    check_folder,
+    check_model_option,
+    check_result,
+    read_file,
+)
 from adam_async.cli.options import TrainOptions
 from adam_async.data_server.sources.kinds import check_source
 from adam_async.data_server.sources.names import is_import_path
 from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError
 from adam_async.model.named import check_model
-from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import hosts_of
-from adam_async.run.config import Config, check_ranges
+from adam_async.run.config import Config
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
 from adam_async.run.user_code import (
     add_import_folder,
@@ -27,7 +32,7 @@ from adam_async.run.user_code import (
     read_step_args,
 )
 from adam_async.runtime.disk import Disk
-from adam_async.runtime.user_thread import on_user_thread
+from adam_async.runtime.loop_thread import on_user_thread
 
 IMPORTED_S = 3600.0
 """Maximum time of the import of a user's function that makes a data set, in seconds."""
@@ -38,8 +43,7 @@ async def check_values(
 ) -> None:
     """Check the options of a training.
 
-    Options that join those of a checkpoint or a record are checked later, together with them, except for
-    the bounds of numbers.
+    Options that join those of a checkpoint or a record are checked later, together with them.
 
     Args:
         file: File of options.
@@ -49,8 +53,6 @@ async def check_values(
         ConfigError: A value is wrong, or the file of options cannot be read.
         DataError: The data are missing.
     """
-    given = {name: value for name, value in options.layer().items() if value is not None}
-    check_ranges(given)
     check_code(options)
     if options.resume is not None and options.attach is None:
         check_checkpoints("--resume", options.resume)
@@ -69,8 +71,7 @@ async def check_values(
 
 async def _check_sources(options: TrainOptions, config: Config, disk: Disk) -> None:
     """Check the model's file, the transforms and the data that options name."""
-    if (text := await read_model_file(config.model, disk)) is not None:
-        ModelSpec.from_toml(text)
+    await disk.run(check_model_option, config.model)
     if config.transforms:
         text = await read_file(Path(config.transforms), "--transforms", disk)
         check_steps(text, config.transforms)
@@ -123,8 +124,7 @@ def check_results(options: TrainOptions) -> None:
         ConfigError: A name belongs to something else, or is below a file.
     """
     for option, file in result_files(options).items():
-        check_regular(file, option)
-        check_folder(file.parent, option)
+        check_result(file, option)
     folders = {"--out": options.out, "--checkpoint": options.checkpoint, "--store": options.store}
     for option, folder in folders.items():
         if folder is not None:

@@ -1,8 +1,8 @@
 """The client of the parameter servers: pulls, ticks, and pushes that are applied exactly once.
 
-A `ParameterClient` keeps a `BundleConnection` to each bundle, by its home (`connection.py`). Requests leave
-at once, many may be open, and answers are handled as they arrive. The owner passes each cluster map to
-`map_changed`, because the primary of a bundle may move.
+A `ParameterClient` keeps a `BundleConnection` to each bundle, by its home (`connection.py`), which takes the
+requests. They leave at once, many may be open, and answers are handled as they arrive. The owner passes each
+cluster map to `map_changed`, because the primary of a bundle may move.
 
 Requests never wait; `admit` waits while a bundle has as many unanswered pushes as its limit,
 `MAX_UNACKNOWLEDGED` at most. The limit bounds the memory of push buffers.
@@ -11,23 +11,18 @@ Requests never wait; `admit` waits while a bundle has as many unanswered pushes 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from adam_async.client.connection import MAX_UNACKNOWLEDGED, BundleConnection
-from adam_async.client.session import PullReceiver, PushReceiver, SessionIdentity, StepPush
+from adam_async.client.session import SessionIdentity
 from adam_async.errors import ShardUnavailable
-from adam_async.messages import StepReport
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.run.ids import ShardId
 from adam_async.run.primary import lacks_copies, primary_of
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
 from transport import LocalNetwork
 
-__all__ = ["ClientStatistics", "ParameterClient", "SessionIdentity", "StepPush"]
+__all__ = ["ClientStatistics", "ParameterClient", "SessionIdentity"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,73 +112,9 @@ class ParameterClient:
             if self._is_of_run:
                 connection.wait_for_copies(lacks_copies(cluster, self._session.store, home))
 
-    # --- requests ------------------------------------------------------------------------------
-
-    def push(
-        self, home: str, step: StepPush, call: PushReceiver, number: int = 0, into: NDArray[Any] | None = None
-    ) -> None:
-        """Push gradients under the next numbers. Never waits; see `admit`.
-
-        Args:
-            home: Home of the bundle of the shards.
-            call: Takes the answer, once every shard has acknowledged the push or refused non-finite values.
-                It is then *freed*, once no send reads the tensors any more: only then may the caller write to
-                them again.
-            number: Number of the message in its call.
-            into: Memory for the values of a push that pulls; pooled memory without it.
-        """
-        self.connections[home].push(step, call, number, into)
-
-    def report_steps(
-        self,
-        home: str,
-        shards: tuple[ShardId, ...],
-        steps: tuple[StepReport, ...],
-        *,
-        on_answer: Callable[[], None],
-    ) -> None:
-        """Report steps that were applied in place, under the next numbers. Never waits; see `admit`.
-
-        Args:
-            home: Home of a bundle.
-            shards: All shards of this bundle; every step was applied to each of them.
-            on_answer: Called once, when the primary has counted them.
-        """
-        self.connections[home].report_steps(shards, steps, on_answer)
-
     def answer_nothing(self, on_answered: Callable[[], None]) -> None:
         """Call back in a later iteration of the loop, in place of an answer to a question without shards."""
         self._callbacks.call_soon(on_answered)
-
-    def pull(
-        self,
-        home: str,
-        shards: tuple[ShardId, ...],
-        call: PullReceiver,
-        number: int = 0,
-        *,
-        clock: int = 0,
-        into: NDArray[Any] | None = None,
-    ) -> None:
-        """Ask for values with all earlier pushes of this client; in bsp, those up to `clock`. Never waits.
-
-        Args:
-            home: Home of the bundle of the shards.
-            call: Takes the answer and the values, one shard after the other, flat.
-            number: Number of the message in its call.
-            clock: Clock up to which the values must contain all pushes of live replicas; 0 for the current
-                values. The client pulls again until the values are available.
-            into: Memory for the values; pooled memory without it.
-        """
-        self.connections[home].pull(shards, call, number, clock, into)
-
-    def tick(self, home: str, shards: Sequence[ShardId], clock: int, *, epoch: int = 0) -> None:
-        """Report to a bundle that this client has ended step `clock` on these shards. Never waits.
-
-        Args:
-            epoch: In ssp and bsp the epoch of the step, if known.
-        """
-        self.connections[home].tick(tuple(shards), clock, epoch)
 
     # --- waiting -----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ has moved. Such an exchange stays open and needs the remedy.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NotRequired, Protocol, TypedDict, Unpack
 
 import msgspec
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from adam_async.messages import (
     DUPLICATE,
     REFUSED,
+    OfEach,
     Part,
     Pull,
     Push,
@@ -31,6 +32,8 @@ from adam_async.messages import (
     Tick,
     Ticked,
     Values,
+    each_of,
+    joined,
     pack,
     unpack,
 )
@@ -49,24 +52,21 @@ class SessionIdentity:
     generation: int
 
 
-class StepPush(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The part of a step's gradients for one bundle, in one message."""
+class PushFields(TypedDict):
+    """Fields of `Push` that the owner of a client gives."""
 
     parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
-    tensors: Sequence[NDArray[Any]]
-    versions: tuple[int, ...]
-    own_applied: tuple[int, ...]
+    versions: OfEach
+    own_applied: OfEach
     clock: int
     weight: int
     rate: float
-    pull: bool = False
-    epoch: int = 0
-    """Epoch of the step's groups, in ssp and bsp; see `Push.epoch`."""
-    assign: bool = False
-    """Whether the tensors are values that replace those of the shards."""
-    groups: tuple[int, ...] = ()
-    """Groups of the step; see `Push.groups`."""
+    pull: NotRequired[bool]
+    epoch: NotRequired[int]
+    assign: NotRequired[bool]
+    groups: NotRequired[tuple[int, ...]]
+    loss_sum: NotRequired[float | None]
 
 
 class Receiver(Protocol):
@@ -111,9 +111,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     sent: int = 0
     """Number of times that the exchange was sent."""
 
+    @abstractmethod
     def answered(self, answer: Message) -> bool:
         """Take an answer. Returns True if it settles the exchange, and False to send the exchange again."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Note that the answer has arrived."""
@@ -150,7 +150,9 @@ class PushExchange(Exchange, kw_only=True, eq=False):
 
     call: PushReceiver
     number: int
-    step: StepPush
+    pulls: bool
+    shards: int
+    """Number of shards."""
     reading: int = 0
     """Number of sendings that still read the tensors."""
     settled: bool = False
@@ -167,11 +169,11 @@ class PushExchange(Exchange, kw_only=True, eq=False):
             else:
                 settled = False
         if settled:
-            if self.step.pull and len(answer.tensors) != 1:
+            if self.pulls and len(answer.tensors) != 1:
                 raise _no_values(answer)
-            self.call.pushed(self.number, acknowledged, answer.tensors[0] if self.step.pull else None)
+            self.call.pushed(self.number, acknowledged, answer.tensors[0] if self.pulls else None)
             # After the call took it: an answer that does not fit is asked for again, and counts once.
-            counts.acknowledged += len(self.step.shards)
+            counts.acknowledged += self.shards
         return settled
 
     def settle(self) -> None:
@@ -203,7 +205,7 @@ class PullExchange(Exchange, kw_only=True, eq=False):
     def answered(self, answer: Message) -> bool:
         """See `Exchange`. After an answer without values, pull again while they are wanted."""
         values = unpack(answer, Values)
-        if values.versions or not self.has_shards:
+        if values.versions != () or not self.has_shards:
             if len(answer.tensors) != 1:
                 raise _no_values(answer)
             self.call.pulled(self.number, values, answer.tensors[0])
@@ -266,19 +268,19 @@ class ShardNumbers:
         """Last number of groups of shards that were pushed with the same numbers, in the same messages."""
         self._group_of: dict[ShardId, tuple[ShardId, ...]] = {}
 
-    def next(self, shards: tuple[ShardId, ...]) -> tuple[int, ...]:
+    def next(self, shards: tuple[ShardId, ...]) -> OfEach:
         """Give the next number on each shard, from 1 without gaps."""
         last = self._together.get(shards)
         if last is not None:
             self._together[shards] = last + 1
-            return (last + 1,) * len(shards)
+            return last + 1
         self._separate(shards)
-        numbers = tuple([self._last.get(shard, 0) + 1 for shard in shards])
-        if len(set(numbers)) == 1 and len(set(shards)) == len(shards):
-            self._together[shards] = numbers[0]
+        numbers = joined([self._last.get(shard, 0) + 1 for shard in shards])
+        if isinstance(numbers, int) and len(set(shards)) == len(shards):
+            self._together[shards] = numbers
             self._group_of.update(dict.fromkeys(shards, shards))
         else:
-            self._last.update(zip(shards, numbers, strict=True))
+            self._last.update(zip(shards, each_of(numbers, len(shards)), strict=True))
         return numbers
 
     def _separate(self, shards: Sequence[ShardId]) -> None:
@@ -290,14 +292,14 @@ class ShardNumbers:
                 for member in group:
                     del self._group_of[member]
 
-    def last(self, shards: Sequence[ShardId]) -> tuple[int, ...]:
+    def last(self, shards: Sequence[ShardId]) -> OfEach:
         """Return the last number given on each of some shards; 0 for a shard without a number."""
         shards = tuple(shards)
         last = self._together.get(shards)
         if last is not None:
-            return (last,) * len(shards)
+            return last
         groups = [self._group_of.get(shard) for shard in shards]
-        return tuple(
+        return joined(
             [
                 self._last.get(shard, 0) if group is None else self._together[group]
                 for shard, group in zip(shards, groups, strict=True)
@@ -374,33 +376,37 @@ class Session:
     def pass_on(self, callback: Callable[[], None]) -> None:
         """Run a callback on the client's loop, from another thread."""
 
-    def push(self, step: StepPush, call: PushReceiver, number: int, into: NDArray[Any] | None = None) -> None:
-        """Push gradients under the next numbers; see `ParameterClient.push`."""
+    def push(
+        self,
+        tensors: Sequence[NDArray[Any]],
+        call: PushReceiver,
+        number: int = 0,
+        into: NDArray[Any] | None = None,
+        **fields: Unpack[PushFields],
+    ) -> None:
+        """Push gradients under the next numbers. Never waits; see `ParameterClient.admit`.
+
+        Args:
+            call: Takes the answer, once every shard has acknowledged the push or refused non-finite values.
+                It is then *freed*, once no send reads the tensors any more: only then may the caller write to
+                them again.
+            number: Number of the message in its call.
+            into: Memory for the values of a push that pulls; pooled memory without it.
+            fields: Fields of the message.
+        """
         # First, because a number without its push would be a gap: there may be no memory for the copies.
-        tensors = [each.copy() for each in step.tensors] if self._copies else step.tensors
-        body = Push(
-            **self._identity,
-            clock=step.clock,
-            weight=step.weight,
-            rate=step.rate,
-            parts=step.parts,
-            shards=step.shards,
-            numbers=self.numbers.next(step.shards),
-            versions=step.versions,
-            own_applied=step.own_applied,
-            pull=step.pull,
-            epoch=step.epoch,
-            assign=step.assign,
-            groups=step.groups,
-        )
+        sent = [each.copy() for each in tensors] if self._copies else tensors
+        shards = fields["shards"]
+        body = Push(**self._identity, numbers=self.numbers.next(shards), **fields)
         exchange = PushExchange(
             session=self,
-            message=pack(body, tensors),
+            message=pack(body, sent),
             into=None if into is None else (into,),
             is_push=True,
             call=call,
             number=number,
-            step=step,
+            pulls=body.pull,
+            shards=len(shards),
         )
         self.open[exchange] = None
         self.open_pushes += 1
@@ -410,11 +416,19 @@ class Session:
         self,
         shards: tuple[ShardId, ...],
         call: PullReceiver,
-        number: int,
+        number: int = 0,
         clock: int = 0,
         into: NDArray[Any] | None = None,
     ) -> None:
-        """Ask for values; see `ParameterClient.pull`."""
+        """Ask for values with all earlier pushes of this client; in bsp, those up to `clock`. Never waits.
+
+        Args:
+            call: Takes the answer and the values, one shard after the other, flat.
+            number: Number of the message in its call.
+            clock: Clock up to which the values must contain all pushes of live replicas; 0 for the current
+                values. The client pulls again until the values are available.
+            into: Memory for the values; pooled memory without it.
+        """
         body = Pull(
             store=self._identity["store"],
             generation=self._identity["generation"],
@@ -434,8 +448,12 @@ class Session:
             )
         )
 
-    def tick(self, shards: tuple[ShardId, ...], clock: int, epoch: int) -> None:
-        """End a step; see `ParameterClient.tick`."""
+    def tick(self, shards: tuple[ShardId, ...], clock: int, epoch: int = 0) -> None:
+        """Report that this client has ended step `clock` on these shards. Never waits.
+
+        Args:
+            epoch: In ssp and bsp the epoch of the step, if known.
+        """
         body = Tick(
             **self._identity,
             clock=clock,
@@ -448,7 +466,12 @@ class Session:
     def report_steps(
         self, shards: tuple[ShardId, ...], steps: tuple[StepReport, ...], on_answer: Callable[[], None]
     ) -> None:
-        """Report steps; see `ParameterClient.report_steps`."""
+        """Report steps that were applied in place, under the next numbers. Never waits.
+
+        Args:
+            shards: All shards of this bundle; every step was applied to each of them.
+            on_answer: Called once, when the primary has counted them.
+        """
         body = ReportSteps(
             **self._identity,
             shards=shards,

@@ -6,13 +6,11 @@ still has its state. In both clusters the driver of the run is in the caller's p
 
     local.py           `LocalCluster`: all roles in one event loop, joined by local links
     sync.py            `LocalCluster` without `await`, for scripts and notebooks, on a thread of its own
-    setup.py           the arguments of both clusters, checked and in one value
+    setup.py           the arguments of both clusters, checked and in one value; the block of both, `Cluster`
 
     processes.py       `ProcessCluster`: start of the roles in order, training, scaling of the workers
     supervision.py     the supervisor: restart of a lost role, or the death that ends the run
-    server_losses.py   whether the copies of the shards suffice after some servers have ended
     launcher.py        the interface of all launchers: `Launcher`, `RoleSpec`, `RestartPolicy`
-    local_launcher.py  the launcher of child processes on this machine, over loopback TCP
     parent_pipe.py     a child's stdin: its orders and keys; the child ends with its parent (no orphans)
 
     roles/             one function for each role, for a process that runs a single role

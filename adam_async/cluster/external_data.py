@@ -9,6 +9,7 @@ from adam_async.cluster.networks import address_towards
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from adam_async.messages.bounds import MOST_INFO_BYTES
+from adam_async.run.cluster_map import DATA_FACTS
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
@@ -21,9 +22,6 @@ from transport import (
     RemoteError,
     RemoteProtocolError,
 )
-
-SAME = ("shape", "classes", "train_images", "test_images", "digest")
-"""Names of the facts of a data set that must be equal in all data servers of a cluster."""
 
 
 async def address_for(hosts: Sequence[str]) -> str:
@@ -100,7 +98,7 @@ class DataHosts:
         infos = {address: await self._ask(address, controller) for address in self._links}
         first, *others = infos
         for other in others:
-            differing = [name for name in SAME if infos[first].get(name) != infos[other].get(name)]
+            differing = [name for name in DATA_FACTS if infos[first].get(name) != infos[other].get(name)]
             if differing:
                 raise ConfigError(
                     f"data: {first} has {_named(differing, infos[first])}, but {other} has "

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -19,17 +19,17 @@ import msgspec
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, address_for
 from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, network_for, slowed
-from adam_async.cluster.setup import ClusterSetup, path_of
+from adam_async.cluster.setup import Cluster, ClusterSetup, path_of
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import load
-from adam_async.driver.driver import OUTSIDE, Driver
+from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.training_rules import PROGRAM_KINDS
-from adam_async.errors import ConfigError, RoleDied, RoleFailed, RunFailed, first_cause
+from adam_async.errors import ConfigError, RoleDied, RoleFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -61,7 +61,7 @@ from dataflow import ComputePool, MakePool
 from transport import BufferPool, Identity, LocalNetwork, Network
 
 
-class LocalCluster:
+class LocalCluster(Cluster):
     """Controllers, data servers, parameter servers and workers in this event loop.
 
     Args:
@@ -135,7 +135,7 @@ class LocalCluster:
         hosts = hosts_of(config, data, starts_own=dataset is not None)
         one_process = network is None or isinstance(network, LocalNetwork)
         named = named_step(step, step_args)
-        self._setup = ClusterSetup(
+        setup = ClusterSetup(
             config=_with_weights(config, named, one_process=one_process),
             inputs=RunInputs(
                 spec=spec,
@@ -145,9 +145,6 @@ class LocalCluster:
                 layers=layers,
                 init=init,
                 step=named,
-                # A caller's network, or a slowed role, must affect the links between the workers of a
-                # replica.
-                together=config.partitions > 1 and network is None and not config.slow,
             ),
             hosts=hosts,
             dataset=dataset,
@@ -158,8 +155,7 @@ class LocalCluster:
             resume=path_of(resume),
             store=path_of(store),
         )
-        self.config = self._setup.config
-        self.timeline = timeline
+        super().__init__(setup)
         self.dataset = dataset
         self.buffers = BufferPool()
         self.network = self._network_of(network, one_process=one_process)
@@ -167,8 +163,6 @@ class LocalCluster:
         self._make_pool = make_pool
         self._process_memory = process_memory
         self._available_bytes = available_bytes
-        self._stack = AsyncExitStack()
-        self._entered = self._running = False
         self._storage_pool = StoragePool()
         self.controllers: list[Controller] = []
         self.data_servers: list[DataServer] = []
@@ -196,49 +190,34 @@ class LocalCluster:
         """The first data server of this process."""
         return self.data_servers[0]
 
-    async def __aenter__(self) -> Self:
-        if self._entered:
-            raise RunFailed("a cluster can be entered once: make another LocalCluster")
-        self._entered = True
-        try:
-            await self._open()
-        except ExceptionGroup as errors:  # the role's task group has wrapped the error
-            cause = first_cause(errors)
-            raise cause from cause.__cause__
-        return self
-
-    async def _open(self) -> None:
-        """Open all roles in the order of their needs, the driver last; a failure closes them."""
+    async def _open(self, stack: AsyncExitStack) -> Driver:
+        """See `Cluster._open`."""
         config, setup = self.config, self._setup
         threads = config.threads_per_worker(usable_cores())
         if self.dataset is None and not setup.hosts:
             self.dataset = await self._load()
-        async with AsyncExitStack() as stack:
-            inputs = await setup.with_checkpoints(stack)
-            network = await stack.enter_async_context(slowed(self.network, config.slow))
-            await self._open_controllers(stack, network)
-            controller = ",".join(controller.address for controller in self.controllers)
-            driver = setup.identity("driver", "driver")
-            if setup.hosts:
-                await self._open_hosts(stack, network, driver)
-            else:
-                await self._open_data(stack, network, controller)
-            await self._open_servers(stack, network, controller)
-            await self._open_workers(stack, network, controller, threads)
-            settings = DriverSettings(
-                network=network,
-                controller=controller,
-                identity=driver,
-                threads=threads * config.workers,
-                timeline=self.timeline,
-                make_pool=self._make_pool,
-                process_memory=self._process_memory,
-                available_bytes=self._available_bytes,
-            )
-            self.driver = await stack.enter_async_context(Driver(config, settings, inputs))
-            stack.callback(setattr, self, "_running", False)
-            self._stack = stack.pop_all()
-            self._running = True
+        inputs = await setup.with_checkpoints(stack)
+        network = await stack.enter_async_context(slowed(self.network, config.slow))
+        await self._open_controllers(stack, network)
+        controller = ",".join(controller.address for controller in self.controllers)
+        driver = setup.identity("driver", "driver")
+        if setup.hosts:
+            await self._open_hosts(stack, network, driver)
+        else:
+            await self._open_data(stack, network, controller)
+        await self._open_servers(stack, network, controller)
+        await self._open_workers(stack, network, controller, threads)
+        settings = DriverSettings(
+            network=network,
+            controller=controller,
+            identity=driver,
+            threads=threads * config.workers,
+            timeline=self.timeline,
+            make_pool=self._make_pool,
+            process_memory=self._process_memory,
+            available_bytes=self._available_bytes,
+        )
+        return await stack.enter_async_context(Driver(config, settings, inputs))
 
     async def _load(self) -> Dataset:
         available = self._available_bytes()
@@ -304,6 +283,8 @@ class LocalCluster:
             self.data_servers.append(await stack.enter_async_context(server))
 
     async def _open_servers(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
+        # The dealer may be elsewhere, and asks the servers for their groups.
+        elsewhere = await address_for(self._setup.hosts) if self._setup.hosts else ""
         for number in range(self.config.servers):
             node, disk = f"ps-{number}", None
             if (folder := self._setup.server_folder(node)) is not None:
@@ -314,6 +295,7 @@ class LocalCluster:
                 buffers=self.buffers,
                 storage_pool=self._storage_pool,
                 numerics=apply_numerics(),
+                elsewhere=elsewhere,
                 disk=disk,
             )
             self.servers.append(await stack.enter_async_context(server))
@@ -350,8 +332,8 @@ class LocalCluster:
         partitions = self.config.partitions
         first = replica * partitions
         paced = any(pace_of(self.config.slow, f"worker-{first + n}") < 1 for n in range(partitions))
-        if partitions == 1 or self._setup.inputs.together or paced:
-            # No pool is shared, or threads cannot be slow for one worker only.
+        if partitions == 1 or self.config.pin_threads or paced:
+            # No pool is shared, or threads cannot be slow, or keep to cores, for one worker only.
             return None
         pool = self._make_pool(
             threads=threads * partitions, name=f"replica-{replica}", contexts=WeakKeyDictionary
@@ -380,8 +362,7 @@ class LocalCluster:
             RunFailed: The cluster's block was not entered, or has ended.
             TransformFailed: A function of the caller failed on an image.
         """
-        if not self._running:
-            raise RunFailed(OUTSIDE)
+        self._check_runs()
         try:
             return await self.driver.train(on_epoch)
         except (RoleFailed, ExceptionGroup) as error:
@@ -391,11 +372,6 @@ class LocalCluster:
                 failures = [server.transform_failed for server in self.data_servers]
                 cause = next((failure for failure in failures if failure is not None), cause)
             raise cause from cause.__cause__
-
-    def stop(self) -> None:
-        """End the training in progress after the groups in flight. See `Driver.stop`."""
-        if self._running:
-            self.driver.stop()
 
     def __repr__(self) -> str:
         return f"<LocalCluster {len(self.servers)} servers {len(self.workers)} workers {self.network!r}>"

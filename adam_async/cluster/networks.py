@@ -30,11 +30,10 @@ from transport import (
     LinkConfig,
     Listener,
     Network,
-    RetrySchedule,
     TcpNetwork,
 )
 from transport.config import Checksum
-from transport.network import DIAL_S, OnLink
+from transport.network import OnLink
 from transport.slow import SlowNetwork
 from transport.sockets import is_loopback, parse_tcp_address
 
@@ -211,16 +210,8 @@ class SchemeNetworks(Network):
         """Listen in the network of the address; see `Network.listen`."""
         return self._network_of(address).listen(address, identity, on_link)
 
-    async def dial(
-        self,
-        address: str,
-        identity: Identity,
-        *,
-        timeout_s: float = DIAL_S,
-        retry: RetrySchedule | None = None,
-        peer_role: str | None = None,
-    ) -> Link:
-        """Dial in the network of the address; see `Network.dial`.
+    async def dial_once(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+        """Dial in the network of the address; see `Network.dial_once`.
 
         Raises:
             DialFailed: No network has the scheme of the address.
@@ -229,7 +220,7 @@ class SchemeNetworks(Network):
             network = self._network_of(address)
         except ValueError as error:
             raise DialFailed(address, 0, str(error)) from None
-        return await network.dial(address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role)
+        return await network.dial_once(address, identity, peer_role)
 
     def _network_of(self, address: str) -> Network:
         network = self.networks.get(address.partition("://")[0])

@@ -16,25 +16,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
-from adam_async.checkpoint.manifest import resumed_spec
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts
-from adam_async.cluster.launcher import Launcher, RestartPolicy, data_words
-from adam_async.cluster.local_launcher import LocalLauncher
+from adam_async.cluster.launcher import Launcher, LocalLauncher, RestartPolicy, data_words
 from adam_async.cluster.networks import address_towards, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
-from adam_async.cluster.setup import ClusterSetup, path_of
+from adam_async.cluster.setup import Cluster, ClusterSetup, path_of
 from adam_async.cluster.supervision import Supervisor
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
-from adam_async.driver.driver import OUTSIDE, Driver
+from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, RunFailed, first_cause
+from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, first_cause
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names, hosts_of
 from adam_async.run.cache_size import one_of
@@ -50,10 +48,10 @@ from adam_async.run.user_code import (
     named_step,
     transform_words,
 )
+from adam_async.runtime.channel import StackedTaskGroup
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import RoleHandle
-from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Network
 
@@ -70,7 +68,7 @@ PORT_CHOICES = 3
 before the controller listens."""
 
 
-class ProcessCluster:
+class ProcessCluster(Cluster):
     """Controllers, data servers, parameter servers and workers, each in a process of its own.
 
     Other arguments are those of `local.LocalCluster`.
@@ -79,8 +77,8 @@ class ProcessCluster:
         dataset: The images, which data servers in this process serve; None: the images of `config.data`.
         data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
             addresses in `config.data`. If `config.data` names a data set, the cluster starts data servers.
-        token: Token of the cluster, its standalone data servers and the agents of `launcher`; None: a random
-            one, so only the roles of this cluster can join it.
+        token: Token of the cluster, and its standalone data servers; None: a random one, so only the roles of
+            this cluster can join it.
         layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: the environment of this process.
@@ -151,7 +149,7 @@ class ProcessCluster:
             add_import_folder(folder)
         self._imports = import_words(layers, step, step_path)
         self._functions = transform_words(transforms if config.augment else None, step_path)
-        self._setup = ClusterSetup(
+        setup = ClusterSetup(
             config=config,
             inputs=RunInputs(
                 spec=spec,
@@ -170,16 +168,12 @@ class ProcessCluster:
             resume=path_of(resume),
             store=path_of(store),
         )
-        self.config = config
-        self.timeline = timeline
+        super().__init__(setup)
         inherited = os.environ if launcher is None else {}
         kept = for_children(inherited if environment is None else environment)
-        self._launcher = launcher or LocalLauncher(kept, hosts=self._setup.hosts)
+        self._launcher = launcher or LocalLauncher(kept, hosts=setup.hosts)
         self._on_line = on_line
         self._roles = Supervisor(config, self._launcher, environment=kept, restarts=restarts, on_line=on_line)
-        self._stack = AsyncExitStack()
-        self._driver: Driver | None = None
-        self._entered = self._running = False
         self._worker: tuple[str, ...] = ()
         """Options of the command of every worker."""
         self._threads = 0
@@ -190,28 +184,8 @@ class ProcessCluster:
         """The newest process of each role, by node id."""
         return self._roles.processes
 
-    @property
-    def driver(self) -> Driver:
-        """The driver, in this process."""
-        assert self._driver is not None, "enter the cluster's block first"
-        return self._driver
-
-    async def __aenter__(self) -> Self:
-        self._check_entry()
-        self._entered = True
-        try:
-            await self._open()
-        except ExceptionGroup as errors:
-            cause = first_cause(errors)
-            raise cause from cause.__cause__
-        return self
-
-    def _check_entry(self) -> None:
-        if self._entered:
-            raise RunFailed(f"a cluster can be entered once: make another {type(self).__name__}")
-
-    async def _open(self) -> None:
-        """Start the children in the order of their needs, then the driver; a failure ends them."""
+    async def _open(self, stack: AsyncExitStack) -> Driver:
+        """See `Cluster._open`."""
         config, setup = self.config, self._setup
         data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
         threads = self._threads = await self._launcher.prepare(config, data_servers=data_servers)
@@ -221,43 +195,40 @@ class ProcessCluster:
         orders = orders_for(
             token or "", config.waits, profile_events=room, silence_s=self._launcher.silence_s
         )
-        async with AsyncExitStack() as stack:
-            inputs = await setup.with_checkpoints(stack)
-            state = ""
-            if config.controllers > 1:
-                name = setup.entropy(8).hex()
-                state = await stack.enter_async_context(self._launcher.state_folder(name))
-            self._roles.begin(await stack.enter_async_context(StackedTaskGroup()), orders)
-            stack.push_async_callback(self._roles.stop)
-            network = await stack.enter_async_context(
-                slowed(
-                    network_for(config, token, entropy=setup.entropy, buffers=BufferPool()),
-                    texts_for(config.slow, "driver"),
-                )
+        inputs = await setup.with_checkpoints(stack)
+        state = ""
+        if config.controllers > 1:
+            name = setup.entropy(8).hex()
+            state = await stack.enter_async_context(self._launcher.state_folder(name))
+        self._roles.begin(await stack.enter_async_context(StackedTaskGroup()), orders)
+        stack.push_async_callback(self._roles.stop)
+        network = await stack.enter_async_context(
+            slowed(
+                network_for(config, token, entropy=setup.entropy, buffers=BufferPool()),
+                texts_for(config.slow, "driver"),
             )
-            driver = setup.identity("driver", "driver")
-            controller = await self._open_controllers(network, driver, state)
-            await self._open_data(stack, network, controller)
-            await self._start_members(controller, inputs, threads, data_servers)
-            if setup.hosts:
-                hosts = DataHosts(setup.hosts, network=network, identity=driver, waits=config.waits)
-                await stack.enter_async_context(hosts)
-                await hosts.serve(controller)
-            settings = DriverSettings(
-                network=network,
-                controller=controller,
-                identity=driver,
-                threads=min(threads * config.workers or usable_cores(), usable_cores()),
-                timeline=self.timeline,
-                available_bytes=available_bytes,
-            )
-            opened = await stack.enter_async_context(Driver(config, settings, inputs))
-            self._driver = self._roles.driver = opened
-            opened.listen(self._on_line)
-            opened.operate(self)
-            stack.callback(setattr, self, "_running", False)
-            self._running = True
-            self._stack = stack.pop_all()
+        )
+        driver = setup.identity("driver", "driver")
+        controller = await self._open_controllers(network, driver, state)
+        await self._open_data(stack, network, controller)
+        await self._start_members(controller, inputs, threads, data_servers)
+        if setup.hosts:
+            hosts = DataHosts(setup.hosts, network=network, identity=driver, waits=config.waits)
+            await stack.enter_async_context(hosts)
+            await hosts.serve(controller)
+        settings = DriverSettings(
+            network=network,
+            controller=controller,
+            identity=driver,
+            threads=min(threads * config.workers or usable_cores(), usable_cores()),
+            timeline=self.timeline,
+            available_bytes=available_bytes,
+        )
+        opened = await stack.enter_async_context(Driver(config, settings, inputs))
+        self._roles.driver = opened
+        opened.listen(self._on_line)
+        opened.operate(self)
+        return opened
 
     async def _start_members(
         self, controller: str, inputs: RunInputs, threads: int, data_servers: int
@@ -266,8 +237,7 @@ class ProcessCluster:
         config, setup = self.config, self._setup
         common = ("--controller", controller)
         self._worker = (*common, "--in-flight", str(config.in_flight), *self._imports)
-        resume = inputs.resume
-        spec = resumed_spec(resume.manifest, inputs.spec) if resume is not None else inputs.spec
+        spec = await setup.spec_of(inputs)
         cache = one_of(config.cache, data_servers)
         images = data_words(config, cache=cache, size=setup.image_size(spec))
         start = self._roles.start
@@ -345,8 +315,7 @@ class ProcessCluster:
             RoleDied: A role that the run needs has died; the error has its name and the cause.
             RunFailed: The cluster's block was not entered, or has ended.
         """
-        if not self._running:
-            raise RunFailed(OUTSIDE)
+        self._check_runs()
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._roles.needed_one_died(), name="processes/deaths")
@@ -359,11 +328,6 @@ class ProcessCluster:
             cause = self._roles.death or first_cause(errors)
             raise cause from cause.__cause__
         return result
-
-    def stop(self) -> None:
-        """End the training in progress after the groups in flight. See `Driver.stop`."""
-        if self._running:
-            self.driver.stop()
 
     # --- operation ---------------------------------------------------------------------------
 
@@ -390,8 +354,7 @@ class ProcessCluster:
             RoleDied: A new worker could not start.
             RunFailed: The cluster's block was not entered, or has ended.
         """
-        if not self._running:
-            raise RunFailed(OUTSIDE)
+        self._check_runs()
         config = self.config
         if config.record:
             raise ConfigError("a recorded run keeps its workers: train without record to scale it")
@@ -441,7 +404,9 @@ def _number(node: str) -> int:
     return int(node.rpartition("-")[2])
 
 
-def orders_for(token: str, waits: Waits, *, profile_events: int, silence_s: float = 0.0) -> dict[str, bytes]:
+def orders_for(
+    token: str, waits: Waits, *, profile_events: int, silence_s: float = 0.0, ignores_sigterm: bool = False
+) -> dict[str, bytes]:
     """Return the first stdin line for the children of each role, with the keys of that role only.
 
     Raises:
@@ -450,6 +415,12 @@ def orders_for(token: str, waits: Waits, *, profile_events: int, silence_s: floa
     lines = {}
     for role in CHILDREN:
         keys = derived_text(token, role) if token else ""
-        orders = Orders(token=keys, waits=waits, profile_events=profile_events, silence_s=silence_s)
+        orders = Orders(
+            token=keys,
+            waits=waits,
+            profile_events=profile_events,
+            silence_s=silence_s,
+            ignores_sigterm=ignores_sigterm,
+        )
         lines[role] = msgspec.json.encode(orders) + b"\n"
     return lines

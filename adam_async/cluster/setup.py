@@ -1,17 +1,20 @@
-"""The setup of a cluster: all arguments of its caller, checked and in one value."""
+"""The setup of a cluster, all arguments of its caller in one checked value; and the block of a cluster."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from adam_async.checkpoint.files import open_checkpoints
-from adam_async.checkpoint.run_notes import open_run_notes
+from adam_async.checkpoint.manifest import kept_model
 from adam_async.checkpoint.trained_model import check_init
 from adam_async.data_server.dataset import Dataset, check_dataset
+from adam_async.driver.driver import OUTSIDE, Driver
+from adam_async.driver.saved_run import manifest_in
 from adam_async.driver.settings import RunInputs
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.config import Config
@@ -19,6 +22,7 @@ from adam_async.run.image_size import Size
 from adam_async.run.model_selection import image_size
 from adam_async.run.stragglers import check_names
 from adam_async.run.user_code import imported_functions
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
 from transport import Identity
 
@@ -37,12 +41,13 @@ class ClusterSetup:
         timeline: Records the work of the roles.
         checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
         resume: Folder of checkpoints, or one of them; the first training continues its run.
-        store: Folder with a folder of shards for each server, and with the notes of the driver; the first
-            training continues the run of the notes. None: in memory only.
+        store: Folder with a folder for each server, which keeps its shards and the record of the run there;
+            the first training continues that run. None: in memory only.
 
     Raises:
         ConfigError: `Config.slow` names an unknown node, an input has the wrong type, transforms would have
-            no effect, or functions of the caller would have to transform images elsewhere.
+            no effect, functions of the caller would have to transform images elsewhere, or `ack=durable`
+            lacks disks.
     """
 
     config: Config
@@ -63,7 +68,7 @@ class ClusterSetup:
                 f"spec is a {type(inputs.spec).__name__}, expected a ModelSpec, such as named_model('digits')"
             )
         if self.resume is None and self.store is None:
-            # A continued run has the transforms of its notes.
+            # A continued run has the transforms of its record.
             if config.transforms and inputs.transforms is None:
                 raise ConfigError(
                     f"transforms={config.transforms!r} of the Config names a file, which only commands read: "
@@ -71,6 +76,10 @@ class ClusterSetup:
                 )
             if inputs.transforms is not None and not config.augment:
                 raise ConfigError("transforms change the images of augment=True only, and augment is off")
+        if config.ack == "durable" and self.store is None:
+            raise ConfigError(
+                "ack=durable needs servers with disks: give a folder for their shards (--store DIR)"
+            )
         if self.hosts and self.inputs.functions:
             raise ConfigError(
                 "functions that transform images do not travel to the data servers at "
@@ -107,19 +116,79 @@ class ClusterSetup:
         return await imported_functions(steps or (), self.inputs.functions)
 
     async def with_checkpoints(self, stack: AsyncExitStack) -> RunInputs:
-        """Open the folders of checkpoints and notes until the stack ends; return the inputs with them.
+        """Open the folder of checkpoints until the stack ends; return the inputs with it.
 
         Raises:
-            CheckpointError: The folder has no checkpoint, or a damaged one, or notes that cannot be read; or
-                a checkpoint and notes both name a run to continue.
+            CheckpointError: The folder has no checkpoint, or a damaged one.
         """
         folder, resume = await open_checkpoints(stack, self.checkpoint, self.resume)
-        notes, saved = await open_run_notes(stack, self.store, resume)
-        return replace(self.inputs, checkpoints=folder, resume=saved or resume, notes=notes)
+        return replace(self.inputs, checkpoints=folder, resume=resume, on_disks=self.store is not None)
+
+    async def spec_of(self, inputs: RunInputs) -> ModelSpec | None:
+        """Return the model of the run that the first training continues, or else that of the caller.
+
+        Raises:
+            CheckpointError: The caller has another model.
+            ConfigError, DataError, RunFailed: The record of the run on the disks cannot be read.
+        """
+        manifest = inputs.resume.manifest if inputs.resume is not None else None
+        if self.store is not None:
+            async with Disk() as disk:
+                manifest = await manifest_in(self.store, disk) or manifest
+        return kept_model(manifest.spec, inputs.spec, manifest.name) if manifest is not None else inputs.spec
 
     def server_folder(self, node: str) -> Path | None:
         """Return the folder in which a server keeps its shards; None for memory only."""
         return self.store / node if self.store is not None else None
+
+
+class Cluster:
+    """The block of a cluster, which is entered once; training is possible within it."""
+
+    def __init__(self, setup: ClusterSetup) -> None:
+        self._setup = setup
+        self.config = setup.config
+        self.timeline = setup.timeline
+        self._stack = AsyncExitStack()
+        self._driver: Driver | None = None
+        self._entered = self._running = False
+
+    @property
+    def driver(self) -> Driver:
+        """The driver, in this process."""
+        assert self._driver is not None, "enter the cluster's block first"
+        return self._driver
+
+    async def __aenter__(self) -> Self:
+        self._check_entry()
+        self._entered = True
+        try:
+            async with AsyncExitStack() as stack:
+                self._driver = await self._open(stack)
+                stack.callback(setattr, self, "_running", False)
+                self._stack = stack.pop_all()
+                self._running = True
+        except ExceptionGroup as errors:  # the role's task group has wrapped the error
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
+        return self
+
+    @abstractmethod
+    async def _open(self, stack: AsyncExitStack) -> Driver:
+        """Open all roles in the order of their needs, the driver last; a failure closes the stack."""
+
+    def _check_entry(self) -> None:
+        if self._entered:
+            raise RunFailed(f"a cluster can be entered once: make another {type(self).__name__}")
+
+    def _check_runs(self) -> None:
+        if not self._running:
+            raise RunFailed(OUTSIDE)
+
+    def stop(self) -> None:
+        """End the training in progress after the groups in flight. See `Driver.stop`."""
+        if self._running:
+            self.driver.stop()
 
 
 def path_of(folder: str | Path | None) -> Path | None:

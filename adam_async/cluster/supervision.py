@@ -1,20 +1,76 @@
-"""The supervisor of a cluster's processes: it restarts a lost role if the run still has its state."""
+"""The supervisor of a cluster's processes: it restarts a lost role if the run still has its state.
+
+The parent of the server processes learns that one has ended before the controllers do. `ServerLosses`
+therefore notes the ended incarnations, and leaves them out when it reads the newest map.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from weakref import WeakSet
 
 from adam_async.cluster.launcher import Launcher, RestartPolicy, RoleSpec
-from adam_async.cluster.server_losses import ServerLosses, successors_text
 from adam_async.driver.driver import Driver
 from adam_async.driver.readiness import LONGER
-from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RoleFailed
+from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RoleFailed, listed, lost_copies_text
 from adam_async.run.addresses import controller_names
+from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, failure_of
 from adam_async.run.config import Config
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import texts_for
 from adam_async.runtime.role_handle import RoleHandle
+
+
+class ServerLosses:
+    """The ended servers of a cluster of processes. The methods get the newest map of the cluster's driver."""
+
+    def __init__(self) -> None:
+        self._ended: set[Member] = set()
+
+    def note(self, cluster: ClusterMap, node: str) -> None:
+        """Note that the process of a server has ended."""
+        if node in cluster.nodes:
+            self._ended.add((node, cluster.nodes[node].incarnation))
+
+    def loss(self, cluster: ClusterMap) -> str:
+        """Return a text about the shards of the run that have no copy left; empty if there are none."""
+        homes = [home for home, bundle in _bundles_of(cluster) if not self._left(bundle)]
+        store = cluster.run_store
+        return lost_copies_text(homes, store.id, is_of_run=True) if homes and store is not None else ""
+
+    def suffice(self, cluster: ClusterMap) -> bool:
+        """Return whether all pushes of the run can go on with the servers that are left."""
+        store, bundles = cluster.run_store, tuple(_bundles_of(cluster))
+        if store is None or not bundles:
+            return False
+        return all(len(self._left(bundle)) >= store.min_in_sync_in_force for _, bundle in bundles)
+
+    def successors(self, cluster: ClusterMap, node: str) -> tuple[str, ...]:
+        """Return the servers that go on with the shards of which an ended server was the primary."""
+        found: dict[str, None] = {}
+        for _, bundle in _bundles_of(cluster):
+            if bundle.primary is not None and bundle.primary[0] == node:
+                found.update(dict.fromkeys(self._left(bundle)))
+        return tuple(found)
+
+    def _left(self, bundle: BundleRecord) -> list[str]:
+        return [member[0] for member in bundle.in_sync if member not in self._ended]
+
+
+def successors_text(servers: tuple[str, ...]) -> str:
+    """Return a text about the servers that go on with the shards of a lost server; empty without servers."""
+    return f"; its shards go on with {listed(servers)}" if servers else ""
+
+
+def _bundles_of(cluster: ClusterMap) -> Iterator[tuple[str, BundleRecord]]:
+    """Yield home and record of each bundle of the run in progress, once its store was opened."""
+    store = cluster.run_store
+    if store is None or not cluster.in_progress or store.phase not in ("open", "failed"):
+        return
+    for home in sorted(set(store.buckets)):
+        bundle = cluster.bundle(store.id, home)
+        if bundle is not None:
+            yield home, bundle
 
 
 class Supervisor:
@@ -228,8 +284,6 @@ class Supervisor:
         if spec.role == "ps":
             loss = self._losses.loss(self._map) if self._config.copies_in_force > 1 else ""
             how = f"{how}; {loss or LOST_SHARDS}"
-        elif spec.role == "data" and self._config.data_servers == 1:
-            how = f"{how}; with --data-servers 2 the other goes on"
         elif spec.role == "controller" and self._config.controllers == 1:
             how = f"{how}; with --controllers 3 the others go on"
         return RoleDied(spec.node, how)
@@ -246,15 +300,10 @@ class Supervisor:
 
     def _may_restart(self, role: str, node: str) -> bool:
         """Return whether the run keeps its state without a role, so that the cluster can start it again."""
-        if role == "data":
-            others = (
-                one for name, one in self.processes.items() if name.startswith("data-") and name != node
-            )
-            return any(other.serves for other in others)
         if role == "ps" and self._config.copies_in_force > 1:
             return not self._losses.loss(self._map)
         # The state of a controller of several is in its folder, even if all of them die.
-        return role == "worker" or (role == "controller" and len(self._controllers) > 1)
+        return role in ("worker", "data") or (role == "controller" and len(self._controllers) > 1)
 
     def _others_suffice(self, node: str) -> bool:
         """Return whether the run goes on without a controller or server that is not started again."""

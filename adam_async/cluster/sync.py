@@ -16,11 +16,8 @@ the thread is a daemon, so it does not keep the program alive.
 import asyncio
 import inspect
 import queue
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -41,38 +38,20 @@ from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.train_step import TrainStep
 from adam_async.runtime.callbacks import ending_on_errors
+from adam_async.runtime.channel import StackedTaskGroup
 from adam_async.runtime.disk import Disk
-from adam_async.runtime.standard_streams import hold_descriptors
-from adam_async.runtime.task_group import StackedTaskGroup
+from adam_async.runtime.loop_thread import CLOSE_S, Call, LoopThread
 
-CLOSE_S = 30.0
-"""Deadline of the end of the block, in which compute threads finish their groups, in seconds."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Outcome:
-    """Outcome of a start or a training; both fields are None after a successful start or a cancellation."""
-
-    result: RunResult | None = None
-    error: BaseException | None = None
+_News = queue.SimpleQueue[tuple[EpochResult, "asyncio.Future[object]"] | None]
+"""Finished epochs, each with the future on the cluster's loop for the callback's answer; None at the end."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Epoch:
-    """A finished epoch, and the future on the cluster's loop for the callback's answer."""
-
-    result: EpochResult
-    answer: asyncio.Future[object]
-
-    def settle(self, answer: object) -> None:
-        """Pass on the answer, on the cluster's loop; a cancelled training needs no answer."""
-        if not self.answer.done():
-            self.answer.set_result(answer)
-        elif inspect.iscoroutine(answer):
-            answer.close()
-
-
-_News = queue.SimpleQueue[_Epoch | _Outcome]
+def _settle(waiting: "asyncio.Future[object]", answer: object) -> None:
+    """Pass on the answer to an epoch, on the cluster's loop; a cancelled training needs no answer."""
+    if not waiting.done():
+        waiting.set_result(answer)
+    elif inspect.iscoroutine(answer):
+        answer.close()
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -132,15 +111,12 @@ class LocalCluster:
             step_args=step_args,
         )
         self._loop_factory = loop_factory
-        self._news = _News()
-        self._thread = threading.Thread(target=self._run, name="adam-cluster", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: LoopThread | None = None
+        self._running: Call[None]
+        """The cluster on the thread, from its start to its end."""
+        self._started = Future[None]()
         self._cluster: local.LocalCluster | None = None
-        self._training: asyncio.Task[None] | None = None
-        self._main: asyncio.Task[None] | None = None
-        self._cancelled = False
-        self._leaving = False
-        self._why = "it was not entered"
+        self._group: asyncio.TaskGroup | None = None
 
     def __enter__(self) -> Self:
         """Start the thread and the roles.
@@ -152,18 +128,19 @@ class LocalCluster:
             DeadlineExceeded: The start took longer than `prepare_s`.
             RunFailed: The cluster was entered before.
         """
-        if self._thread.ident is not None:
+        if self._thread is not None:
             raise RunFailed("a cluster can be entered once: make another LocalCluster")
-        hold_descriptors()
-        self._thread.start()
+        thread = self._thread = LoopThread("adam-cluster", self._loop_factory)
+        self._running = thread.begin(self._run(), RunFailed("the cluster was closed"))
+        start_s = self.config.waits.prepare_s
         try:
-            outcome = self._wait_outcome("the cluster to start", self.config.waits.prepare_s)
+            if not wait([self._started, self._running], start_s, FIRST_COMPLETED).done:
+                raise DeadlineExceeded("the cluster to start", start_s)
+            if not self._started.done():
+                raise self._reason()
         except BaseException as failure:
             self._close(failure)
             raise
-        if outcome.error is not None:
-            self._close(outcome.error)
-            raise outcome.error
         return self
 
     def __exit__(
@@ -185,24 +162,27 @@ class LocalCluster:
             DeadlineExceeded: The roles were not ready in time.
             KeyboardInterrupt: Ctrl-C ended the training.
         """
-        received = self._news = _News()  # one queue per training, so it has no item of an earlier one
+        if self._thread is None or self._running.done():
+            raise RunFailed(f"the cluster is not running: {self._reason()}")
+        news = _News()
+        call = self._thread.begin(self._train(news), CancelledError(), self._group)
+        for each in (call, self._running):
+            each.add_done_callback(lambda _: news.put(None))
         try:
-            if not self._call(self._begin):
-                raise RunFailed(f"the cluster is not running: {self._why}")
-            while isinstance(news := received.get(), _Epoch):
-                answer = on_epoch(news.result) if on_epoch is not None else None
-                self._call(partial(news.settle, answer))
+            while (epoch := news.get()) is not None:
+                result, waiting = epoch
+                answer = on_epoch(result) if on_epoch is not None else None
+                self._thread.call(_settle, waiting, answer)
         except BaseException as failure:  # an interrupt, or an error of on_epoch
-            if self._call(self._cancel):
-                try:
-                    self._wait_outcome("training to end", CLOSE_S)
-                except DeadlineExceeded as late:
-                    failure.add_note(str(late))
+            if not call.stop():
+                failure.add_note(str(DeadlineExceeded("training to end", CLOSE_S)))
             raise
-        if news.error is not None:
-            raise news.error
-        assert news.result is not None
-        return news.result
+        error = call.exception() if call.done() else CancelledError()
+        if isinstance(error, CancelledError):  # the cluster has ended
+            error = self._reason()
+        if error is not None:
+            raise first_cause(error)
+        return call.result()
 
     def stop(self) -> None:
         """End the training in progress after the groups in flight, from any thread. See `Driver.stop`."""
@@ -211,111 +191,54 @@ class LocalCluster:
             if self._cluster is not None:
                 self._cluster.stop()
 
-        self._call(stop)
+        if self._thread is not None:
+            self._thread.call(stop)
 
-    def _wait_outcome(self, what: str, timeout_s: float) -> _Outcome:
-        while True:
-            try:
-                news = self._news.get(timeout=timeout_s)
-            except queue.Empty:
-                raise DeadlineExceeded(what, timeout_s) from None
-            if isinstance(news, _Outcome):
-                return news
-
-    def _call(self, function: Callable[[], None]) -> bool:
-        """Call a function on the cluster's loop. Returns False if the loop has not begun, or has ended."""
-        if self._loop is None:
-            return False
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # closed
-            return False
-        return True
+    def _reason(self) -> BaseException:
+        """Return the reason why the cluster does not run, once it has ended."""
+        if self._thread is None:
+            return RunFailed("it was not entered")
+        error = self._running.exception()
+        if error is None or isinstance(error, CancelledError):
+            return RunFailed("the cluster was closed")
+        return first_cause(error)
 
     def _close(self, failure: BaseException | None) -> None:
         """End the cluster. If its thread does not end in time, add a note to the failure, or raise."""
-        self._leaving = True
-        self._call(self._leave)
-        self._thread.join(CLOSE_S)
-        if self._thread.is_alive():
-            late = DeadlineExceeded("the cluster's thread to end", CLOSE_S)
+        assert self._thread is not None
+        self._running.cancel()
+        try:
+            self._thread.end()
+        except DeadlineExceeded as late:
             if failure is None:
-                raise late
+                raise
             failure.add_note(str(late))
 
     # --- on the cluster's thread -------------------------------------------------------------
 
-    def _run(self) -> None:
-        """Run the cluster until `_leave`; the queue then gets the reason of the end."""
-        error: BaseException = RunFailed("the cluster was closed")
-        try:
-            with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-                runner.run(self._live())
-        except asyncio.CancelledError:  # by `_leave`
-            pass
-        except BaseException as failure:
-            error = first_cause(failure)
-        self._why = str(error)
-        self._news.put(_Outcome(error=error))
-
-    async def _live(self) -> None:
-        self._main = asyncio.current_task()
-        self._loop = asyncio.get_running_loop()
+    async def _run(self) -> None:
         with ending_on_errors():
-            await self._serve()
+            async with self._make() as self._cluster, StackedTaskGroup() as self._group:
+                self._started.set_result(None)
+                await asyncio.get_running_loop().create_future()  # until `_close`
 
-    async def _serve(self) -> None:
-        assert self._loop is not None
-        if self._leaving:  # set before the loop existed
-            return
-        async with AsyncExitStack() as stack:
-            self._cluster = await stack.enter_async_context(self._make())
-            self._group = await stack.enter_async_context(StackedTaskGroup())
-            self._news.put(_Outcome())
-            await self._loop.create_future()  # until `_leave`
-
-    def _leave(self) -> None:
-        assert self._main is not None
-        self._main.cancel()
-
-    def _begin(self) -> None:
-        self._cancelled = False
-        training = self._train(self._news)
-        try:
-            self._training = self._group.create_task(training, name="adam-cluster/train")
-        except RuntimeError:  # the group has ended with the cluster; `_run` reports the reason
-            training.close()
-
-    def _cancel(self) -> None:
-        self._cancelled = True
-        if self._training is None or not self._training.cancel():
-            self._news.put(_Outcome())
-
-    async def _train(self, news: _News) -> None:
-        """Train and report the outcome.
-
-        A failure of the cluster cancels this task. Its cause is known only after the end of the cluster, so
-        `_run` reports it.
-        """
-
+    async def _train(self, news: _News) -> RunResult:
         async def ask(result: EpochResult) -> object:
-            epoch = _Epoch(result, asyncio.get_running_loop().create_future())
-            news.put(epoch)
-            answer = await epoch.answer
+            waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+            news.put((result, waiting))
+            answer = await waiting
             return await answer if inspect.iscoroutine(answer) else answer
 
         assert self._cluster is not None
         try:
-            outcome = _Outcome(result=await self._cluster.train(ask))
+            return await self._cluster.train(ask)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             assert task is not None, "a task trains"
-            if not self._cancelled and task.cancelling():
+            if task.cancelling():
                 raise
-            outcome = _Outcome() if self._cancelled else _Outcome(error=RunFailed("on_epoch was cancelled"))
-        except Exception as failure:
-            outcome = _Outcome(error=first_cause(failure))
-        news.put(outcome)
+            raise RunFailed("on_epoch was cancelled") from None
 
     def __repr__(self) -> str:
-        return f"<sync.LocalCluster {self._thread.name} {'alive' if self._thread.is_alive() else self._why}>"
+        is_alive = self._thread is not None and not self._running.done()
+        return f"<sync.LocalCluster {'alive' if is_alive else self._reason()}>"

@@ -10,7 +10,7 @@ by the rules in `state.py`. The leader then answers the request, and the watches
     bundle_rules.py               rules of bundles: copies on servers; failover to the next member in sync
     program_rules.py              rules of programs, such as a training run, and the table of their kinds
     permissions.py                access control: the keys and fields that each role may set
-    records.py, map_size.py       limits of one record, and of the size of all records together
+    records.py                    limits of one record
 
     replicated_state.py           map and client sessions; a repeated request is applied only once
     map_history.py                the last changes of the map, for watches

@@ -70,9 +70,8 @@ from adam_async.messages import Introduced
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime import fault_points
-from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.clock import Timer, system_entropy
-from adam_async.runtime.task_group import StackedTaskGroup
 from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adam_async.controller.map_size import GROWTH_BYTES, MapSize
 from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import check_node
+from adam_async.controller.replicated_state import GROWTH_BYTES, MapSize
 from adam_async.controller.state import ControllerState, NodeLost
 from adam_async.controller.store_rules import MOST_STORES
 from adam_async.errors import ConfigError
@@ -256,8 +256,7 @@ def _fault_of_store(cluster: ClusterMap, name: str, store: StoreRecord) -> str:
     try:
         if fault := check_store(store):
             return fault
-        pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
-        arrays = joined_arrays(store, pieces)
+        arrays = joined_arrays(name, store, cluster.arrays)
         if (store.buckets or store.phase in ("loading", "open")) and len(store.buckets) != NUM_BUCKETS:
             return f"it names the servers of {len(store.buckets)} buckets instead of {NUM_BUCKETS}"
         if fault := fault_of_shards(arrays, store.shard_bytes):

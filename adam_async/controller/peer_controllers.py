@@ -38,10 +38,10 @@ from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     DialFailed,
     Link,
+    LocalProtocolError,
     RemoteError,
     RetrySchedule,
     TransportError,
-    WouldBlock,
 )
 from transport import Message as LinkMessage
 
@@ -217,7 +217,9 @@ class PeerControllers:
             link.send_nowait(packed_agree(message, group=group))
             if fault_points.ON and fault_points.fires("controller.message.twice"):
                 link.send_nowait(packed_agree(message, group=group))
-        except (WouldBlock, TransportError):
+        except LocalProtocolError as error:  # a defect, which no repetition cures
+            self._complain(link.peer.node, f"no link can take {type(message).__name__}: {error}")
+        except TransportError:
             return  # the core repeats all important messages
 
     async def _keep_link(self, name: str) -> None:

@@ -34,8 +34,8 @@ import msgspec
 from adam_async.controller.bundle_rules import may_change
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.program_record import is_piece
 from adam_async.run.store_record import StoreRecord
+from adam_async.run.training_program import is_piece
 from transport import Identity
 
 FORBIDDEN = "forbidden"
@@ -233,11 +233,6 @@ def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:
     except msgspec.ValidationError:
         return WRONG
     return RIGHT if may_change((attempt.peer.node, attempt.peer.incarnation), old, new) else WRONG
-
-
-def anything(attempt: Attempt, cluster: ClusterMap) -> str:
-    """Return `RIGHT`: the role may set the key to any record."""
-    return RIGHT
 
 
 def makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord | None) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from adam_async.controller.permissions import PermissionRule
 from adam_async.controller.store_rules import without_stores
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.program_record import (
+from adam_async.run.training_program import (
     ProgramPiece,
     ProgramRecord,
     check_program,

@@ -32,9 +32,8 @@ from adam_async.messages import (
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.callbacks import Callbacks
-from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import ProcessMemory, process_memory
-from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.timeline import Timeline, answer_profile
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
@@ -191,7 +190,11 @@ class Role:
 
         Returns its address; for errors see `Network.listen`.
         """
-        listener = await self._stack.enter_async_context(
+        return await self._listen_at(address, self._stack)
+
+    async def _listen_at(self, address: str, stack: AsyncExitStack) -> str:
+        """Open a listener until the end of a stack; return its address."""
+        listener = await stack.enter_async_context(
             self._network.listen(address, self._identity, self._on_link)
         )
         return listener.address

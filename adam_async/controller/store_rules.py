@@ -24,14 +24,7 @@ from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, fault_of_shards, shard_sizes, spread
 from adam_async.run.store_checks import MAX_SHARDS, check_store
-from adam_async.run.store_record import (
-    STORE_PIECES,
-    ArrayRecord,
-    ArraysPiece,
-    StorePhase,
-    StoreRecord,
-    joined_arrays,
-)
+from adam_async.run.store_record import STORE_PIECES, ArraysPiece, StorePhase, StoreRecord, joined_arrays
 
 MOST_STORES = 128
 """Maximum number of stores. The record of a server names all its stores."""
@@ -143,7 +136,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
         return problem
     if any(store.id == new.id for other, store in cluster.stores.items() if other != name):
         return f"another store has the id {new.id}"
-    arrays = _arrays_of(cluster, name, new)
+    arrays = joined_arrays(name, new, cluster.arrays)
     sizes = shard_sizes(arrays, new.shard_bytes)
     shards = sizes.total()
     if shards > MAX_SHARDS:
@@ -185,11 +178,6 @@ def _share_problem(cluster: ClusterMap, new: StoreRecord) -> str:
     if len(others) >= CLIENT_STORES:
         return f"clients have {CLIENT_STORES} of {MOST_STORES} stores, all that are not for runs: delete one"
     return ""
-
-
-def _arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
-    pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(min(store.pieces, 99))]
-    return joined_arrays(store, pieces)
 
 
 def _placing_of(cluster: ClusterMap, name: str, store: StoreRecord) -> _Placing:

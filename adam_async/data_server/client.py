@@ -3,10 +3,11 @@
 A `DataClient` keeps a few groups ahead, so a compute thread seldom waits for input (AD-06). It waits at the
 start of an epoch, and if it trains faster than the data servers prepare groups; the client counts the waits.
 
-Two tasks share its link: one requests groups when it has room, and the server may delay the answer; the other
-reports finished groups. After the link breaks, or after a change of the data server, both begin again on a
-new link. A request contains the number of received groups, so a lost answer or a change of the server loses
-no group.
+One data server leases the groups of the run. Two tasks share the link to it: one requests leases when it has
+room, and the server may delay the answer; the other reports finished groups. After the link breaks, or after
+a change of the data server, both begin again on a new link. A request contains the number of received leases,
+so a lost answer loses none. A third task reads the images of the leased groups from any data server
+(`group_reader`).
 
 In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
 clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.
@@ -17,15 +18,28 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from numpy.typing import NDArray
 
+from adam_async.data_server.group_reader import GroupReader
 from adam_async.errors import RoleFailed
-from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack
+from adam_async.messages import (
+    MOST_GROUPS,
+    Finished,
+    Lease,
+    LeaseGroups,
+    Leases,
+    Reported,
+    ReportGroups,
+    pack,
+    unpack,
+)
 from adam_async.run.config import Waits
 from adam_async.run.group_limits import GroupLimits
-from adam_async.runtime.channel import Channel, Endpoint, wait_set
+from adam_async.runtime.channel import Channel, Endpoint
 from transport import DialFailed, Link, LocalProtocolError, RemoteProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
@@ -71,9 +85,9 @@ class DataClient:
     """Reads the groups of one worker of a replica ahead of need.
 
     Args:
-        address: Function from the number of servers in a row without an answer to the address of the next
-            server; an empty text while no server is known. Call `map_changed` after a change of the
-            addresses.
+        address: Returns the address of the data server that leases groups; an empty text while the run has
+            none. Call `map_changed` after a change.
+        servers: Returns the addresses of the ready data servers, first the one to read images from.
         rows: First needed row of the images, and the row after the last one; ``(0, 0)``: labels only. None:
             whole images.
 
@@ -85,7 +99,8 @@ class DataClient:
         endpoint: Endpoint,
         slot: WorkerSlot,
         *,
-        address: Callable[[int], str],
+        address: Callable[[], str],
+        servers: Callable[[], Sequence[str]],
         ahead: int,
         limits: GroupLimits,
         waits: Waits,
@@ -93,25 +108,28 @@ class DataClient:
     ) -> None:
         self._channel = Channel(endpoint, peer="the data server", address="", patience_s=waits.patience_s)
         self._address = address
-        self._silent = 0
-        """Number of servers in a row without an answer; the client stays with a server that answers."""
+        self._reader = GroupReader(
+            endpoint, run=slot.run, servers=servers, rows=rows, limits=limits, waits=waits
+        )
         self._changed = asyncio.Event()
         self._identity = endpoint.identity
         self._slot = slot
-        self._rows = rows
         self._ahead = ahead
         self._limits = limits
         self._waits = waits
+        self._leased: list[tuple[Lease, int, int]] = []
+        """Leased groups, the oldest first, until their images are read, with `clock` and `sync_clock`."""
         self._groups: deque[ImageGroup] = deque()
         self._position = 0
         self._open: set[tuple[int, int, int]] = set()
         """Epoch, number and attempt of the groups that are not finished."""
         self._known_end = -1
         self._reports: list[Finished] = []
+        self._has_leases = asyncio.Event()
         self._has_group = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_reports = asyncio.Event()
-        self._taken = 0
+        self._received = 0
         self._blocked_fetches = 0
         self._blocked_s = 0.0
         self._last = False
@@ -126,35 +144,45 @@ class DataClient:
         Raises:
             RoleFailed: For `patience_s`, no data server could be reached, or none gave a correct answer.
         """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(), name=f"{self._identity.node}/images")
+                group.create_task(self._lease(), name=f"{self._identity.node}/leases")
+        finally:
+            self._reader.close()
+
+    async def _lease(self) -> None:
+        """Request leases and report groups, on one link after the other."""
         channel, problem = self._channel, ""
         channel.renew()
         while (left_s := channel.left_s) > 0:
             self._changed.clear()
-            channel.address = self._address(self._silent)
+            channel.address = self._address()
             if not channel.address:
-                await wait_set(self._changed, left_s)
+                # The run waits for a data server; its driver limits this wait.
+                await self._changed.wait()
+                channel.renew()
                 continue
             try:
                 link = await channel.dial(min(left_s, DIAL_S))
             except DialFailed as error:
                 problem = str(error)
-                self._silent += 1
                 continue
-            if self._address(self._silent) != channel.address:  # the address has changed during the dial
+            if self._address() != channel.address:  # the address has changed during the dial
                 channel.drop()
             elif await self._attend(link):
                 channel.progressed()
             else:
                 problem = self._refused or problem
-                self._silent += not self._changed.is_set()
                 await channel.pause(self._changed)
         what = "a correct answer" if self._refused else "an answer"
         why = f": {problem}" if problem else ""
         raise RoleFailed(channel.peer, f"did not give {what} for {self._waits.patience_s:g} s{why}")
 
     def map_changed(self) -> None:
-        """Change to another data server if the cluster map names one."""
-        if self._address(self._silent) != self._channel.address:
+        """Follow the cluster map: the data server that leases groups, and the ready ones."""
+        self._reader.map_changed()
+        if self._address() != self._channel.address:
             self._changed.set()
             if self._channel.link is not None:
                 self._channel.link.abort()
@@ -169,7 +197,7 @@ class DataClient:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = (
-                    group.create_task(self._use(link, self._read), name=f"{node}/read-ahead"),
+                    group.create_task(self._use(link, self._lease_on), name=f"{node}/lease"),
                     group.create_task(self._use(link, self._report), name=f"{node}/report"),
                 )
                 await link.wait_closed()
@@ -196,10 +224,10 @@ class DataClient:
                 self._refused = self._refused or str(error)
             link.abort()
 
-    async def _read(self, link: Link) -> None:
+    async def _lease_on(self, link: Link) -> None:
         while True:
             # One request for half of the groups costs less than one request per group.
-            while len(self._groups) > self._ahead // 2:
+            while (held := len(self._leased) + len(self._groups)) > self._ahead // 2:
                 self._has_room.clear()
                 await self._has_room.wait()
             body = LeaseGroups(
@@ -209,27 +237,24 @@ class DataClient:
                 partition=self._slot.partition,
                 position=self._position,
                 # After the last group the next groups arrive only after the training of all received ones.
-                count=self._ahead - (0 if self._last else len(self._groups)),
+                count=self._ahead - (0 if self._last else held),
                 wait_s=self._waits.call_s / 2,
                 heard=self._known_end,
-                rows=self._rows,
             )
-            reply = await link.call(pack(body), timeout_s=self._waits.call_s)
-            self._take_up(body.count, unpack(reply, Groups), reply.tensors)
+            self._take_up(
+                body.count, unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Leases)
+            )
             self._answered = True
 
-    def _take_up(self, asked: int, answer: Groups, tensors: Sequence[NDArray[Any]]) -> None:
-        self._limits.check(answer.leases, tensors)
+    def _take_up(self, asked: int, answer: Leases) -> None:
+        self._limits.check_leases(answer.leases)
         tags = {(lease.epoch, lease.number, lease.attempt) for lease in answer.leases}
         if len(answer.leases) > asked or len(tags) < len(answer.leases) or not tags.isdisjoint(self._open):
             raise RemoteProtocolError("groups", f"{asked} requested groups are not held")
-        images = _images_of(answer.leases, tensors, labels_only=self._rows == (0, 0))
         if not answer.leases and not answer.last:
             return
-        clock, sync_clock = answer.clock, self._end
-        for lease, (pictures, labels) in zip(answer.leases, images, strict=True):
-            self._groups.append(ImageGroup(lease, pictures, labels, clock, sync_clock))
-            clock = sync_clock = 0
+        self._leased += [(lease, answer.clock, self._end) for lease in answer.leases[:1]]
+        self._leased += [(lease, 0, 0) for lease in answer.leases[1:]]
         self._open |= tags
         self._position += len(answer.leases)
         self._known_end = answer.end if answer.last else -1
@@ -237,7 +262,28 @@ class DataClient:
         self._end = answer.end if answer.last else 0
         if answer.last:
             self._has_reports.set()
-        self._has_group.set()
+        if answer.leases:
+            self._has_leases.set()
+        else:
+            self._has_group.set()
+
+    async def _read(self) -> None:
+        """Read the images of the leased groups in their order, until cancelled."""
+        leased = self._leased
+        while True:
+            while not leased:
+                self._has_leases.clear()
+                await self._has_leases.wait()
+            first = [lease for lease, *_ in leased[:MOST_GROUPS]]
+            leases = list(next(groupby(first, attrgetter("epoch")))[1])
+            # A few answers bring the groups ahead, because each costs as much as a few groups.
+            least = min(len(leases), max(self._ahead // 4, 1))
+            read = await self._reader.read(leases, least=least)
+            groups = zip(leased, read, strict=False)
+            self._groups += [ImageGroup(lease, *images, *clocks) for (lease, *clocks), images in groups]
+            del leased[: len(read)]
+            self._received += len(read)
+            self._has_group.set()
 
     async def _report(self, link: Link) -> None:
         while True:
@@ -260,7 +306,7 @@ class DataClient:
     @property
     def exhausted(self) -> bool:
         """Whether the worker has taken all groups for this replica."""
-        return self._last and not self._groups
+        return self._last and not (self._groups or self._leased)
 
     @property
     def end(self) -> int:
@@ -278,7 +324,7 @@ class DataClient:
             return
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        over = self._last
+        over = self._last and not self._leased
         self._has_group.clear()
         await self._has_group.wait()
         if self._groups and not over:
@@ -298,9 +344,8 @@ class DataClient:
 
     def take(self) -> ImageGroup:
         """Take the next group. Raises IndexError without one."""
-        self._taken += 1
         group = self._groups.popleft()
-        if len(self._groups) <= self._ahead // 2:
+        if len(self._groups) + len(self._leased) <= self._ahead // 2:
             self._has_room.set()
         return group
 
@@ -319,38 +364,7 @@ class DataClient:
     def statistics(self) -> DataClientStatistics:
         """Return the counts of groups, and of waits for them."""
         return DataClientStatistics(
-            groups=self._taken, blocked_fetches=self._blocked_fetches, blocked_s=self._blocked_s
+            groups=self._received - len(self._groups),
+            blocked_fetches=self._blocked_fetches,
+            blocked_s=self._blocked_s,
         )
-
-
-def _images_of(
-    leases: Sequence[Lease], tensors: Sequence[NDArray[Any]], *, labels_only: bool
-) -> list[tuple[NDArray[Any] | None, NDArray[Any]]]:
-    """Cut the tensors of an answer into the images and labels of each lease; views.
-
-    Raises:
-        RemoteProtocolError: Images and labels do not match the leases' counts, or a group is in two tensors.
-    """
-    if not leases and not tensors:
-        return []
-    *pieces, labels = tensors or (None,)
-    counts = [lease.images for lease in leases]
-    if labels is None or len(labels) != sum(counts) or bool(pieces) == labels_only:
-        what = "labels" if labels_only else "images and as many labels"
-        raise RemoteProtocolError("groups", f"a Groups needs {sum(counts) or 'no'} {what}")
-    found: list[tuple[NDArray[Any] | None, NDArray[Any]]] = []
-    at = first = 0
-    images: NDArray[Any] | None = None
-    left = iter(pieces)
-    for count in counts:
-        if not labels_only and (images is None or first == len(images)):
-            images, first = next(left, None), 0
-        if (images is not None and first + count > len(images)) or (images is None) != labels_only:
-            raise RemoteProtocolError(
-                "groups", f"a Groups needs {sum(counts)} images, whole groups in each tensor"
-            )
-        found.append((None if images is None else images[first : first + count], labels[at : at + count]))
-        first, at = first + count, at + count
-    if next(left, None) is not None or (images is not None and first != len(images)):
-        raise RemoteProtocolError("groups", f"a Groups needs {sum(counts)} images, and there are more")
-    return found

@@ -5,11 +5,11 @@ an epoch, and of a run that stops, every replica advances to the same clock, the
 the steps of its leased groups, so it can report that clock. When other replicas get the groups of a lost
 replica, the end may rise, and replicas with a lower end get the new one.
 
-A step is `round_groups` groups in the order of their leases. If fewer groups wait for the replica, the step
-has fewer groups, and the replica's clock after the step is the reported end, at which its next groups begin.
+A step is `round_groups` groups in the order of their leases. A group that returned from a lost replica is a
+step of its own, and the step before it ends short. If fewer groups wait for the replica, the step has fewer
+groups, and the replica's clock after the step is the reported end, at which its next groups begin.
 The end must not be too low, because a worker with a higher clock would wait for all others; a worker with a
-lower clock advances. A worker whose answer the ledger has lost may report a higher clock; the report raises
-the end to this clock.
+lower clock advances. A report, or the sets of the shards, may have a higher clock, which raises the end.
 
 If the run stops, `shorten` lowers the end to the highest clock that leased groups lead to.
 """
@@ -56,26 +56,34 @@ class ClockTargets:
 
     def shorten(self) -> None:
         """Lower the end to the highest clock that a replica has, or reaches with its leases."""
-        least = max([self._reported, *(self.reach(replica, 0) for replica in self._courses)])
+        least = max([self._reported, *(self.reach(replica, ()) for replica in self._courses)])
         self.end = min(self.end, least)
 
-    def room(self, replica: Replica) -> int:
-        """Return the number of groups that a replica may still lease without a higher end."""
-        course = self._courses.get(replica)
-        if course is None:
-            return 0
-        return (self.end - course.clock) * self._round_groups - course.given
+    def has_room(self, replica: Replica, attempt: int) -> bool:
+        """Return whether a replica may lease a group, under this attempt, without a higher end."""
+        return replica in self._courses and self.reach(replica, (attempt,)) <= self.end
 
-    def reach(self, replica: Replica, waiting: int) -> int:
-        """Return the clock of a replica after it has trained its leases and this many waiting groups."""
+    def reach(self, replica: Replica, attempts: Iterable[int]) -> int:
+        """Return the clock of a replica after it has trained its leases and some waiting groups.
+
+        Args:
+            attempts: Attempt of each waiting group, in their order.
+        """
         course = self._courses.get(replica)
         if course is None:
             return self.end
-        return course.clock - (-(course.given + waiting) // self._round_groups)
+        given = course.given
+        for attempt in attempts:
+            given = self._after(given, attempt)
+        return course.clock - (-given // self._round_groups)
 
-    def grow(self, waiting: Iterable[tuple[Replica, int]]) -> None:
-        """Raise the end to the highest clock that the replicas reach with their leases and waiting groups."""
-        self.end = max([self.end, *(self.reach(replica, count) for replica, count in waiting)])
+    def _after(self, given: int, attempt: int) -> int:
+        """Count one more group, in groups of full steps."""
+        return given + 1 if attempt == 1 else given + self._round_groups - given % -self._round_groups
+
+    def grow(self, waiting: Iterable[tuple[Replica, Iterable[int]]]) -> None:
+        """Raise the end to the highest clock that replicas reach with their leases and waiting groups."""
+        self.end = max([self.end, *(self.reach(replica, attempts) for replica, attempts in waiting)])
 
     def seen(self, clock: int) -> None:
         """Raise the end to a reported clock, if that is higher."""
@@ -86,11 +94,10 @@ class ClockTargets:
         """Return the earliest clock of the groups that a live replica gets now."""
         return self._courses[replica].clock
 
-    def give(self, replica: Replica) -> int:
-        """Count a group leased to a live replica; return the earliest clock after its step."""
+    def give(self, replica: Replica, attempt: int) -> None:
+        """Count a group leased to a live replica."""
         course = self._courses[replica]
-        course.given += 1
-        return self.reach(replica, 0)
+        course.given = self._after(course.given, attempt)
 
     def report_end(self, replica: Replica) -> int:
         """Report to a live replica that it has no more groups; return the sync clock."""

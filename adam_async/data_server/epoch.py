@@ -3,14 +3,18 @@
 Theory of operation
 -------------------
 Each replica has a queue. With a warm start one replica alone has groups first; no replica gets other groups
-until these are finished. A run that stops *drains* its epoch: the ledger leases no more groups, except those
-that equal clocks need.
+until these are finished. A run that stops *drains* its epoch: the dealer leases no more groups, except those
+that equal clocks need, and ragged ones.
 
-A lost replica leaves unfinished groups. If shares are ranges, its groups move to the *successor*, the next
-live replica. If shares are rounds, all participants get its groups, round by round, beginning with the
-replica that will finish first. With ranges a joining replica gets an equal part of the waiting groups. With
-rounds a joining replica takes part from the next epoch on, unless it is alone. Without a live replica, groups
-wait for the next one.
+A lost replica leaves unfinished groups. Its leases are *unsettled* until the dealer knows which of their
+groups the shards have: groups that every shard has are finished, and the others wait again. A group that only
+some shards have is *ragged*: it is trained as a step of its own, which the shards that have it refuse, and is
+never skipped. While a lease is unsettled, the epoch neither closes nor ends.
+
+If shares are ranges, the groups of a lost replica move to the *successor*, the next live replica. If shares
+are rounds, all participants get its groups, round by round, beginning with the replica that will finish
+first. With ranges a joining replica gets an equal part of the waiting groups. With rounds a joining replica
+takes part from the next epoch on, unless it is alone. Without a live replica, groups wait for the next one.
 
 An epoch may end before all its groups are trained. An epoch *closes* when a fraction of the live replicas
 with groups have finished their shares. A closed epoch leases only groups with images that the epoch before
@@ -21,44 +25,14 @@ finished.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from math import ceil
-from typing import Annotated
-
-import msgspec
 
 from adam_async.data_server.clock_targets import ClockTargets
-from adam_async.messages.bounds import (
-    Clock,
-    Count,
-    GroupNumber,
-    Images,
-    Loss,
-    Progress,
-    Seconds,
-)
-from adam_async.messages.bounds import Epoch as EpochNumber
-from adam_async.run.epoch_shares import POOL, assign, assign_pool
+from adam_async.run.epoch_shares import POOL, Ranges, assign, assign_pool
 from adam_async.run.ids import Replica
-
-MOST_REPLICAS = 1 << 16
-"""Maximum number of replicas in one event."""
-
-MOST_IMAGE_BYTES = 16 << 20
-"""Maximum size of a bit set of images of a data set, in bytes."""
-
-ReplicaNumber = Annotated[Replica, msgspec.Meta(ge=0, le=(1 << 20) - 1)]
-"""Number of a replica."""
-
-GroupRanges = Annotated[tuple[tuple[GroupNumber, GroupNumber], ...], msgspec.Meta(max_length=1 << 20)]
-"""Ranges of groups."""
-
-Shares = Annotated[
-    dict[ReplicaNumber, tuple[GroupNumber, GroupNumber]], msgspec.Meta(max_length=MOST_REPLICAS)
-]
-"""Share of each replica: its range of groups, or its number among the replicas and their total."""
 
 Queue = deque[tuple[int, int]]
 """Waiting groups: number, and attempt of the next lease."""
@@ -70,45 +44,68 @@ class GroupLease:
 
     replica: Replica
     attempt: int
-    clock: int = 0
-    """Earliest clock after the group's step, which is the clock of the values that contain the group; 0
-    without clocks."""
     losses: dict[int, float] = field(default_factory=dict)
     """Losses of the parts of the replica that have reported the group, whose sum is the group's loss."""
+    lost_at: int = 0
+    """Version of the map without the replica generation of an unsettled lease."""
 
 
-class EpochBegan(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class EpochBegan:
     """The controllers assigned the shares of an epoch: see `cluster_map.EpochRecord`."""
 
-    number: EpochNumber
-    groups: GroupNumber
-    shares: Shares
-    round_groups: Count = 0
+    number: int
+    groups: int
+    shares: Mapping[Replica, tuple[int, int]]
+    """Share of each replica: its range of groups, or its number among the replicas and their total."""
+    round_groups: int = 0
     """Number of groups of a replica's round; 0: shares are ranges, and there are no clocks."""
-    first_clock: Clock = 0
+    first_clock: int = 0
     """Clock of all replicas at the start, with rounds."""
-    finished: GroupRanges = ()
-    """Ranges of groups that were trained before the run was resumed."""
-    images: Images = 0
-    """Number of the epoch's images that were trained before the run was resumed."""
-    loss: Loss = 0.0
-    """Mean loss over the epoch's images that were trained before the run was resumed."""
-    train_s: Seconds = 0.0
-    """Training time of the epoch before the run was resumed, in seconds."""
-    warm: GroupNumber = 0
+    finished: Ranges = ()
+    """Ranges of groups that were trained before this dealer began the epoch."""
+    ragged: Collection[int] = ()
+    """Groups that only some shards had by then."""
+    loss_images: int = 0
+    """Number of images whose losses the shards had by then."""
+    loss_sum: float = 0.0
+    """Sum of these losses."""
+    train_s: float = 0.0
+    """Training time of the epoch before this dealer began it, in seconds."""
+    warm: int = 0
     """Number of groups of the warm start."""
-    carried: GroupNumber = 0
+    carried: int = 0
     """Number of groups at the front, which have the images that the epoch before has skipped."""
-    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
+    behind: Collection[Replica] = ()
     """Replicas in whose shares the epoch before has skipped images."""
-    fraction: Progress = 1.0
+    fraction: float = 1.0
     """Fraction of the replicas, or of the groups in a pool, after which no more groups are leased."""
     pooled: bool = False
     """Whether all replicas lease their groups from one pool."""
-    step: GroupNumber = 1
+    step: int = 1
     """Number of groups of a step."""
-    carried_images: Annotated[bytes, msgspec.Meta(max_length=MOST_IMAGE_BYTES)] = b""
-    """`EpochOrder.carried_images`, on which the order of the epoch depends."""
+    images_per_group: int = 1
+    num_images: int = 0
+    """Number of images of the epoch, of which the last group may have fewer; 0: whole groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetsRead:
+    """All bundles of the run's store sent the groups that their shards have."""
+
+    epoch: int
+    version: int
+    """Version of the map from which on no bundle orders a push of a generation that the map does not name."""
+    every: Set[int]
+    """Groups that all shards have that take gradients."""
+    some: Set[int]
+    """Groups that some of these shards have, and others lack."""
+    clock: int = 0
+    """Highest clock of a push or tick that a bundle has ordered."""
+    images: int = 0
+    """Number of images whose losses the shards have."""
+    loss_sum: float = 0.0
+    """Sum of the losses of these images."""
 
 
 class Epoch:
@@ -133,20 +130,23 @@ class Epoch:
                 carried=began.carried,
                 behind=began.behind,
             )
+        self._images_per_group, self._images = began.images_per_group, began.num_images
         self._progress = assigned.progress
         self.finished = began.groups - len(assigned.progress)
         self.draining = False
         """Whether the run stops when the leased groups are finished."""
         self.queues: dict[Replica, Queue] = {}
         self.leases: dict[int, GroupLease] = {}
+        self.unsettled: dict[int, GroupLease] = {}
+        """Leases of lost replicas, until the sets of the shards decide."""
+        self.ragged = set(began.ragged).intersection(assigned.progress)
+        """Unfinished groups that only some shards have."""
         self.closed = False
         self.skipped: dict[int, Replica] = {}
         """Skipped groups, and the replicas in whose shares they were."""
-        self.again: list[int] = []
-        """Numbers of the groups whose leases were returned, once for each return."""
         self._given: set[Replica] = set()
         self._later = {  # after the warm start
-            replica: deque((group, 1) for group in queue) for replica, queue in assigned.queues.items()
+            replica: self._new_queue(queue) for replica, queue in assigned.queues.items()
         }
         self._live = tuple(sorted(live))
         self._members = set(began.shares) & set(live)
@@ -166,13 +166,22 @@ class Epoch:
         if self._warming:
             # Without a live member the groups wait for the lowest replica: `_pass_on` moves them later.
             lowest = min(self._members or shares)
-            self.queues[lowest] = deque((group, 1) for group in warm)
+            self.queues[lowest] = self._new_queue(warm)
         else:
             self._end_warm_start()
         for replica in self._live:
             self._take_in(replica)
         self._pass_on()
         self._close_if_due()
+
+    def _new_queue(self, numbers: Sequence[int]) -> Queue:
+        # An attempt above the first makes a ragged group a step of its own.
+        return deque((number, 2 if number in self.ragged else 1) for number in numbers)
+
+    def images_of(self, number: int) -> int:
+        """Return the number of images of a group."""
+        size = self._images_per_group
+        return min(size, self._images - number * size) if self._images else size
 
     def progress(self, number: int) -> float:
         """Return the progress of the run at a group, in epochs, for the replica whose share has the group."""
@@ -194,7 +203,8 @@ class Epoch:
         """Close the epoch, or end the warm start, if enough groups are finished for it."""
         # Closing may skip all waiting groups.
         self._close_if_due()
-        if self._warming and not (self.over or self.leases or any(self.queues.values())):
+        busy = self.over or self.leases or self.unsettled or any(self.queues.values())
+        if self._warming and not busy:
             self._end_warm_start()
             # The warm start alone may be the fraction of a pool.
             self._close_if_due()
@@ -202,15 +212,28 @@ class Epoch:
     @property
     def drained(self) -> bool:
         """Whether the epoch drains and is not over, and no group is leased or may still be leased."""
-        if not self.draining or self.over or self.leases:
+        if not self.draining or self.over or self.leases or self.unsettled or self.ragged:
             return False
         return not any(map(self.has_work, self._live))
 
     def drain(self) -> None:
-        """Lease no more groups. With clocks all replicas then train up to the same clock."""
+        """Lease no more groups except ragged ones, which the values of some shards have already. With clocks
+        all replicas then train up to the same clock."""
         self.draining = True
         if self.clock_targets is not None:
             self.clock_targets.shorten()
+        self._put_ragged_first()
+
+    def _put_ragged_first(self) -> None:
+        """Let an epoch that drains lease its ragged groups."""
+        for replica, queue in self.queues.items():
+            ragged = [group for group in queue if group[0] in self.ragged]
+            if ragged:
+                rest = [group for group in queue if group[0] not in self.ragged]
+                queue.clear()
+                queue.extend((*ragged, *rest))
+                if self.clock_targets is not None and replica in self._live:
+                    self.clock_targets.grow([(replica, _attempts(ragged))])
 
     def _end_warm_start(self) -> None:
         self._warming = False
@@ -223,7 +246,7 @@ class Epoch:
 
     def _grow(self) -> None:
         if self.clock_targets is not None and not self.draining:
-            waiting = [(replica, len(queue)) for replica, queue in self.queues.items()]
+            waiting = [(replica, _attempts(queue)) for replica, queue in self.queues.items()]
             self.clock_targets.grow([each for each in waiting if each[0] in self._live])
 
     # --- leases ------------------------------------------------------------------------------
@@ -231,11 +254,11 @@ class Epoch:
     def lease(self, replica: Replica, count: int) -> tuple[tuple[int, int], ...]:
         """Lease the next groups, `count` at most, to a live replica."""
         granted: list[tuple[int, int]] = []
-        if self.draining and not self.closed:
-            count = min(count, self._room(replica))
-        # A pool counts the new leases against its limit, so each group is checked.
+        # A pool counts the new leases against its limit, and clocks count too, so each group is checked.
         while len(granted) < count and self.has_work(replica) and replica in self._live:
             number, attempt = self._queue_of(replica).popleft()
+            if self.clock_targets is not None:
+                self.clock_targets.give(replica, attempt)
             self.leases[number] = GroupLease(replica, attempt)
             self._given.add(replica)
             granted.append((number, attempt))
@@ -254,29 +277,34 @@ class Epoch:
         """Known sync clock; 0 without clocks."""
         return self.clock_targets.end if self.clock_targets is not None else 0
 
-    def begins_at(self, replica: Replica, groups: Sequence[tuple[int, int]]) -> int:
-        """Count groups leased to a live replica; return their `Groups.clock`."""
-        if self.clock_targets is None:
-            return 0
-        begins_at = self.clock_targets.begin_of(replica)
-        for number, _ in groups:
-            self.leases[number].clock = self.clock_targets.give(replica)
-        return begins_at
+    def begins_at(self, replica: Replica) -> int:
+        """Return `Groups.clock` of the groups that a live replica gets now."""
+        return self.clock_targets.begin_of(replica) if self.clock_targets is not None else 0
 
     def has_work(self, replica: Replica) -> bool:
         """Return whether a group waits for a replica, and the replica may lease it."""
         queue = self._queue_of(replica)
         # The last groups of a closed epoch are trained, so that it ends.
-        if self.draining and not self.closed and self._room(replica) <= 0:
+        if self.draining and not self.closed and not self._has_room(replica, queue):
             return False
         if not queue or self._warming or not self._pooled:
             return bool(queue)
         # Carried groups come first in a pool, and are leased in any case, so that none is skipped twice.
-        return queue[0][0] < self._carried or self.finished + len(self.leases) < self._pool_limit
+        taken = self.finished + len(self.leases) + len(self.unsettled)
+        return self._is_kept(queue[0][0]) or taken < self._pool_limit
 
-    def _room(self, replica: Replica) -> int:
-        """Return the number of groups that a replica may still lease in an epoch that drains."""
-        return self.clock_targets.room(replica) if self.clock_targets is not None else 0
+    def _is_kept(self, number: int) -> bool:
+        """Return whether a group is trained even if the epoch ends early."""
+        return number < self._carried or number in self.ragged
+
+    def _has_room(self, replica: Replica, queue: Queue) -> bool:
+        """Return whether a replica may lease the next group of a queue in an epoch that drains."""
+        if not queue:
+            return False
+        number, attempt = queue[0]
+        if self.clock_targets is None:
+            return number in self.ragged
+        return self.clock_targets.has_room(replica, attempt)
 
     @property
     def _pool_limit(self) -> int:
@@ -296,19 +324,43 @@ class Epoch:
     def finish(self, number: int) -> None:
         """Count a leased group as finished."""
         del self.leases[number]
+        self.ragged.discard(number)
         self.finished += 1
 
-    def _return_leases(self, replica: Replica) -> int:
-        """Put the leased groups of a replica back into its queue; return their number."""
-        back = sorted(number for number, lease in self.leases.items() if lease.replica == replica)
-        groups = [(number, self.leases.pop(number).attempt + 1) for number in back]
+    def settle(self, sets: SetsRead) -> tuple[list[int], int]:
+        """Settle the leases of replicas that the map of the sets no longer names.
+
+        Returns the groups that every shard has, which are finished, and the number of returned leases.
+        """
+        settled = [number for number, lease in self.unsettled.items() if lease.lost_at <= sets.version]
+        done = [number for number in settled if number in sets.every]
+        for number in done:
+            del self.unsettled[number]
+        self.finished += len(done)
+        if self.clock_targets is not None:
+            # In bsp the sums of ended generations need the other replicas up to their highest clock.
+            self.clock_targets.seen(sets.clock)
+        returned = sorted(set(settled).difference(done))
+        self.ragged.difference_update(done)
+        self.ragged.update(number for number in returned if number in sets.some)
+        holders: dict[Replica, list[int]] = {}
+        for number in returned:
+            holders.setdefault(self.unsettled[number].replica, []).append(number)
+        for replica, numbers in sorted(holders.items()):
+            self._return_leases(replica, numbers)
+        if settled:
+            self._pass_on()
+            self._close_if_due()
+        return done, len(returned)
+
+    def _return_leases(self, replica: Replica, numbers: list[int]) -> None:
+        """Put groups of a lost replica back into its queue."""
+        groups = [(number, self.unsettled.pop(number).attempt + 1) for number in numbers]
         # Returned groups are the oldest ones, so they go to the front, in their order.
         self._queue_of(replica).extendleft(reversed(groups))
-        self.again += back
-        # A closed epoch leases no more groups, so a returned group is skipped unless it was carried.
+        # A closed epoch leases no more groups, so a returned group is skipped unless it is kept.
         if self.closed:
             self._queue_of(replica).extend(self._skip({replica: self._queue_of(replica)}))
-        return len(back)
 
     # --- the early end -----------------------------------------------------------------------
 
@@ -316,6 +368,8 @@ class Epoch:
         """Close the epoch after enough finished groups or shares; carried groups are still leased."""
         # With clocks all groups are trained; the warm start belongs to one replica.
         if self.closed or self._warming or self.clock_targets is not None or self._fraction >= 1:
+            return
+        if self.unsettled:
             return
         if self._pooled:
             done = [POOL] if self.finished >= self._pool_limit else []
@@ -344,36 +398,37 @@ class Epoch:
         return done if len(done) >= needed else []
 
     def _skip(self, queues: dict[Replica, Queue]) -> list[tuple[int, int]]:
-        """Empty some queues: skip their groups, except carried groups; return the carried groups."""
-        kept = [group for queue in queues.values() for group in queue if group[0] < self._carried]
+        """Empty some queues: skip their groups, except kept groups; return the kept groups."""
+        kept = [group for queue in queues.values() for group in queue if self._is_kept(group[0])]
         for replica, queue in queues.items():
-            self.skipped.update((number, replica) for number, _ in queue if number >= self._carried)
+            self.skipped.update((number, replica) for number, _ in queue if not self._is_kept(number))
             queue.clear()
         return kept
 
     # --- membership --------------------------------------------------------------------------
 
-    def replicas_changed(self, live: Collection[Replica]) -> int:
-        """Remove the lost replicas, and add the new ones; return the number of returned leases."""
+    def replicas_changed(self, live: Collection[Replica], version: int) -> None:
+        """Remove the lost replicas, and add the new ones, in a version of the map."""
         lost = [replica for replica in self._live if replica not in live]
         joined = sorted(replica for replica in live if replica not in self._live)
         self._live = tuple(sorted(live))
         # All losses first: no group may move to a replica that is lost too.
-        again = sum(self._lose(replica) for replica in lost)
+        for replica in lost:
+            self._lose(replica, version)
         self._pass_on()
         for replica in joined:
             self._join(replica)
         self._close_if_due()
-        return again
 
-    def _lose(self, replica: Replica) -> int:
-        again = self._return_leases(replica)
+    def _lose(self, replica: Replica, version: int) -> None:
+        for number in [number for number, lease in self.leases.items() if lease.replica == replica]:
+            lease = self.unsettled[number] = self.leases.pop(number)
+            lease.lost_at = version
         # A lost replica does not count among those whose shares close the epoch.
         self._members.discard(replica)
         self._given.discard(replica)
         if self.clock_targets is not None:
             self.clock_targets.leave(replica)
-        return again
 
     def _join(self, replica: Replica) -> None:
         if self.clock_targets is not None:
@@ -407,12 +462,16 @@ class Epoch:
         if not self._members:
             return
         first = min(self._members)
+        # The groups that may return are older than the others of their replica, and move with them.
+        staying = {POOL, *(lease.replica for lease in self.unsettled.values())}
         for queues in (self.queues, self._later):
             # The warm start stays with one replica.
             takers = [first] if self._warming and queues is self.queues else sorted(self._members)
-            for replica in sorted(r for r, queue in queues.items() if queue and r not in (POOL, *takers)):
+            for replica in sorted(r for r, queue in queues.items() if queue and r not in {*staying, *takers}):
                 self._deal(queues, takers, replica)
         self._grow()
+        if self.draining:
+            self._put_ragged_first()
 
     def _deal(self, queues: dict[Replica, Queue], takers: list[Replica], replica: Replica) -> None:
         groups = list(queues.pop(replica))
@@ -422,24 +481,22 @@ class Epoch:
             return
         # Whole rounds, first to the replica that finishes first, change the sync clock least.
         reach = self.clock_targets.reach
-        takers = sorted(takers, key=lambda taker: (reach(taker, len(queues.get(taker, ()))), taker))
+        takers = sorted(takers, key=lambda taker: (reach(taker, _attempts(queues.get(taker, ()))), taker))
         for at, start in enumerate(range(0, len(groups), self._round_groups)):
             queue = queues.setdefault(takers[at % len(takers)], deque())
             queue.extend(groups[start : start + self._round_groups])
 
     # --- queries -----------------------------------------------------------------------------
 
-    def upcoming(self, replica: Replica, count: int) -> list[int]:
-        """Return the next group numbers of a replica."""
-        # A pool has a queue of a single replica during the warm start only.
-        whose = POOL if self._pooled and not self.queues.get(replica) else replica
-        waiting = chain(self.queues.get(whose, ()), self._later.get(whose, ()))
-        return [number for number, _ in islice(waiting, count)]
-
     def waiting(self) -> list[int]:
         """Return the numbers of all groups that wait."""
         queues = chain(self.queues.values(), self._later.values())
         return [number for queue in queues for number, _ in queue]
+
+
+def _attempts(groups: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """Return the attempts of waiting groups."""
+    return (attempt for _, attempt in groups)
 
 
 def _part(fraction: float, whole: int) -> int:

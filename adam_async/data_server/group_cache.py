@@ -128,8 +128,9 @@ class GroupCache:
         self._ready: dict[int, tuple[Pictures, int]] = {}
         """Blocks by number, the oldest first, and the number of blocks made before each."""
         self._made = 0
-        self._left: dict[int, dict[int, int]] = {}
-        """Number of times that each group is still to be taken, by block and group."""
+        self._left: dict[int, int] = {}
+        """Number of groups of each block that are still to be taken, each as often as it has takers. A group
+        taken more often than that only makes the cache drop its block early."""
 
     # --- making ------------------------------------------------------------------------------
 
@@ -203,10 +204,6 @@ class GroupCache:
         """Return whether the blocks of these groups exist."""
         return all(number // self._block_groups in self._ready for number in numbers)
 
-    def count(self, number: int) -> int:
-        """Return the number of images of a group. Raises IndexError if the epoch has no such group."""
-        return len(self._order.group(number))
-
     def take(self, numbers: Sequence[int]) -> Pieces:
         """Take groups out, at least one; groups without a block are gathered now.
 
@@ -247,12 +244,8 @@ class GroupCache:
         number = first // self._block_groups
         block, left = self._ready.get(number), self._left_in(number)
         wanted = range(first, last + 1)
-        for group in wanted:
-            if group in left:
-                left[group] -= 1
-                if not left[group]:
-                    del left[group]
-        if not left:
+        self._left[number] = max(left - len(wanted), 0)
+        if not self._left[number]:
             self._ready.pop(number, None)
         if block is None:
             pieces = self._cut_out(np.concatenate([self._order.group(group) for group in wanted]))
@@ -269,10 +262,8 @@ class GroupCache:
     def _is_missing(self, block: int) -> bool:
         return block not in self._ready and block not in self._making
 
-    def _left_in(self, block: int) -> dict[int, int]:
-        if block not in self._left:
-            self._left[block] = dict.fromkeys(self._groups_of(block), self._takers)
-        return self._left[block]
+    def _left_in(self, block: int) -> int:
+        return self._left.get(block, len(self._groups_of(block)) * self._takers)
 
     def _groups_of(self, block: int) -> range:
         first = block * self._block_groups
@@ -286,7 +277,7 @@ class GroupCache:
         return images, self._labels.take(chosen, axis=0)
 
     def __repr__(self) -> str:
-        left = sum(len(self._left[block]) for block in self._ready)
+        left = sum(map(self._left_in, self._ready))
         return f"<GroupCache of epoch {self._order.epoch}, {left} groups>"
 
 

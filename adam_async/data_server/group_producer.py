@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, StoredImages
 from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
 from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
-from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.run_memory import check_cache, check_run_memory
 from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
@@ -63,6 +63,7 @@ class _Wanted:
 
     numbers: Sequence[int]
     then: Callable[[], None]
+    is_open: Callable[[], bool]
 
 
 class GroupProducer:
@@ -345,10 +346,15 @@ class GroupProducer:
             self._ahead.update(dict.fromkeys(self._group_cache.prepare(numbers)))
             self._feed()
 
-    def when_ready(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
+    def when_ready(
+        self, numbers: Sequence[int], then: Callable[[], None], *, is_open: Callable[[], bool] = lambda: True
+    ) -> None:
         """Call `then` when these groups can be taken: at once or later; never if the epoch ends before.
 
         `then` must take the groups before it returns, because they may be dropped later.
+
+        Args:
+            is_open: Whether the question still has an answer; see `drop_closed`.
         """
         group_cache = self._group_cache
         assert group_cache is not None, "there is no epoch"
@@ -356,8 +362,32 @@ class GroupProducer:
             then()
         else:
             self._late += 1
-            self._wanted.append(_Wanted(numbers, then))
+            self._wanted.append(_Wanted(numbers, then, is_open))
             self._want(group_cache, numbers)
+
+    def drop_closed(self) -> None:
+        """Drop the waiting questions that have no answer any more, and the blocks that only they need."""
+        group_cache = self._group_cache
+        if group_cache is None or all(wanted.is_open() for wanted in self._wanted):
+            return
+        self._wanted = [wanted for wanted in self._wanted if wanted.is_open()]
+        needed = {block for wanted in self._wanted for block in group_cache.blocks(wanted.numbers)}
+        for block in self._urgent.keys() - needed:
+            del self._urgent[block]
+            group_cache.forget(block)
+
+    @property
+    def instant(self) -> bool:
+        """Whether all groups of the epoch can be taken at once."""
+        return self._group_cache is not None and self._group_cache.instant
+
+    def ready(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the first ones of these groups, up to the first one that is not ready."""
+        group_cache = self._group_cache
+        assert group_cache is not None, "there is no epoch"
+        if group_cache.instant:
+            return numbers
+        return tuple(takewhile(lambda number: group_cache.has((number,)), numbers))
 
     def take(self, numbers: Sequence[int]) -> Pieces:
         """Take groups that are ready. See `GroupCache.take`."""
@@ -369,10 +399,6 @@ class GroupProducer:
         for copy in copies:
             if copy.base is None:  # the array's count includes its slices
                 self._memory.watch(copy)
-
-    def count(self, number: int) -> int:
-        """Return the number of images of a group; 0 without an epoch."""
-        return self._group_cache.count(number) if self._group_cache is not None else 0
 
     # --- the thread --------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.dataset import StoredImages
 from adam_async.data_server.sources.file_ranges import Scratch
 from adam_async.data_server.statistics import CacheStatistics
 from adam_async.runtime.clock import Clock

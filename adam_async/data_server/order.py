@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.errors import DataError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.epoch_shares import Ranges
 
@@ -84,6 +83,10 @@ class EpochOrders:
         """Number of groups of an epoch."""
         return count_groups(self.num_images, self._images_per_group)
 
+    def images_of(self, number: int) -> int:
+        """Return the number of images of a group; 0 if no epoch has this group."""
+        return max(min(self._images_per_group, self.num_images - number * self._images_per_group), 0)
+
     def order(
         self, epoch: int, skipped: Sequence[Ranges] = (), *, first: int = 1, carried: bytes = b""
     ) -> EpochOrder:
@@ -95,9 +98,6 @@ class EpochOrders:
                 All calls for one run must have the same values.
             first: First epoch of `skipped`, at most `epoch`.
             carried: `EpochOrder.carried_images` of epoch `first`.
-
-        Raises:
-            DataError: `carried` belongs to another number of images.
         """
 
         def of(number: int) -> Ranges:
@@ -120,11 +120,6 @@ class EpochOrders:
         indices = np.ascontiguousarray(indices, dtype=np.int64)
         count = 0
         if carried:
-            if len(carried) != -(-self.num_images // 8):
-                raise DataError(
-                    f"{len(carried)} bytes name the first images of epoch {epoch}; {self.num_images} "
-                    f"images need {-(-self.num_images // 8)}: is this the data set of the run?"
-                )
             bits = np.unpackbits(np.frombuffer(carried, np.uint8), count=self.num_images)
             come_first = bits.astype(np.bool_)[indices]
             count = int(np.count_nonzero(come_first))

@@ -11,7 +11,7 @@ mark may have fewer groups. The clock of the last mark may rise until a group fo
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -26,31 +26,20 @@ class Logged:
 
 
 class ReplicaLeases:
-    """The log of one replica generation.
+    """The log of one replica generation."""
 
-    Args:
-        stop: Number of earlier leases, all finished.
-        positions: Number of groups that each worker has received.
-    """
-
-    def __init__(
-        self, replica_generation: int, partitions: int, *, stop: int = 0, positions: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, replica_generation: int, partitions: int) -> None:
         self.replica_generation = replica_generation
-        self._first = stop
+        self._first = 0
         self._groups: list[Logged] = []
         self._marks: dict[int, int] = {}
-        self._positions = list(positions) or [0] * partitions
+        self._positions = [0] * partitions
+        """Number of groups that each worker has received."""
 
     @property
     def stop(self) -> int:
         """Number of leases of this generation."""
         return self._first + len(self._groups)
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Number of groups that each worker has received."""
-        return tuple(self._positions)
 
     def holds(self, position: int) -> bool:
         """Return whether the log has the group at a position, or ends there."""

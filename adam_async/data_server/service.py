@@ -6,7 +6,8 @@ before at the front (AD-24), so every server makes the same groups. A server gat
 replicas (AD-03), and a slow reader delays no other worker, because the server does not wait for sent answers
 (AD-05). All workers of a replica get its groups, each worker the image rows that it needs.
 
-A question passes through `questions` into the ledger (`ledger_service`); `_on_settled` runs its effects.
+One data server is the *dealer*, which leases the groups to the replicas (`dealer`). A question for leases
+passes through `questions`; `_on_effects` answers it. `image_questions` answers questions for images.
 """
 
 import asyncio
@@ -22,45 +23,32 @@ import msgspec
 import numpy as np
 
 from adam_async.controller.client import GOODBYE_S
-from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_when_room
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.epoch import EpochBegan
+from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.group_producer import GroupProducer
-from adam_async.data_server.ledger import Settled
-from adam_async.data_server.ledger_service import LedgerService
+from adam_async.data_server.image_questions import ImageQuestions
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.question_checks import takers
 from adam_async.data_server.questions import Questions
-from adam_async.data_server.state import (
-    DataState,
-    DrainAsked,
-    Effect,
-    EpochEnded,
-    Grant,
-    GroupsReported,
-    ReplicasChanged,
-    TimePassed,
-)
+from adam_async.data_server.state import DataState, Effect, EpochEnded, Grant
 from adam_async.data_server.statistics import DataStatistics
 from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed
 from adam_async.messages import (
     Body,
-    CopyLedger,
-    Enter,
-    GetStatistics,
     LeaseGroups,
+    ReadGroups,
     ReadTest,
     ReportGroups,
 )
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
-from adam_async.run.epoch_shares import warm_groups
-from adam_async.run.ids import Replica
-from adam_async.run.training_program import MOST_RANGES, TrainingProgram, read_training
+from adam_async.run.cluster_map import DATA_FACTS, ClusterMap, EpochRecord, failed_word, skipped_groups
+from adam_async.run.epoch_shares import Ranges
+from adam_async.run.training_program import TrainingProgram, read_training
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, MakePool
-from transport import Message, Request
+from transport import Link, Request
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +65,6 @@ class DataServer(Role):
         functions: Kinds of transforms that are functions of the user; the server refuses a run with others.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
-        observe: Called with the run and its leases, on each ledger replica, when an epoch has ended.
 
     Cancelling the block drops open questions; workers ask again when a data server is back.
     """
@@ -90,7 +77,6 @@ class DataServer(Role):
         functions: Mapping[str, Callable[..., Any]] = {},
         make_pool: MakePool = ComputePool,
         available_bytes: Callable[[], int] = available_bytes,
-        observe: Callable[[str, DataState], None] = lambda run, state: None,
     ) -> None:
         super().__init__(settings, info=describe(dataset))
         self._dataset = dataset
@@ -100,9 +86,10 @@ class DataServer(Role):
         self.transform_failed: TransformFailed | None = None
         """Error of a user's function on an image, for which this server refuses the run; None without such an
         error."""
-        self._observe = observe
         self._partitions = 1
         self._read_ahead = 1
+        self._began = 0
+        """Newest epoch of the run that this server has followed."""
         self._producer = GroupProducer(
             dataset,
             name=f"{self._identity.node}/images",
@@ -113,30 +100,22 @@ class DataServer(Role):
         )
         self._carried = b""
         """`EpochOrder.carried_images` of the producer's epoch."""
-        self._began: EpochBegan | None = None
-        self._first_as_ledger_leader: TimePassed | None = None
-        """First event that this server has entered as ledger leader; None before."""
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Reports to the controllers, in their order."""
-        self._ledger = LedgerService(
+        self._dealer = Dealer(
             self._endpoint,
             self._waits,
-            on_settled=self._on_settled,
-            on_lead=self._on_lead,
-            open_events=lambda: self._questions.events(),
+            cluster=lambda: self._membership.map,
+            on_effects=self._on_effects,
         )
         self._questions = Questions(
-            identity=self._identity,
-            waits=self._waits,
-            dataset=dataset,
-            producer=self._producer,
-            ledger=self._ledger,
-            timeline=self._timeline,
+            identity=self._identity, waits=self._waits, dealer=self._dealer, timeline=self._timeline
         )
+        self._images = ImageQuestions(dataset, self._producer)
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         return {
-            "ledger": self._ledger.run(self._membership),
+            "dealer": self._dealer.run(),
             "follow": self._follow(),
             "images": self._producer.run(),
             "reports": self._report(),
@@ -144,8 +123,8 @@ class DataServer(Role):
 
     @property
     def state(self) -> DataState:
-        """Leases, up to the last entry that this server has."""
-        return self._ledger.state
+        """Leases of this server's term as the dealer, or of its last one."""
+        return self._dealer.state
 
     def _fail(self, error: BaseException) -> None:
         """Refuse the run if its transforms failed or took all memory; end the server with any other error."""
@@ -178,7 +157,7 @@ class DataServer(Role):
     # --- the run -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Follow each run; as its ledger leader, enter its epochs and the live replicas."""
+        """Follow each run and its epochs."""
         async for cluster in self._membership.changes():
             run = cluster.run
             if run is None or run.id == self._refused:
@@ -200,95 +179,93 @@ class DataServer(Role):
                     await self._end_with(error, run.id)
                 await self._membership.set_node(ready=run.id, failed="")
                 cluster = self._membership.map
-            if cluster.ledger_leaders:
+            if cluster.dealer is not None:
                 self._check_data(cluster)
             self._questions.takers = takers(cluster)
-            self._ledger.map_changed(cluster)
-            if not self._ledger.keeps:
+            if cluster.run is not None and cluster.run.id == self._run:
+                self._follow_epoch(cluster)
+            self._images.map_changed(self._questions.takers)
+            if cluster.run is not None and cluster.run.id == self._run:
+                self._dealer.map_changed(cluster)
+            if not self._dealer.deals:
                 self._questions.refuse_all(
-                    "no-leases", f"{self._identity.node} has no leases of run {self._run}"
+                    "no-leases", f"{self._identity.node} does not deal out the groups of run {self._run}"
                 )
-            if self._ledger.leads and cluster.run is not None and cluster.run.id == self._run:
-                self._enter_changes(cluster)
 
     def _check_data(self, cluster: ClusterMap) -> None:
-        """Refuse to serve together with data servers that have other data."""
-        for name in (cluster.ledger_leaders or cluster.live("data"))[:1]:
-            theirs = cluster.nodes[name].info
-            for key in ("train_images", "test_images", "shape", "classes", "digest"):
-                if theirs.get(key) != self._info[key]:
-                    raise DataError(
-                        f"{self._identity.node} has other data than {name}: {key} is {self._info[key]}, not "
-                        f"{theirs.get(key)}; data servers of one cluster need the same data set"
-                    )
+        """Refuse to serve a run, or together with data servers, that have other data."""
+        dealer, first = cluster.dealer, next(iter(cluster.live("data")), "")
+        name, theirs = first, cluster.nodes[first].info if first else self._info
+        if dealer is not None and cluster.run is not None and dealer.run == cluster.run.id:
+            name, theirs = dealer.node, dealer.data
+        for key in DATA_FACTS:
+            if theirs.get(key) != self._info[key]:
+                raise DataError(
+                    f"{self._identity.node} has other data than {name}: {key} is {self._info[key]}, not "
+                    f"{theirs.get(key)}; data servers of one cluster need the same data set"
+                )
 
     async def _refuse(self, run: str, why: str) -> None:
         """Report in the cluster map that this server cannot serve a run."""
         self._refused = run
         self._questions.leave(f"this data server refuses run {run}")
+        self._images.leave(f"this data server refuses run {run}")
         logger.warning("%s refuses run %s: %s", self._identity.node, run, why)
         await self._membership.set_node(failed=failed_word(run, why))
 
     async def _take_up(self, cluster: ClusterMap, run: str, program: TrainingProgram) -> None:
         self._questions.refuse_all("wrong-run", f"this data server has gone on to run {run}")
+        self._images.leave(f"this data server has gone on to run {run}")
         await self._producer.take_up(program)
         self._program, self._config = program, program.config
-        self._run, self._began = run, None
+        self._run, self._began = run, 0
         self._read_ahead = self._config.groups_ahead(prod(self._dataset.image_shape))
         self._orders = EpochOrders(
             Dice(self._config.seed),
             num_images=len(self._dataset.train_labels) - self._config.validation,
             images_per_group=self._config.images_per_group,
         )
-        if program.carried and len(program.carried) != -(-self._orders.num_images // 8):
-            raise ConfigError(
-                f"the record of the run names its first images in {len(program.carried)} bytes; this data "
-                f"server has {self._orders.num_images:,} images to train on: give the data of the run"
-            )
-        self._partitions = cluster.takers
-        self._questions.take_up(run, self._config, partitions=self._partitions)
-        self._ledger.take_up(run, partitions=self._partitions, orders=self._orders)
+        self._partitions = cluster.partitions
+        self._questions.take_up(run, self._orders, partitions=self._partitions)
+        self._images.take_up(run, self._orders)
+        self._dealer.take_up(run, program, images=self._orders.num_images)
 
-    def _enter_changes(self, cluster: ClusterMap) -> None:
-        """Enter the live replicas and the epoch, unless the ledger has them."""
-        live = {
-            Replica(replica): replica_generation
-            for replica, replica_generation in cluster.replica_generations().items()
-        }
-        if live != self.state.replica_generations:
-            self._ledger.enter(ReplicasChanged(live))
+    def _follow_epoch(self, cluster: ClusterMap) -> None:
+        """Make the groups of the epoch in progress, or after its end the first ones of the next epoch."""
         epoch = cluster.epoch
-        if epoch is not None and epoch.run == self._run and epoch.number > self.state.epoch:
-            carried = self._carried_images(cluster, epoch.number)
-            self._ledger.enter(_began(self._program, epoch, carried))
-        if epoch is not None and epoch.run == self._run and epoch.drain and not self.state.draining:
-            self._ledger.enter(DrainAsked(epoch.number))
+        if epoch is None or epoch.run != self._run:
+            return
+        if epoch.ended:
+            self._prepare_next(epoch, epoch.result.get("skipped_groups", ()))
+        elif epoch.number > self._began:
+            self._began = epoch.number
+            self._produce_epoch(epoch.number, self._carried_images(cluster, epoch.number))
+            # The dealer of a resumed epoch deals out the groups that are left, perhaps none of the first.
+            if self._program.resumed is None or epoch.number > self._program.resumed.epoch:
+                self._prepare_first(epoch)
 
     def _carried_images(self, cluster: ClusterMap, number: int) -> bytes:
         """Return the images at the front of an epoch, which the epoch before has skipped.
 
         Raises:
-            DataError: The record of the run has images of other data.
-            RunFailed: The map no longer has the results of all epochs since the ledger's.
+            RunFailed: The map no longer has the results of all epochs since the newest one of this server.
         """
         if self._producer.epoch == number:  # prepared when the epoch before ended
             return self._carried
-        if self.state.epoch:
-            first, carried = self.state.epoch, self.state.carried_images
-            results = [cluster.result(before) for before in range(first, number)]
-        else:  # the first epoch of this run
-            resumed = self._program.resumed
-            results = list(resumed.results) if resumed is not None else []
-            first, carried = number - len(results), self._program.carried
-        skipped = skipped_groups(results)
-        return self._orders.order(number, skipped, first=first, carried=carried).carried_images
-
-    def _begin_epoch(self, began: EpochBegan) -> None:
-        self._produce_epoch(began.number, began.carried_images)
-        self._began = began
-        for replica in began.shares:
-            if self._serves(replica):
-                self._callbacks.call_soon(self._read_on, replica)
+        resumed = self._program.resumed
+        before = list(resumed.results) if resumed is not None and not self._producer.epoch else []
+        first, carried = self._producer.epoch, self._carried
+        if not first:  # the first epoch of this server in the run
+            first = (resumed.epoch if resumed is not None else 1) - len(before)
+            carried = b""
+        oldest = cluster.ended - len(cluster.results) + 1
+        if first + len(before) < oldest:
+            # One result in the map has no skipped groups (`must_train_all`), and the order begins there.
+            first, carried, before = oldest, b"", []
+        results = before + [cluster.result(each) for each in range(first + len(before), number)]
+        return self._orders.order(
+            number, skipped_groups(results), first=first, carried=carried
+        ).carried_images
 
     def _produce_epoch(self, number: int, carried: bytes) -> None:
         if (number, carried) != (self._producer.epoch, self._carried):
@@ -296,79 +273,53 @@ class DataServer(Role):
             order = self._orders.order(number, first=number, carried=carried)
             self._producer.begin_epoch(order, takers=self._partitions)
 
-    def _prepare_next(self, ended: EpochEnded) -> None:
+    def _prepare_next(self, epoch: EpochRecord, skipped: Ranges) -> None:
         """Prepare the first groups of the next epoch, with the shares of the epoch that ended."""
-        began, ahead = self._began, self._read_ahead
-        if began is None or began.number != ended.number or ended.number >= self._config.epochs:
+        if self._producer.epoch == epoch.number < self._config.epochs:
+            order = self._orders.order(epoch.number, first=epoch.number, carried=self._carried)
+            self._produce_epoch(epoch.number + 1, order.images_in(skipped))
+            self._prepare_first(epoch)
+
+    def _prepare_first(self, epoch: EpochRecord) -> None:
+        """Make the first groups of an epoch with these shares, for the replicas that ask this server."""
+        ahead, cluster = self._read_ahead, self._membership.map
+        if epoch.round_groups or self._config.pooled:
+            self._producer.prepare(range(min(ahead * len(epoch.shares), epoch.groups)))
             return
-        order = self._orders.order(ended.number, first=ended.number, carried=began.carried_images)
-        self._produce_epoch(ended.number + 1, order.images_in(ended.skipped))
-        if began.round_groups or began.pooled:
-            self._producer.prepare(range(min(ahead * len(began.shares), began.groups)))
-            return
-        for replica, (start, stop) in began.shares.items():
-            if self._serves(replica):
+        for replica, (start, stop) in epoch.shares.items():
+            if cluster.data_servers_for(int(replica))[:1] == (self.address,):
                 self._producer.prepare(range(start, min(start + ahead, stop)))
-
-    def _serves(self, replica: Replica) -> bool:
-        """Return whether the workers of a replica ask this server."""
-        return self._membership.map.ledger_leader_for(replica) == self.address
-
-    def _on_lead(self) -> None:
-        """Enter an event after all entries of the old leader; once the event is settled, this server repeats
-        the old leader's report."""
-        self._first_as_ledger_leader = TimePassed()
-        self._ledger.enter(self._first_as_ledger_leader)
 
     # --- questions ---------------------------------------------------------------------------
 
+    async def _on_link(self, link: Link) -> None:
+        try:
+            await super()._on_link(link)
+        finally:
+            self._images.link_closed()
+
     def _answer(self, request: Request, body: Body) -> None:
         match body:
-            case LeaseGroups():
-                if self._questions.ask(request, body):
-                    self._callbacks.call_soon(self._read_on, Replica(body.replica))
-            case ReportGroups():
+            case LeaseGroups() | ReportGroups():
                 self._questions.ask(request, body)
-            case Enter():
-                self._ledger.answer_enter(request, body)
-            case CopyLedger():
-                self._ledger.answer_copy(request, body)
+            case ReadGroups():
+                self._images.read_groups(request, body)
             case ReadTest():
-                self._questions.read_test(request, body)
+                self._images.read_test(request, body)
             case _:
                 super()._answer(request, body)
 
-    def _read_on(self, replica: Replica) -> None:
-        if self.state.epoch == self._producer.epoch:
-            self._producer.prepare(self.state.upcoming(replica, self._read_ahead))
-
     # --- effects -----------------------------------------------------------------------------
 
-    def _on_settled(self, settled: Settled) -> None:
-        event = settled.event
-        if isinstance(event, EpochBegan):
-            self._begin_epoch(event)
-        elif isinstance(event, GroupsReported):
-            self._questions.answer(event)
-        for effect in settled.effects:
-            self._perform(effect)
-        if event is self._first_as_ledger_leader:
-            unreported = self.state.unreported()
-            if unreported is not None:
-                self._perform(unreported)
-
-    def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, EpochEnded):
-            self._observe(self._run, self.state)
-        match effect:
-            case Grant():
-                self._questions.answer(effect)
-            case EpochEnded() if self._ledger.leads:
-                result = self._result(effect)
-                self._reports.put_nowait(partial(self._report_epoch, self._run, effect.number, result))
-                self._prepare_next(effect)
-            case EpochEnded():
-                self._prepare_next(effect)
+    def _on_effects(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Grant():
+                    self._questions.answer(effect)
+                case EpochEnded():
+                    result = self._result(effect)
+                    report = partial(self._report_epoch, self._run, self._dealer.term, effect.number, result)
+                    self._reports.put_nowait(report)
 
     def _result(self, ended: EpochEnded) -> dict[str, Any]:
         """Return the `EpochRecord.result` of an epoch."""
@@ -376,16 +327,16 @@ class DataServer(Role):
         return {
             "images": ended.images,
             "loss": ended.loss,
+            "loss_images": ended.loss_images,
             "train_s": ended.train_s,
             "clock": ended.clock,
             "skipped": self._images_in(skipped),
             "skipped_groups": ended.skipped,
             "behind": ended.behind,
-            "trained_again": self._images_in(ended.again),
         }
 
     def _images_in(self, numbers: Iterable[int]) -> int:
-        return sum(map(self._producer.count, numbers))
+        return sum(self._orders.images_of(number) for number in numbers)
 
     async def _report(self) -> None:
         """Send reports to the controllers, one after the other."""
@@ -393,30 +344,17 @@ class DataServer(Role):
             send = await self._reports.get()
             await send()
 
-    async def _report_epoch(self, run: str, number: int, result: Mapping[str, Any]) -> None:
+    async def _report_epoch(self, run: str, term: int, number: int, result: Mapping[str, Any]) -> None:
         def end(newest: ClusterMap) -> EpochRecord | None:
-            """Return the epoch as ended, with its result, if it is still open."""
-            epoch = newest.epoch
+            """Return the epoch as ended, with its result, if it is still open, and this server its dealer."""
+            epoch, dealer = newest.epoch, newest.dealer
             if epoch is None or (epoch.run, epoch.number) != (run, number) or epoch.ended:
-                return None  # the old ledger leader has reported it, or another run has begun
+                return None
+            if dealer is None or (dealer.term, dealer.node) != (term, self._identity.node):
+                return None  # the next dealer ends the epoch
             return msgspec.structs.replace(epoch, ended=True, result=dict(result))
 
         await self._membership.update("epoch", end)
-
-    def _report_statistics(self, request: Request, body: GetStatistics) -> None:
-        def make() -> Message:
-            """Pack the counts, with the ranges of trained groups."""
-            counts, state = self.statistics(), self.state
-            trained = state.trained_at(body.clock) if body.clock else state.trained()
-            if trained is not None:
-                counts.images, counts.loss = trained.images, trained.loss
-                counts.finished_ranges = trained.ranges[:MOST_RANGES]  # the driver takes no more
-            return self._pack_statistics(counts)
-
-        if body.ranges:
-            reply_when_room(request, STATISTICS_BYTES, make)
-        else:
-            super()._report_statistics(request, body)
 
     def statistics(self) -> DataStatistics:
         """Return the progress of the epoch, leases, memory and traffic."""
@@ -424,7 +362,7 @@ class DataServer(Role):
         counts.skipped = self._images_in(chain.from_iterable(starmap(range, counts.skipped_groups)))
         counts.transforms = self._producer.statistics()
         counts.cache = self._producer.cache_statistics()
-        counts.ledger = self._ledger.statistics()
+        counts.term = self._dealer.term
         return self._with_common(counts)
 
     def __repr__(self) -> str:
@@ -454,35 +392,6 @@ def describe(dataset: Dataset) -> dict[str, Any]:
             f"({len(dataset.source)} characters)"
         )
     return info
-
-
-def _began(program: TrainingProgram, epoch: EpochRecord, carried_images: bytes) -> EpochBegan:
-    """Return the event of an epoch that the controllers have begun."""
-    config, taken_up = program.config, program.resumed if epoch.finished else None
-    return EpochBegan(
-        number=epoch.number,
-        groups=epoch.groups,
-        shares={Replica(int(replica)): share for replica, share in epoch.shares.items()},
-        round_groups=epoch.round_groups,
-        first_clock=epoch.first_clock,
-        finished=epoch.finished,
-        images=taken_up.images if taken_up is not None else 0,
-        loss=taken_up.loss if taken_up is not None else 0.0,
-        train_s=taken_up.train_s if taken_up is not None else 0.0,
-        warm=warm_groups(
-            config.warm_start,
-            epoch=epoch.number,
-            groups=epoch.groups,
-            finished=epoch.finished,
-            round_groups=epoch.round_groups,
-        ),
-        carried=epoch.carried,
-        behind=tuple(map(Replica, epoch.behind)),
-        fraction=config.fraction_in_force,
-        pooled=config.pooled,
-        step=config.push_every,
-        carried_images=carried_images,
-    )
 
 
 def _digest(dataset: Dataset) -> str:

@@ -1,16 +1,21 @@
 """Pure: leases of image groups to replicas, questions that wait, and the end of an epoch.
 
+The state belongs to the *dealer*, the data server that leases the groups of a run. It is in memory only: the
+next dealer begins the epoch from the *sets* of groups that the shards have.
+
 A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
-finished. When the replica is lost, or begins another *generation* because a worker is replaced, its leased
-groups return under the next attempt number; `epoch` decides which replica gets them.
+finished. When the replica is lost, or begins another *generation* because a worker is replaced, its leases
+wait unsettled until the dealer has read the sets (`SetsRead`). Groups that every shard has are finished. The
+others return under the next attempt number; `epoch` decides which replica gets them.
 
 The groups of a replica generation are in its log (`replica_leases`). Each worker reads the log from its own
 position: all workers get the same groups, and a repeated question gets the same answer. When the first worker
 reaches the end of the log, the state leases more groups.
 
-A report of a group that is not leased under that attempt, or of another generation, is late: another replica
-may train the group. The report is counted, and changes at most the known clocks. So no group of an epoch is
-finished twice, and the epoch ends when all of them are finished or skipped (`epoch`).
+A report of a group that is not leased under that attempt, or of another generation, is late: the sets decide
+about the group. The report is counted, and changes at most the known clocks. So no group of an epoch is
+finished twice, and the epoch is over when all of them are finished or skipped (`epoch`). Then its result
+waits for the losses, which the shards count with their sets.
 
 A question without work is *parked* until groups are available, the epoch changes, or its time is up; so is a
 question of a generation that has not begun or is over. If a worker has not learnt yet that its replica has no
@@ -18,119 +23,80 @@ more groups, or with `ssp` and `bsp` has not got the sync clock, the state answe
 are absolute seconds on the caller's clock.
 """
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, assert_never
+from itertools import chain, starmap
+from typing import assert_never
 
-import msgspec
-
-from adam_async.data_server.epoch import MOST_REPLICAS, Epoch, EpochBegan, ReplicaNumber
+from adam_async.data_server.epoch import Epoch, EpochBegan, SetsRead
 from adam_async.data_server.lease_limits import LeaseLimits
 from adam_async.data_server.replica_leases import Logged, ReplicaLeases
 from adam_async.data_server.statistics import DataStatistics
 from adam_async.messages import Finished
-from adam_async.messages.bounds import (
-    MOST_IN_A_META,
-    After,
-    Clock,
-    Count,
-    DrawnId,
-    Instant,
-    NodeId,
-    Partition,
-    Seconds,
-)
-from adam_async.messages.bounds import Epoch as EpochNumber
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
-
-LATE_KEPT = 1 << 14
-"""Number of the last finished groups whose clocks are kept, for a checkpoint at a clock."""
-
-MOST_PARKED = 1 << 16
-"""Maximum number of parked questions at the start of an epoch."""
-
-Request = tuple[NodeId, Count] | None
-"""Data server and number of a question; the effect that answers the question has both, too."""
-
 
 # --- events ----------------------------------------------------------------------------------
 
 
-class ReplicasChanged(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class ReplicasChanged:
     """The controllers decided which replicas are live, and in which generation."""
 
-    replica_generations: Annotated[dict[ReplicaNumber, DrawnId], msgspec.Meta(max_length=MOST_REPLICAS)]
+    replica_generations: Mapping[Replica, int]
+    version: int = 0
+    """Version of the map."""
 
 
-class LeaseAsked(msgspec.Struct, frozen=True, tag=True, kw_only=True, eq=False):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LeaseAsked:
     """A worker asks for groups."""
 
-    request: Request
-    replica: ReplicaNumber
-    replica_generation: DrawnId
-    partition: Partition
-    position: Count
+    request: int
+    """Number of the question; the effect that answers the question has it, too."""
+    replica: Replica
+    replica_generation: int
+    partition: int
+    position: int
     """Number of groups that the worker has received."""
-    heard: After
+    heard: int
     """Sync clock that the worker has received at `position`; -1 if none."""
-    count: Count
-    wait_s: Seconds
+    count: int
+    wait_s: float
     """Maximum time for which the question is parked, in seconds."""
 
 
-class GroupsReported(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class GroupsReported:
     """A worker finished its part of some groups."""
 
-    replica: ReplicaNumber
-    replica_generation: DrawnId
-    partition: Partition
-    finished: Annotated[tuple[Finished, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
-    request: Request = None
+    replica: Replica
+    replica_generation: int
+    partition: int
+    finished: Sequence[Finished]
 
 
-class DrainAsked(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
     """The driver ends the run after the leased groups of this epoch, with a checkpoint."""
 
-    epoch: EpochNumber
+    epoch: int
 
 
-class TimePassed(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class TimePassed:
     """Time passed: the deadline of a parked question may be over."""
 
 
-Event = EpochBegan | ReplicasChanged | LeaseAsked | GroupsReported | DrainAsked | TimePassed
+Event = EpochBegan | ReplicasChanged | SetsRead | LeaseAsked | GroupsReported | DrainAsked | TimePassed
 
 
-class Parked(msgspec.Struct, frozen=True, array_like=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Parked:
     """A parked question."""
 
     asked: LeaseAsked
-    deadline: Instant
-
-
-class OpenLog(msgspec.Struct, frozen=True, array_like=True):
-    """The log of a replica generation, between two epochs."""
-
-    replica: ReplicaNumber
-    replica_generation: DrawnId
-    stop: Count
-    """Number of groups leased to the generation."""
-    positions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
-    """Number of groups that each worker has received."""
-
-
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole state before an epoch begins."""
-
-    partitions: Partition = 1
-    clock: Clock = 0
-    logs: Annotated[tuple[OpenLog, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
-    parked: Annotated[tuple[Parked, ...], msgspec.Meta(max_length=MOST_PARKED)] = ()
-    trained_again: Count = 0
-    late_reports: Count = 0
-    leased: Count = 0
+    deadline: float
 
 
 # --- effects ---------------------------------------------------------------------------------
@@ -140,7 +106,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 class Grant:
     """Answer a question with groups (number, attempt) of the epoch, possibly none."""
 
-    request: Request
+    request: int
     epoch: int
     groups: tuple[tuple[int, int], ...]
     last: bool
@@ -160,7 +126,7 @@ class EpochEnded:
     number: int
     images: int
     loss: float
-    """Mean loss over the images as trained."""
+    """Mean of the known losses; 0 without any."""
     train_s: float
     """Time from the first lease to the last report, in seconds, earlier parts of a resumed epoch included."""
     clock: int
@@ -168,33 +134,15 @@ class EpochEnded:
     skipped: tuple[tuple[int, int], ...] = ()
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""
-    again: tuple[int, ...] = ()
-    """Numbers of the groups whose leases were returned, once for each return, without skipped groups."""
+    loss_images: int = 0
+    """Number of images whose losses are known: all, unless a dealer was lost and no shard takes gradients of
+    the part that computes the loss."""
 
 
 Effect = Grant | EpochEnded
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """The finished groups of an epoch, for a checkpoint."""
-
-    ranges: tuple[tuple[int, int], ...]
-    images: int
-    loss: float
-    """Mean loss over the images."""
-
-
-class _LateGroup(NamedTuple):
-    """A finished group whose clock is kept; see `LATE_KEPT`."""
-
-    clock: int
-    number: int
-    images: int
-    loss_sum: float
-
-
-def _ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def joined(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Join numbers into ranges of consecutive ones, in ascending order."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
@@ -215,56 +163,20 @@ class DataState:
     def __init__(self, *, partitions: int = 1) -> None:
         self._partitions = partitions
         self._epoch: Epoch | None = None
-        self.carried_images = b""
-        """`EpochOrder.carried_images` of the newest epoch."""
         self._outcome: EpochEnded | None = None
-        self._images = 0
+        self._images = self._loss_images = 0
         self._loss_sum = 0.0
         self._started: float | None = None
         self._before_s = self._train_s = 0.0
-        self._late: deque[_LateGroup] = deque()
-        """Last finished groups of the epoch, if replicas synchronise their clocks."""
-        self._dropped_clock = 0
-        """Highest clock of the finished groups that `_late` has dropped."""
         self._clock = 0
         self._most_clock = 0
         """Largest clock accepted from a replica, in steps, if replicas synchronise their clocks."""
         self._logs: dict[Replica, ReplicaLeases] = {}
         self._limits = LeaseLimits()
         self._parked: list[Parked] = []
-        self.trained_again = 0
+        self.returned = 0
         self.late_reports = 0
         self.leased = 0
-
-    @classmethod
-    def of(cls, opening: Opening) -> "DataState":
-        """Make a state that continues the one with this `opening`, before an epoch begins."""
-        state = cls(partitions=opening.partitions)
-        state._clock = opening.clock
-        state._logs = {
-            log.replica: ReplicaLeases(
-                log.replica_generation, opening.partitions, stop=log.stop, positions=log.positions
-            )
-            for log in opening.logs
-        }
-        state._parked = list(opening.parked)
-        state.trained_again, state.late_reports = opening.trained_again, opening.late_reports
-        state.leased = opening.leased
-        return state
-
-    def opening(self) -> Opening:
-        """Return the state without the rest of its epoch, for an epoch that begins now."""
-        return Opening(
-            partitions=self._partitions,
-            clock=self._clock,
-            logs=tuple(
-                OpenLog(r, log.replica_generation, log.stop, log.positions) for r, log in self._logs.items()
-            ),
-            parked=tuple(self._parked),
-            trained_again=self.trained_again,
-            late_reports=self.late_reports,
-            leased=self.leased,
-        )
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
         """Apply one event; return its effects."""
@@ -273,8 +185,8 @@ class DataState:
                 return self._begin(event, now)
             case ReplicasChanged():
                 self._replicas_changed(event)
-                # A loss may end a closed epoch: its returned groups are skipped.
-                return self._ended_if_over() + self._answer_parked(now)
+            case SetsRead():
+                return self._settle(event, now) + self._answer_parked(now)
             case LeaseAsked():
                 return self._asked(event, now) + self._answer_parked(now)
             case GroupsReported():
@@ -296,15 +208,29 @@ class DataState:
         for logs in (staying, {**staying, **joining}):
             self._logs = logs
             if self._epoch is not None:
-                self.trained_again += self._epoch.replicas_changed(logs)
+                self._epoch.replicas_changed(logs, event.version)
             self._limits.keep(logs)
 
+    def _settle(self, event: SetsRead, now: float) -> list[Effect]:
+        epoch = self._epoch
+        if epoch is None or epoch.number != event.epoch:
+            return []
+        if self.awaits_losses:
+            return self._end(epoch, event)
+        done, returned = epoch.settle(event)
+        self.returned += returned
+        self._images += sum(map(epoch.images_of, done))
+        if done:
+            self._note_time(now)
+        self._clock = max(self._clock, event.clock)
+        epoch.advance()
+        return []
+
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
-        # A resumed epoch counts on from the part that an earlier run has trained.
-        self._images, self._loss_sum, self._started = event.images, event.loss * event.images, None
+        # The epoch counts on from the part that an earlier run, or another dealer, has trained.
+        self._loss_images, self._loss_sum = event.loss_images, event.loss_sum
+        self._started = None
         self._before_s = self._train_s = event.train_s
-        self._late.clear()
-        self._dropped_clock = 0
         # Clocks never fall, whatever the controllers report.
         self._clock = max(self._clock, event.first_clock)
         self._most_clock = most_clock(stands_at=self._clock, epochs=1, groups=event.groups)
@@ -312,11 +238,10 @@ class DataState:
         for log in self._logs.values():
             log.begin_epoch()
         self._limits = LeaseLimits(event.step)
-        self.carried_images = event.carried_images
-        self._epoch = Epoch(event, self._logs)
-        # A resumed epoch may have no groups left.
+        self._epoch = epoch = Epoch(event, self._logs)
+        self._images = sum(map(epoch.images_of, chain.from_iterable(starmap(range, event.finished))))
         self._outcome = None
-        return self._ended_if_over() + self._answer_parked(now)
+        return self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -336,10 +261,8 @@ class DataState:
             and event.position <= log.stop
         ):
             log.confirm(event.partition, event.position)
-        # The void questions are answered too, because their server keeps them open. A question that a
-        # ledger replica enters twice, for a new leader, does not void itself.
-        requests = [parked.asked.request for parked in void]
-        return [Grant(request, 0, (), last=False) for request in requests if request != event.request]
+        # The void questions are answered too, because the server keeps them open.
+        return [Grant(parked.asked.request, 0, (), last=False) for parked in void]
 
     def _reported(self, event: GroupsReported, now: float) -> list[Effect]:
         log = self._logs.get(event.replica)
@@ -348,7 +271,7 @@ class DataState:
             or log.replica_generation != event.replica_generation
             or event.partition >= self._partitions
         ):
-            # The leases of a lost generation came back under the next attempt.
+            # The sets of the shards decide about the leases of a lost generation.
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
@@ -375,52 +298,65 @@ class DataState:
             self.late_reports += 1  # returned and leased again, or reported twice
             return []
         lease.losses[partition] = report.loss
-        effects: list[Effect] = []
         before = epoch.warming, epoch.closed
         # The parts of a replica report one by one; the last report finishes the group.
         if len(lease.losses) == self._partitions:
             epoch.finish(report.number)
             self._limits.finished(replica)
-            assert self._started is not None, "what is reported was leased"
-            self._train_s = self._before_s + now - self._started
+            self._note_time(now)
             self._images += report.images
+            self._loss_images += report.images
             # Each part reports its share of the loss.
-            loss_sum = sum(lease.losses.values()) * report.images
-            self._loss_sum += loss_sum
-            if epoch.clock_targets is not None:
-                self._late.append(_LateGroup(report.clock, report.number, report.images, loss_sum))
-                if len(self._late) > LATE_KEPT:
-                    self._dropped_clock = max(self._dropped_clock, self._late.popleft().clock)
+            self._loss_sum += sum(lease.losses.values()) * report.images
             epoch.advance()
-            effects = self._ended_if_over()
         # Without clocks a report frees no work, unless it ends the warm start, or closes or ends the epoch.
         if epoch.clock_targets is not None or (epoch.warming, epoch.closed) != before or epoch.over:
-            effects += self._answer_parked(now)
-        return effects
+            return self._answer_parked(now)
+        return []
 
-    def _ended_if_over(self) -> list[Effect]:
-        """Return the result of the epoch, once, after its end."""
-        epoch = self._epoch
-        if epoch is None or not epoch.over or self._outcome is not None:
-            return []
+    def _note_time(self, now: float) -> None:
+        assert self._started is not None, "a finished group was leased"
+        self._train_s = self._before_s + now - self._started
+
+    @property
+    def awaits_losses(self) -> bool:
+        """Whether the epoch is over, and its result waits for the losses that the shards have."""
+        return self._epoch is not None and self._epoch.over and self._outcome is None
+
+    def _end(self, epoch: Epoch, sets: SetsRead) -> list[Effect]:
+        """Return the result of an epoch that is over."""
+        loss_images, loss_sum = sets.images, sets.loss_sum
+        # The part with the loss may have no arrays that it pushes: no shard has its losses, the reports do.
+        if self._loss_images > loss_images:
+            loss_images, loss_sum = self._loss_images, self._loss_sum
         self._outcome = EpochEnded(
             number=epoch.number,
             images=self._images,
-            loss=self._loss_sum / max(self._images, 1),
+            loss=loss_sum / max(loss_images, 1),
+            loss_images=loss_images,
             train_s=self._train_s,
             clock=self._sync_clock(epoch),
-            skipped=_ranges(epoch.skipped),
+            skipped=joined(epoch.skipped),
             # The groups of a pool are in no share.
             behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
-            # A skipped group is not trained again, however often its lease returned.
-            again=tuple(number for number in epoch.again if number not in epoch.skipped),
         )
         return [self._outcome]
 
-    def unreported(self) -> EpochEnded | None:
-        """Return the end of the epoch, which the controllers may not have yet."""
-        # A new leader cannot know the reports of the old one; a second report changes nothing.
+    @property
+    def outcome(self) -> EpochEnded | None:
+        """End of the newest epoch; None before it."""
         return self._outcome
+
+    @property
+    def _loss(self) -> float:
+        """Mean loss over the images of reported groups, and of those before; 0 without any."""
+        return self._loss_sum / max(self._loss_images, 1)
+
+    @property
+    def lost_at(self) -> int:
+        """Version of the map whose sets settle all leases; 0 if none is unsettled."""
+        unsettled = self._epoch.unsettled.values() if self._epoch is not None else ()
+        return max((lease.lost_at for lease in unsettled), default=0)
 
     @property
     def epoch(self) -> int:
@@ -517,7 +453,7 @@ class DataState:
         self._started = self._started if self._started is not None else now
         self.leased += len(fresh)
         stop = log.stop
-        log.append(fresh, epoch.begins_at(replica, fresh))
+        log.append(fresh, epoch.begins_at(replica))
         return log.read(stop, len(fresh))
 
     def _mark(self, epoch: Epoch, replica: Replica, log: ReplicaLeases, heard: int) -> None:
@@ -529,51 +465,15 @@ class DataState:
         """Return the time at which the next parked question expires; None without parked questions."""
         return min((parked.deadline for parked in self._parked), default=None)
 
-    def upcoming(self, replica: Replica, count: int) -> list[int]:
-        """Return the next group numbers of a replica, for read-ahead."""
-        return self._epoch.upcoming(replica, count) if self._epoch is not None else []
-
-    def trained(self) -> Trained:
-        """Return the finished groups of the epoch, which are neither queued nor leased nor skipped."""
-        return self._trained_without(())
-
-    def trained_at(self, clock: int) -> Trained | None:
-        """Return the finished groups of the steps up to a clock, if replicas synchronise their clocks.
-
-        Returns None without an epoch, while a group of such a step is leased, or if the server has already
-        dropped the clocks of groups after this clock.
-        """
-        epoch = self._epoch
-        if epoch is None or clock < self._dropped_clock:
-            return None
-        if any(lease.clock <= clock for lease in epoch.leases.values()):
-            return None
-        return self._trained_without([late for late in self._late if late.clock > clock])
-
-    def _trained_without(self, later: Sequence[_LateGroup]) -> Trained:
-        epoch = self._epoch
-        if epoch is None:
-            return Trained((), 0, 0.0)
-        left = sorted(
-            (*epoch.waiting(), *epoch.leases, *epoch.skipped, *(each.number for each in later), epoch.groups)
-        )
-        starts = [0, *(number + 1 for number in left)]
-        images = self._images - sum(each.images for each in later)
-        loss_sum = self._loss_sum - sum(each.loss_sum for each in later)
-        return Trained(
-            tuple((start, stop) for start, stop in zip(starts, left, strict=False) if start < stop),
-            images,
-            loss_sum / images if images else 0.0,
-        )
-
     # --- invariants and statistics -----------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Assert that every group of the epoch is queued, leased, skipped or finished, exactly once."""
+        """Assert that every group of the epoch is queued, leased, unsettled, skipped or finished, exactly
+        once."""
         epoch = self._epoch
         if epoch is None:
             return
-        everywhere = epoch.waiting() + list(epoch.leases) + list(epoch.skipped)
+        everywhere = [*epoch.waiting(), *epoch.leases, *epoch.unsettled, *epoch.skipped]
         assert len(everywhere) == len(set(everywhere)), "a group is in two places"
         assert len(everywhere) + epoch.finished == epoch.groups, (len(everywhere), epoch.finished)
         holders = {lease.replica for lease in epoch.leases.values()}
@@ -591,9 +491,9 @@ class DataState:
             clock=self._sync_clock(epoch) if epoch else 0,
             images=self._images,
             train_s=self._train_s,
-            skipped_groups=_ranges(epoch.skipped) if epoch else (),
-            loss=self._loss_sum / self._images if self._images else 0.0,
+            skipped_groups=joined(epoch.skipped) if epoch else (),
+            loss=self._loss,
             leased=self.leased,
-            trained_again=self.trained_again,
+            returned=self.returned,
             late_reports=self.late_reports,
         )

@@ -38,17 +38,11 @@ class TransformStatistics(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolStatistics
 
 
-class LedgerStatistics(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_replicas": "keepers"}):
-    """Part of a data server in the ledger of leases."""
+class DataStatistics(CommonStatistics, kw_only=True):
+    """Statistics of a data server: progress of the epoch, and leases since it became the dealer."""
 
-    leads: bool
-    term: int
-    ledger_replicas: int
-
-
-class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"}):
-    """Statistics of a data server: progress of the epoch, and leases since the start of the run."""
-
+    term: int = 0
+    """Term in which this server deals out the groups of the run; 0: another one does."""
     epoch: int
     groups: int
     finished: int
@@ -61,19 +55,15 @@ class DataStatistics(CommonStatistics, kw_only=True, rename={"ledger": "lending"
     skipped_groups: tuple[tuple[int, int], ...]
     loss: float
     leased: int
-    trained_again: int
+    returned: int
+    """Number of leases that returned from lost replicas."""
     late_reports: int
-    finished_ranges: tuple[tuple[int, int], ...] | UnsetType = UNSET
-    """Ranges of finished groups, if the request asks for them. With a clock in the request, these ranges,
-    `images` and `loss` are those of the steps up to this clock. Unset without a request, and while a group of
-    these steps is leased."""
     skipped: int | UnsetType = UNSET
     """Number of skipped images."""
     transforms: TransformStatistics | UnsetType | None = UNSET
     """Statistics of the transforms; None without any."""
     cache: CacheStatistics | UnsetType | None = UNSET
     """Statistics of the memory; None before the first run."""
-    ledger: LedgerStatistics | UnsetType = UNSET
 
 
 class HostStatistics(CommonStatistics, kw_only=True):

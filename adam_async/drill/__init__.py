@@ -2,15 +2,11 @@
 
 `plan.py` draws the faults from a seed, and `counter.py` or `training.py` runs the workload. `injection.py`
 kills, freezes or cuts off the server of one primary after the other, and waits before each fault until the
-maps of `watch.py` show all copies in sync. `judging.py` judges the claims by the observations
-(`observations.py`).
+newest map shows all copies in sync. `judging.py` judges the claims by the observations.
 
     counter.py              workload `counter`: numbered pushes; audit of lost and doubled ones (exactly once)
-    training.py             workload `train`: pairs of runs without and with faults; or one saturating run
-    servers.py              controllers and parameter servers of `counter`, as child processes
+    training.py             workload `train`: pairs of runs without and with faults
     plan.py, injection.py   the faults, drawn from a seed; their injection, one at a time
-    watch.py, failovers.py  the newest cluster map; failovers with and without a fault as their cause
     training_audit.py       acknowledged against applied pushes of a training run
-    observations.py         all observations of a drill: faults, audits, comparison of copies, pairs of runs
-    judging.py, plot.py     claims, recovery times by kind of fault, equivalence test; the picture
+    judging.py              claims, recovery times by kind of fault, equivalence test
 """

@@ -5,9 +5,13 @@ array has two values: push n subtracts 1 from the first and n from the second (`
 show a lost push, a doubled push, and a push in place of another one. After a drill without a failure, the
 audit kills primaries until each copy was a primary and was read, because only primaries serve. The number of
 kills is bounded.
+
+Controllers and parameter servers are child processes, without workers. `ProcessCluster` gives a child up
+after a few restarts in a row, as a run must; a drill restarts servers as often as it kills them.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,10 +19,12 @@ from functools import reduce
 
 import numpy as np
 
+from adam_async.cluster.launcher import LocalLauncher, RoleSpec
 from adam_async.cluster.networks import cluster_network
+from adam_async.cluster.processes import orders_for
 from adam_async.controller.client import Membership
-from adam_async.drill.injection import PATIENCE_S, Injector
-from adam_async.drill.observations import (
+from adam_async.drill.injection import PATIENCE_S, Injector, MapWatch
+from adam_async.drill.judging import (
     SLOTS,
     Audit,
     CopyCheck,
@@ -28,9 +34,8 @@ from adam_async.drill.observations import (
     gradient_of,
 )
 from adam_async.drill.plan import PlannedFault
-from adam_async.drill.servers import DrillServers, drill_servers
-from adam_async.drill.watch import MapWatch
-from adam_async.errors import AdamError, RunFailed, first_cause
+from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, first_cause
+from adam_async.run.addresses import controller_names
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import shard_table
@@ -43,6 +48,110 @@ from adam_async.store.layout import StoreLayout
 from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
 from transport import BufferPool, Identity
+
+logger = logging.getLogger(__name__)
+
+
+class DrillServers:
+    """The child processes of one drill, in the task group of its block (`drill_servers`).
+
+    Attributes:
+        token: Token of the cluster.
+        controllers: Addresses of the controllers, joined by commas.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        waits: Waits,
+        environment: Mapping[str, str],
+        group: asyncio.TaskGroup,
+        launcher: LocalLauncher,
+    ) -> None:
+        self.token = token
+        self.controllers = ""
+        self.waits = waits
+        self._orders = orders_for(token, waits, profile_events=0)
+        self._environment = environment
+        self._group = group
+        self._launcher = launcher
+        self._children: dict[str, ChildProcess] = {}
+
+    def child(self, server: str) -> ChildProcess:
+        """Return the newest process of a server."""
+        return self._children[server]
+
+    def start_server(self, server: str) -> None:
+        """Start a parameter server, also again after its end."""
+        self._start("ps", server, "--controller", self.controllers)
+
+    async def start(
+        self, controllers: int, servers: int, folder: str, entropy: Callable[[int], bytes]
+    ) -> None:
+        """Start all processes, and wait for their addresses.
+
+        Raises:
+            RoleDied: A process could not start.
+            DeadlineExceeded: A process did not report its address within `waits.prepare_s`.
+        """
+        names = controller_names(controllers)
+        network = cluster_network(self.token, entropy=entropy, buffers=BufferPool())
+        drill = Identity(role="driver", node="drill", incarnation=1)
+        binds = await self._launcher.controller_addresses(names, network, drill)
+        peers = ",".join(f"{number}={bind}" for number, bind in enumerate(binds, 1))
+        for name, bind in zip(names, binds, strict=True):
+            words = ("--peers", peers, "--dir", f"{folder}/{name}") if controllers > 1 else ()
+            self._start("controller", name, *words, bind=bind)
+        self.controllers = ",".join([await self._address(name) for name in names])
+        for number in range(servers):
+            self.start_server(f"ps-{number}")
+        for number in range(servers):
+            await self._address(f"ps-{number}")
+
+    def end(self) -> None:
+        """Kill all processes."""
+        for child in self._children.values():
+            child.kill()
+
+    def _start(self, role: str, node: str, *words: str, bind: str = "") -> None:
+        orders, environment = self._orders[role], self._environment
+        spec = RoleSpec(
+            role=role, node=node, arguments=words, orders=orders, environment=environment, bind=bind
+        )
+        self._children[node] = self._launcher.start(spec, self._group, logger.info)
+
+    async def _address(self, node: str) -> str:
+        try:
+            async with asyncio.timeout(self.waits.prepare_s):
+                return await self._children[node].address
+        except TimeoutError:
+            raise DeadlineExceeded(f"{node} to report its address", self.waits.prepare_s) from None
+
+
+@asynccontextmanager
+async def drill_servers(
+    controllers: int,
+    servers: int,
+    *,
+    environment: Mapping[str, str],
+    entropy: Callable[[int], bytes],
+    waits: Waits,
+    network: NamespaceNetwork | None,
+) -> AsyncIterator[DrillServers]:
+    """Run controllers and servers for the length of the block; the end of the block removes their folder.
+
+    Args:
+        network: Hosts of the servers; None for the loopback interface.
+    """
+    launcher = LocalLauncher(environment, network=network)
+    async with launcher.state_folder(entropy(8).hex()) as folder, asyncio.TaskGroup() as group:
+        running = DrillServers(entropy(32).hex(), waits, environment, group, launcher)
+        try:
+            await running.start(controllers, servers, folder, entropy)
+            yield running
+        finally:
+            running.end()
+
 
 STORE = "counters"
 """Name of the store."""
@@ -82,6 +191,7 @@ class CounterDrill:
         Raises:
             ExceptionGroup: An `AdamError` before the workload, such as `RoleDied` for a process that could
                 not start.
+            ConfigError: The logs of the controllers cannot be kept in the folder of TMPDIR.
         """
         seen = Observations(planned=len(self.plan))
         async with drill_servers(
@@ -127,14 +237,24 @@ class CounterDrill:
         """Run the clients under the faults, then audit and compare the copies."""
         await watch.until(lambda: watch.is_whole, "all copies in sync", PATIENCE_S)
         homes = homes_of(watch.map.stores[STORE], self.servers)
-        target = CounterTarget(servers, watch)
-        injector = Injector(watch, target, self.network, self.on_fault)
+        clients: list[Client] = []
+
+        async def resumed(lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
+            """Return the seconds from a fault to each bundle's next acknowledged push, if clients push."""
+            waits = {each.home: each.next_after(fault_s) for each in clients if each.home in lost}
+            return {home: await wait for home, wait in waits.items()}
+
+        def new_injector() -> Injector:
+            restart = servers.start_server
+            return Injector(watch, servers.child, resumed, self.network, self.on_fault, restart=restart)
+
+        injector = new_injector()
         seen.faults = injector.faults
 
         def count(now_s: float) -> None:
             count_push(seen.pushes, now_s - injector.begin_s)
 
-        clients = target.clients = [
+        clients += [
             Client(store, array, homes[array], count) for store, array in zip(stores, homes, strict=True)
         ]
         try:
@@ -156,14 +276,13 @@ class CounterDrill:
         seen.audit = reduce(Audit.plus, audits)
         if seen.failure:
             return
-        target.clients = ()
-        seen.copies = await self._compare_copies(target, watch, stores[0], homes)
+        clients.clear()
+        seen.copies = await self._compare_copies(new_injector(), watch, stores[0], homes)
 
     async def _compare_copies(
-        self, target: "CounterTarget", watch: MapWatch, store: ParameterStore, homes: Mapping[str, str]
+        self, injector: Injector, watch: MapWatch, store: ParameterStore, homes: Mapping[str, str]
     ) -> CopyCheck:
         """Kill primaries until each server with a copy was the primary of its bundles, and compare values."""
-        injector = Injector(watch, target, self.network, self.on_fault)
         first: dict[str, bytes] = {}
         read: set[tuple[str, str]] = set()
         different: list[str] = []
@@ -244,28 +363,6 @@ class Client:
     def audit(self, values: "np.ndarray[tuple[int, int], np.dtype[np.float64]]") -> Audit:
         """Compare the values (2, SLOTS) of the array with the acknowledged pushes."""
         return audit_of(values, self._acknowledged, unanswered=self._unanswered)
-
-
-class CounterTarget:
-    """The servers and clients of a drill; without clients `resumed` waits for no push."""
-
-    def __init__(self, servers: DrillServers, watch: MapWatch) -> None:
-        self.clients: Sequence[Client] = ()
-        self._servers = servers
-        self._watch = watch
-
-    def child(self, server: str) -> ChildProcess:
-        """Return the process of a server."""
-        return self._servers.child(server)
-
-    async def resumed(self, lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
-        """Return the seconds from a fault to each bundle's next acknowledged push; see `injection.Target`."""
-        waits = {each.home: each.next_after(fault_s) for each in self.clients if each.home in lost}
-        return {home: await wait for home, wait in waits.items()}
-
-    def restart(self, server: str) -> None:
-        """Start a killed server again."""
-        self._servers.start_server(server)
 
 
 def _primaries(watch: MapWatch) -> dict[str, str]:

@@ -2,18 +2,126 @@
 
 The next fault waits until all copies are in sync again, because a store with two copies survives the loss of
 only one server at a time.
+
+`MapWatch` has the newest cluster map, waits for its changes, and notes the failovers that the maps show.
+
+A failover replaces a primary that leaves the members in sync. A handover keeps the old primary in sync, so it
+is no failover.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from adam_async.drill.observations import FaultObservation
+from adam_async.drill.judging import FaultObservation
 from adam_async.drill.plan import PlannedFault
-from adam_async.drill.watch import MapWatch
 from adam_async.errors import DeadlineExceeded
+from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.network_namespaces import NamespaceNetwork
+
+
+class FailoverCount:
+    """Counts failovers. The caller feeds maps in their order, and names the servers that have a fault."""
+
+    def __init__(self) -> None:
+        self.caused = 0
+        """Number of failovers from a server with a fault."""
+        self.false: list[str] = []
+        """Description of each failover from a server without a fault."""
+        self._bundles: Mapping[str, BundleRecord] = {}
+        self._faulty: set[str] = set()
+
+    def begin_fault(self, server: str) -> None:
+        """Note that a server has a fault from now on."""
+        self._faulty.add(server)
+
+    def end_fault(self, server: str) -> None:
+        """Note that a server is back, with all copies in sync."""
+        self._faulty.discard(server)
+
+    def observe(self, bundles: Mapping[str, BundleRecord]) -> None:
+        """Compare the bundles of a newer map with those of the last one."""
+        for key, now in bundles.items():
+            was = self._bundles.get(key)
+            if was is None or was.store != now.store or was.primary is None:
+                continue
+            if was.primary == now.primary or was.primary in now.in_sync:
+                continue
+            server = was.primary[0]
+            if server in self._faulty:
+                self.caused += 1
+            else:
+                successor = now.primary[0] if now.primary else "no server"
+                self.false.append(f"{key} from {server} to {successor}, generation {now.generation}")
+        self._bundles = dict(bundles)
+
+
+StoreOf = Callable[[ClusterMap], StoreRecord | None]
+"""Function that returns the store of a drill in a map, or None before the store exists."""
+
+
+class MapWatch:
+    """Receives cluster maps in their order.
+
+    Args:
+        store_of: Finds the store of the drill.
+    """
+
+    def __init__(self, store_of: StoreOf) -> None:
+        self.map = ClusterMap()
+        self.failovers = FailoverCount()
+        self._store_of = store_of
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of each shard; 0 before the store exists."""
+        store = self._store_of(self.map)
+        return store.copies if store is not None else 0
+
+    @property
+    def bundles(self) -> Mapping[str, BundleRecord]:
+        """The placed bundles of the store, by home."""
+        store = self._store_of(self.map)
+        if store is None:
+            return {}
+        found = {home: self.map.bundle(store.id, home) for home in sorted(set(store.buckets))}
+        return {home: bundle for home, bundle in found.items() if bundle is not None}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the store is open, and each of its bundles has all copies in sync."""
+        store, bundles = self._store_of(self.map), self.bundles
+        if store is None or store.phase != "open" or not bundles:
+            return False
+        return all(len(bundle.in_sync) >= store.copies for bundle in bundles.values())
+
+    def see(self, cluster: ClusterMap) -> None:
+        """Take a newer map."""
+        self.map = cluster
+        self.failovers.observe(self.bundles)
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def until(self, reached: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Wait until the newest map satisfies a condition.
+
+        Raises:
+            DeadlineExceeded: No map satisfied the condition in time; the error contains `what`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not reached():
+                    changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.append(changed)
+                    await changed
+        except TimeoutError:
+            raise DeadlineExceeded(what, timeout_s) from None
+
 
 SETTLE_S = 0.5
 """Minimum time with all copies in sync before a planned fault, in seconds."""
@@ -23,30 +131,21 @@ PATIENCE_S = 60.0
 sync."""
 
 
-class Target(Protocol):
-    """The servers of a drill, and its workload."""
-
-    def child(self, server: str) -> ChildProcess:
-        """Return the process of a server."""
-
-    async def resumed(self, lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
-        """Return the seconds from a fault until the workload of each bundle went on, by home.
-
-        Args:
-            lost: Generation of each bundle before the fault, by home.
-            fault_s: Time of the fault on the clock of the loop, in seconds.
-        """
-
-    def restart(self, server: str) -> None:
-        """Start a killed server again, unless the parent of its process does."""
+Resumed = Callable[[Mapping[str, int], float], Awaitable[dict[str, float]]]
+"""Function that returns the seconds from a fault until the workload of each bundle went on, by home. It gets
+the generation of each bundle before the fault, by home, and the time of the fault on the clock of the loop,
+in seconds."""
 
 
 class Injector:
     """Injects faults into the primaries of one store.
 
     Args:
+        child: Returns the newest process of a server.
+        resumed: Waits for the workload.
         network: Hosts of the servers; None without cuts.
         on_fault: Called with a line for each fault.
+        restart: Starts a killed server again, unless the parent of its process does.
 
     Attributes:
         begin_s: Time from which the times of faults count, on the clock of the loop, in seconds.
@@ -56,14 +155,19 @@ class Injector:
     def __init__(
         self,
         watch: MapWatch,
-        target: Target,
+        child: Callable[[str], ChildProcess],
+        resumed: Resumed,
         network: NamespaceNetwork | None,
         on_fault: Callable[[str], None],
+        *,
+        restart: Callable[[str], None] = lambda server: None,
     ) -> None:
         self.begin_s = asyncio.get_running_loop().time()
         self.faults: list[FaultObservation] = []
         self._watch = watch
-        self._target = target
+        self._child = child
+        self._resumed = resumed
+        self._restart = restart
         self._network = network
         self._on_fault = on_fault
 
@@ -101,7 +205,7 @@ class Injector:
             if bundle.primary is not None and bundle.primary[0] == victim
         }
         incarnation = watch.map.nodes[victim].incarnation
-        child = self._target.child(victim)
+        child = self._child(victim)
         watch.failovers.begin_fault(victim)
         await self._begin(fault.kind, victim, child)
         at_s = loop.time()
@@ -111,7 +215,7 @@ class Injector:
         self.faults.append(seen)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                seen.resumed_s = await self._target.resumed(lost, at_s)
+                seen.resumed_s = await self._resumed(lost, at_s)
         except TimeoutError:
             what = f"pushes to {', '.join(lost)} to go on after a {fault.kind} of {victim}"
             raise DeadlineExceeded(what, PATIENCE_S) from None
@@ -141,7 +245,7 @@ class Injector:
     async def _end(self, kind: str, victim: str, child: ChildProcess) -> None:
         match kind:
             case "kill":
-                self._target.restart(victim)
+                self._restart(victim)
             case "freeze":
                 child.wake()
             case _:

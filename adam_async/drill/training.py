@@ -1,30 +1,27 @@
-"""The workload `train`: pairs of runs, without and with faults, and a run that saturates the cores."""
+"""The workload `train`: pairs of runs, without and with faults."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from adam_async.cluster.local_launcher import LocalLauncher
+from adam_async.cluster.launcher import LocalLauncher
 from adam_async.cluster.processes import ProcessCluster
-from adam_async.drill.injection import PATIENCE_S, Injector
-from adam_async.drill.observations import Observations, PairObservation
+from adam_async.drill.injection import PATIENCE_S, Injector, MapWatch
+from adam_async.drill.judging import Observations, PairObservation
 from adam_async.drill.plan import PlannedFault
 from adam_async.drill.training_audit import WorkerSlots, audit_run
-from adam_async.drill.watch import MapWatch
 from adam_async.errors import AdamError, ConfigError, DataError, first_cause
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
-from adam_async.run.result import EpochResult, RunResult
+from adam_async.run.result import RunResult
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.network_namespaces import NamespaceNetwork
-
-ENDLESS = 1_000_000
-"""Number of epochs of a run that ends after a time: more than the run can train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +41,7 @@ class TrainingDrill:
         config: Configuration of each run; pair n has its seed plus n.
         plans: Faults of each pair.
         every_s: Minimum time between the starts of two faults, in seconds.
-        saturate_s: Minimum duration of one run without faults before the pairs, in seconds; 0: no such run.
         environment: Environment of the processes.
-        load: Returns the load average of the last minute.
         on_fault: Called with a line for each fault and each run.
         on_line: Called with the events of the clusters and the stderr of their processes.
         network: Hosts of the servers, if the plans have cuts.
@@ -56,10 +51,7 @@ class TrainingDrill:
     config: Config
     plans: Sequence[Sequence[PlannedFault]]
     every_s: float
-    saturate_s: float
     environment: Mapping[str, str]
-    load: Callable[[], float]
-    cores: int
     on_fault: Callable[[str], None]
     on_line: Callable[[str], None]
     network: NamespaceNetwork | None
@@ -72,10 +64,8 @@ class TrainingDrill:
             ConfigError: An option does not fit the data.
             DataError: The data are missing or damaged.
         """
-        seen = Observations(planned=sum(map(len, self.plans)), cores=self.cores)
+        seen = Observations(planned=sum(map(len, self.plans)))
         try:
-            if self.saturate_s:
-                await self._saturate(seen)
             for number, plan in enumerate(self.plans):
                 seed = self.config.seed + number
                 without = await self._train(seed, (), seen)
@@ -97,34 +87,15 @@ class TrainingDrill:
             seen.failure = str(error)
         return seen
 
-    async def _saturate(self, seen: Observations) -> None:
-        """Train without faults until the first end of an epoch after `saturate_s`."""
-        loop = asyncio.get_running_loop()
-        config = msgspec.structs.replace(self.config, epochs=ENDLESS)
-        end_s = loop.time() + self.saturate_s
-
-        def goes_on(_: EpochResult) -> bool:
-            seen.saturated_s = self.saturate_s + loop.time() - end_s
-            seen.load = self.load()
-            return loop.time() < end_s
-
-        await self._run(config, (), seen, goes_on)
-
     async def _train(self, seed: int, plan: Sequence[PlannedFault], seen: Observations) -> RunResult:
-        result = await self._run(msgspec.structs.replace(self.config, seed=seed), plan, seen, lambda _: True)
+        result = await self._run(msgspec.structs.replace(self.config, seed=seed), plan, seen)
         kind = f"{len(plan)} faults" if plan else "no faults"
         self.on_fault(
             f"seed {seed}, {kind}: {result.test_accuracy:.2%}, {images_per_s(result):,.0f} images/s"
         )
         return result
 
-    async def _run(
-        self,
-        config: Config,
-        plan: Sequence[PlannedFault],
-        seen: Observations,
-        on_epoch: Callable[[EpochResult], bool],
-    ) -> RunResult:
+    async def _run(self, config: Config, plan: Sequence[PlannedFault], seen: Observations) -> RunResult:
         """Train one run; the injection ends with the training.
 
         Raises:
@@ -148,7 +119,7 @@ class TrainingDrill:
                 following = group.create_task(_follow(cluster, watch, slots), name="drill/maps")
                 injecting = group.create_task(self._inject(cluster, watch, plan, seen), name="drill/faults")
                 try:
-                    result = await cluster.train(on_epoch)
+                    result = await cluster.train()
                 finally:
                     following.cancel()
                     injecting.cancel()
@@ -163,7 +134,12 @@ class TrainingDrill:
     async def _inject(
         self, cluster: ProcessCluster, watch: MapWatch, plan: Sequence[PlannedFault], seen: Observations
     ) -> None:
-        injector = Injector(watch, TrainingTarget(cluster, watch), self.network, self.on_fault)
+        def child(server: str) -> ChildProcess:
+            process = cluster.children[server]
+            assert isinstance(process, ChildProcess), "a drill starts child processes"
+            return process
+
+        injector = Injector(watch, child, partial(_resumed, watch), self.network, self.on_fault)
         try:
             if plan:
                 await injector.run(plan, self.every_s)
@@ -173,36 +149,20 @@ class TrainingDrill:
             seen.faults += injector.faults
 
 
-class TrainingTarget:
-    """The servers of a cluster of processes, which restarts killed ones itself."""
-
-    def __init__(self, cluster: ProcessCluster, watch: MapWatch) -> None:
-        self._cluster = cluster
-        self._watch = watch
-
-    def child(self, server: str) -> ChildProcess:
-        """Return the newest process of a server."""
-        child = self._cluster.children[server]
-        assert isinstance(child, ChildProcess), "a drill starts child processes"
-        return child
-
-    async def resumed(self, lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
-        """Return the seconds from a fault to each bundle's new primary in the map; see `injection.Target`."""
-        loop, watch = asyncio.get_running_loop(), self._watch
-        found: dict[str, float] = {}
-        for home, generation in lost.items():
-            await watch.until(
-                lambda home=home, generation=generation: (  # type: ignore[misc]
-                    home in watch.bundles and watch.bundles[home].generation > generation
-                ),
-                f"a new primary of the shards of {home}",
-                PATIENCE_S,
-            )
-            found[home] = loop.time() - fault_s
-        return found
-
-    def restart(self, server: str) -> None:
-        """Leave the restart to the cluster."""
+async def _resumed(watch: MapWatch, lost: Mapping[str, int], fault_s: float) -> dict[str, float]:
+    """Return the seconds from a fault to each bundle's new primary in the map; see `injection.Resumed`."""
+    loop = asyncio.get_running_loop()
+    found: dict[str, float] = {}
+    for home, generation in lost.items():
+        await watch.until(
+            lambda home=home, generation=generation: (  # type: ignore[misc]
+                home in watch.bundles and watch.bundles[home].generation > generation
+            ),
+            f"a new primary of the shards of {home}",
+            PATIENCE_S,
+        )
+        found[home] = loop.time() - fault_s
+    return found
 
 
 def store_in_progress(cluster: ClusterMap) -> StoreRecord | None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.drill.observations import Audit, Observations
+from adam_async.drill.judging import Audit, Observations
 from adam_async.run.cluster_map import ClusterMap
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

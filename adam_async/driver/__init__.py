@@ -10,17 +10,16 @@ Files, in reading order:
 
     driver.py                        `Driver`: a run from its options to its result; takeover, ordered end
     settings.py                      access to the cluster; inputs of runs: model, step, checkpoint, folders
-    preparation.py, calibration.py   checks of data and model, network, partition plan; measured layer times
+    preparation.py, calibration.py   checks, network, partition plan, first values; layer times
     augmentation.py                  transforms of the training images (data augmentation)
     submission.py                    a program set in the map, changed, or taken over from a lost driver
-    starting_values.py               first values for the servers: a checkpoint, a saved model, or the seed
     readiness.py                     waits for roles; errors that name missing or lost roles
 
-    training_rules.py                pure rules of the controllers: slots, ledger leader, epochs, failure
+    training_rules.py                pure rules of the controllers: slots, dealer, epochs, failure
     worker_assignment.py             workers assigned to replicas and parts, without gaps; spares
 
     training_run.py                  one run: waits, evaluations, checkpoints, the end
-    evaluator.py, snapshot.py        accuracy on test and validation images; a pull of all parameters
+    evaluator.py                     accuracy on test and validation images; a pull of all parameters
     epoch_choice.py                  early stopping: `patience`, `keep_best`, `until_accuracy`
     divergence.py                    losses that show a diverging run, or a run that learns nothing
     epoch_results.py                 results of all epochs, collected from each version of the map
@@ -28,13 +27,12 @@ Files, in reading order:
 
     role_counts.py, role_queries.py  questions to roles: counts, profiles, logs for a replay
     count_types.py                   counts of roles and epochs, checked because the driver trusts no role
-    progress_poll.py                 counts for the live table; roles that do not answer
     events.py                        deaths, returns, successors, moved primaries, lack of copies; notices
     requests.py                      an operator's `logs`, `scale` and `stop`, by way of the map
     status.py                        state of a cluster: roles, run, copies, lag of each replica
 
-    takeover.py                      failover of the driver: a run that waits, its options, results, notes
-    run_noting.py, saved_run.py      notes of progress on disk; a run continued from its servers' disks
+    takeover.py                      a run of another driver: its options, results, notes; where it goes on
+    saved_run.py                     a run on the disks of its servers: found, and its shards read
     recorder.py                      the record of a run: the driver's epochs, logs of servers and workers
     replay/                          the file of a record, and the repetition of the run to the last bit
 """

@@ -15,13 +15,12 @@ from statistics import median
 
 import numpy as np
 
-from adam_async.model.context import Context
+from adam_async.model.context import Context, StepBuffers
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Layer, Weights
 from adam_async.model.network import Network
-from adam_async.model.partition.prediction import LayerTimes
+from adam_async.model.partition.planner import LayerTimes
 from adam_async.model.rules import Rule, RuleState, Sgd
-from adam_async.model.step import StepBuffers
 
 SECONDS = 0.4
 """Time in seconds after which no further pass begins, if `LEAST_PASSES` are done."""
@@ -108,7 +107,7 @@ class _Passes:
                 continue
             name = parameter.name
             gradient = self._buffers.gradients[name]
-            self._network.delta(self._context, name, out=gradient)
+            self._network.deltas(self._context, {name: gradient})
             values = self._weights[name]
             self._rule.apply(values, self._state[name], gradient, rate=RATE, scratch=self._buffers.scratch)
 

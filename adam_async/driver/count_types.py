@@ -32,12 +32,6 @@ class FetchWaits(msgspec.Struct, frozen=True):
     blocked_s: Seconds
 
 
-class LedgerState(msgspec.Struct, frozen=True):
-    """State of a data server's copy of the ledger."""
-
-    leads: bool
-
-
 class LinkCounts(msgspec.Struct, frozen=True):
     """Bytes of all messages of one type that a role sent to one other role."""
 
@@ -63,7 +57,7 @@ class KernelCounts(msgspec.Struct, frozen=True):
     of: Count
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger": "lending"}):
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts that a role of any kind may have."""
 
     process: ProcessCounts
@@ -78,7 +72,6 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger": "lendi
     clock_waits: Count = 0
     clock_wait_s: Seconds = 0.0
     kernels: KernelCounts | None = None
-    ledger: LedgerState | msgspec.UnsetType = msgspec.UNSET
     epoch: Epoch = 0
     finished: Count = 0
     images: Count = 0
@@ -89,7 +82,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger": "lendi
 class DataCounts(Counts, frozen=True, kw_only=True):
     """Counts of a data server: the progress of the epoch."""
 
+    term: Count
+    """Term in which the server deals out the groups of the run; 0: another one does."""
     epoch: Epoch
+    """Epoch whose groups the server deals out; 0: none yet."""
     finished: Count
     images: Count
     loss: float | None
@@ -97,9 +93,6 @@ class DataCounts(Counts, frozen=True, kw_only=True):
     train_s: Seconds = 0.0
     drained: bool = False
     """Whether a run that stops has no leased group left."""
-    finished_ranges: tuple[tuple[Count, Count], ...] | msgspec.UnsetType = msgspec.UNSET
-    """Ranges of the trained groups; unset if the driver did not ask for them, or if the server does not know
-    all groups up to the requested clock."""
 
 
 class DiskAge(msgspec.Struct, frozen=True):
@@ -138,10 +131,10 @@ class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
     images: Count
     loss: float | None
     train_s: Seconds
+    loss_images: Count = 1
+    """Number of images whose losses the shards have counted."""
     skipped: Count = 0
     """Number of images left for the next epoch."""
-    trained_again: Count = 0
-    """Number of images of groups whose leases were returned; an image counts once for each return."""
     clock: Count = 0
     """Sync clock at the end of the epoch."""
 
@@ -165,7 +158,7 @@ def read_counts(values: dict[str, Any], role: str) -> Counts:
         RemoteProtocolError: A field is missing or has another type; the error has its name.
     """
     wanted: type[Counts] = Counts
-    if "lending" in values:
+    if role == "data" and "term" in values:
         wanted = DataCounts
     elif role == "ps" and values.get("shards"):
         wanted = ServerCounts

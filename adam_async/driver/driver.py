@@ -17,19 +17,21 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import (
     Checkpoint,
-    check_resumed_step,
-    resumed_spec,
+    CheckpointError,
+    check_kept_step,
+    kept_model,
+    resumed_options,
 )
-from adam_async.checkpoint.run_notes import take_up
 from adam_async.checkpoint.saved_shards import SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
 from adam_async.driver.augmentation import transforms_of
-from adam_async.driver.epoch_results import EpochResults, bounded_results
-from adam_async.driver.evaluator import Evaluator
+from adam_async.driver.epoch_results import EpochResults, without_old_results
+from adam_async.driver.evaluator import Evaluator, pull_snapshot, reading_client, running
 from adam_async.driver.events import Notices, RunEvents
 from adam_async.driver.preparation import (
     PreparedRun,
+    StartingValues,
     in_time,
     prepare_attached,
     prepare_model,
@@ -37,20 +39,18 @@ from adam_async.driver.preparation import (
     store_of,
     unless_stopped,
 )
-from adam_async.driver.progress_poll import ProgressPoll
 from adam_async.driver.readiness import Readiness, raise_failure
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.requests import Operations, OperatorRequests
-from adam_async.driver.role_counts import RoleCounts
+from adam_async.driver.role_counts import ProgressPoll, RoleCounts
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.driver.saved_run import SavedRunReader
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
-from adam_async.driver.snapshot import pull_snapshot, reading_client, running
-from adam_async.driver.starting_values import StartingValues
 from adam_async.driver.submission import submit, take_over, update_program
 from adam_async.driver.takeover import (
     Attach,
     DriverNotes,
+    SavedRun,
     check_none_waits,
     run_to_take,
 )
@@ -61,17 +61,16 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
+from adam_async.run.option_sources import make_config
 from adam_async.run.partition import arrays_of, table_of
-from adam_async.run.program_record import ProgramRecord, program_prefix
 from adam_async.run.progress import Progress
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.series import Series
 from adam_async.run.step_model import RunModel
 from adam_async.run.stragglers import describe
-from adam_async.run.training_program import TrainingProgram
-from adam_async.runtime.channel import Endpoint
+from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, program_prefix
+from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import available_bytes
-from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.traffic import CommonStatistics, Traffic
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
@@ -86,10 +85,9 @@ class Driver:
     controller within `drain_s`.
 
     Raises:
-        CheckpointError: The run takes checkpoints, or is kept on disks, with concurrent evaluation; or the
-            resumed checkpoint does not fit.
-        ConfigError: Two inputs set the first weights, an option contradicts a step, or `ack=durable` lacks
-            disks.
+        CheckpointError: The run takes checkpoints with concurrent evaluation, or the resumed checkpoint does
+            not fit.
+        ConfigError: Two inputs set the first weights, or an option contradicts a step.
         StepFailed: The `arrays` of the step raised.
     """
 
@@ -98,16 +96,12 @@ class Driver:
         self._settings = settings
         self._identity = settings.identity
         self._asked = self.config = config_of(config, inputs)
-        if inputs.resume is not None:
-            check_resumed_step(inputs.resume.manifest, inputs.step)
-            inputs = replace(inputs, spec=resumed_spec(inputs.resume.manifest, inputs.spec))
-        self._inputs = inputs
+        self._inputs = _resuming(inputs)
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._results = EpochResults()
         self._endpoint = Endpoint(settings.network, self._identity, self._traffic)
-        ranges = inputs.notes is not None
-        self._queries = RoleQueries(self._endpoint, waits=self._waits, ranges=ranges)
+        self._queries = RoleQueries(self._endpoint, waits=self._waits)
         self._membership = Membership(
             network=settings.network,
             controller=settings.controller,
@@ -138,12 +132,7 @@ class Driver:
         self._saved_runs = SavedRunReader(
             membership=self._membership, saved=saved, progress=self.progress, note=self.note
         )
-        self._readiness = Readiness(
-            config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
-        )
-        self.attached: Config | None = None
-        """Options that the caller of the run's first driver asked for, if this driver took the run over; else
-        None."""
+        self._readiness = self._new_readiness()
         self._stack = AsyncExitStack()
         self._run = ""
         """Id of the run that was submitted or taken over last."""
@@ -152,8 +141,15 @@ class Driver:
         self._stopping = asyncio.Event()
         self._training_run: TrainingRun | None = None
         self._recorder: Recorder | None = None
+        self._notes = DriverNotes()
+        """Notes for a later driver of this run."""
         self._plan: dict[str, Any] | None = None
         """Partition plan of the run that was submitted or taken over last."""
+
+    def _new_readiness(self) -> Readiness:
+        return Readiness(
+            config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
+        )
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -248,10 +244,12 @@ class Driver:
 
         With `RunInputs.attach` the first call takes over the run that waits for a driver, if there is one.
         For each epoch that ended while the run had no driver, the call evaluates the present weights of the
-        servers.
+        servers. With `attach` or `RunInputs.on_disks` the first call continues the run on the disks of the
+        servers, if there is one.
 
         Raises:
-            CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's.
+            CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's;
+                or the disks lack shards of their run.
             ConfigError: An option, the model or the step is not that of the run to take over.
             DeadlineExceeded: Roles did not join or were not ready within `prepare_s`; the error lists the
                 required and the joined roles. Or a disk did not answer within `checkpoint_s` at the start.
@@ -296,14 +294,18 @@ class Driver:
         self._runs += 1
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
-        self.attached = None
-        if (attach := self._inputs.attach) is not None:
-            data = await self.wait_for_data()
-            if (run := run_to_take(self.map, attach)) is not None:
-                return await self._attach(run, attach, data, on_epoch)
-        if (folder := self._inputs.checkpoints) is not None:
-            await in_time(folder, take_up(folder, self._inputs.resume), self._waits)
         data = await self.wait_for_data()
+        found = await self._find()
+        if isinstance(found, ProgramRecord):
+            assert self._inputs.attach is not None
+            return await self._attach(found, self._inputs.attach, data, on_epoch)
+        if found is not None:
+            self._go_on_with(found)
+        if (folder := self._inputs.checkpoints) is not None:
+            resume = self._inputs.resume
+            runs = resume.runs if isinstance(resume, SavedRun) else ()
+            manifest = resume.manifest if resume is not None else None
+            await in_time(folder, folder.take_up(manifest, runs=runs), self._waits)
         if not self._inputs.replace:
             check_none_waits(self.map)
         prepared = await self._prepare_run(data)
@@ -311,11 +313,49 @@ class Driver:
         try:
             program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
             first = program.resumed.epoch if program.resumed is not None else 1
-            notes = self._notes_of(prepared)
-            training = self._training_run_of(program, prepared, first=first, notes=notes)
+            training = self._training_run_of(program, prepared, first=first)
             return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()
+
+    async def _find(self) -> ProgramRecord | SavedRun | None:
+        """Return the run to go on with: of the map, if it waits for a driver, or of the disks; None if a new
+        run begins, or that of a checkpoint goes on.
+
+        Raises:
+            CheckpointError: The disks lack shards of their run, or `RunInputs.resume` names another run.
+            ConfigError: Servers with and without disks would keep the shards.
+            RunFailed: The named run is nowhere, or has a live driver.
+        """
+        attach, on_disks = self._inputs.attach, self._inputs.on_disks
+        if self._runs > 1 or not (attach or on_disks):
+            return None
+        if attach is not None and self.map.in_progress:
+            return run_to_take(self.map, attach)
+        await self._saved_runs.wait_for_servers(self.config, all_with_disk=on_disks)
+        saved = await self._saved_runs.find()
+        if attach is not None and not on_disks:
+            if saved is None or attach.run not in ("", saved.manifest.run) or saved.has_finished:
+                return run_to_take(self.map, attach)
+        elif saved is not None and self._inputs.resume is not None:
+            raise CheckpointError(
+                f"the disks have run {saved.manifest.run}, and --resume names another one: leave --resume "
+                "out to continue that run, or give another folder for the shards"
+            )
+        return saved
+
+    def _go_on_with(self, saved: SavedRun) -> None:
+        """Take options and model of a run on the disks of its servers."""
+        asked, attach = self._asked, self._inputs.attach
+        if attach is not None:
+            given = {name: getattr(asked, name) for name in attach.given - {"waits"}}
+            asked = make_config(resumed_options(saved.manifest), given)
+            asked = msgspec.structs.replace(asked, waits=self._asked.waits)
+        inputs = replace(self._inputs, resume=saved, init=None)
+        self._asked = self.config = config_of(asked, inputs)
+        self._inputs = _resuming(inputs)
+        self._readiness = self._new_readiness()
+        self.progress.consistency = self.config.consistency
 
     async def _attach(
         self, run: ProgramRecord, attach: Attach, data: dict[str, Any], on_epoch: OnEpoch | None
@@ -325,15 +365,14 @@ class Driver:
             run, attach, data, self._inputs, self._asked, maps=lambda: self.map, pool=self._pool
         )
         prepared, program = attached.prepared, attached.program
-        self.config, self.attached = program.config, attached.asked
+        self.config = program.config
         self._run, self._recorder, self._plan = run.id, None, program.plan
+        self._notes = attached.notes
         self._results.begin(run.id, attached.results, first=attached.first_result)
         self.progress.model, self.progress.plan = prepared.model, program.plan
         self._begin_progress(data)
         self.progress.epochs.extend(attached.epochs)
-        self._training_run = training = self._training_run_of(
-            program, prepared, first=attached.first, notes=attached.notes
-        )
+        self._training_run = training = self._training_run_of(program, prepared, first=attached.first)
         await take_over(self._membership, run.id)
         self._inputs = replace(self._inputs, attach=None, resume=None)  # later calls begin new runs
         self.note(f"took over run {run.id} from {run.driver}, which was lost")
@@ -343,9 +382,6 @@ class Driver:
             return await training.train(self.map, on_epoch)
         finally:
             await self._end_run()
-
-    def _notes_of(self, prepared: PreparedRun) -> DriverNotes:
-        return DriverNotes(asked_rate=self._asked.rate, trained_again=prepared.trained_again)
 
     def _begin_progress(self, data: dict[str, Any]) -> None:
         progress, config = self.progress, self.config
@@ -359,14 +395,13 @@ class Driver:
 
     async def _prepare_run(self, data: dict[str, Any]) -> PreparedRun:
         """Choose the model and its plan; for errors see `prepare_model` and `prepare_plan`."""
-        inputs, resume = self._inputs, self._inputs.resume
+        inputs = self._inputs
         spec, model = await prepare_model(data, self.config, inputs, self._pool)
         if self._settings.available_bytes is not None:
             check_memory(model, self.config, self._settings.available_bytes())
         self.progress.data, self.progress.model = data, model
         plan = await prepare_plan(model, self.config, inputs, self._pool)
-        again = 0 if resume is None else resume.trained_again
-        return PreparedRun(spec=spec, model=model, data=data, plan=plan, trained_again=again)
+        return PreparedRun(spec=spec, model=model, data=data, plan=plan)
 
     async def _begin(self, prepared: PreparedRun, in_flight: int) -> tuple[TrainingProgram, ClusterMap]:
         """Submit a run and wait until it trains; return the cluster map from the beginning of the training.
@@ -376,7 +411,7 @@ class Driver:
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        resumed = await self._saved_runs.resumed(self._inputs, prepared, self.config)
+        resumed, runs = await self._read_resumed(prepared)
         self._inputs = replace(self._inputs, resume=resumed)
         last_try = loop.time() + self._waits.prepare_s
         lost = ""
@@ -391,7 +426,11 @@ class Driver:
             while True:
                 self._run = f"{program_prefix(*self._membership.member)}{self._runs}"
                 program = await self._program_of(prepared, transforms, in_flight)
-                await self._saved_runs.begin(self._inputs, self._run, program, prepared, self._asked.rate)
+                self._notes = DriverNotes(
+                    asked_rate=self._asked.rate,
+                    data=prepared.data,
+                    runs=runs,
+                )
                 await self._submit(program, prepared, resumed)
                 try:
                     return program, await self._prepare_roles(self._run, prepared, resumed)
@@ -409,6 +448,21 @@ class Driver:
             # Frees the checkpoint's memory; a second run begins from the start.
             self._inputs = replace(self._inputs, resume=None)
 
+    async def _read_resumed(self, prepared: PreparedRun) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        """Return the checkpoint that the run continues, read from the disks if it is there, and the ids of
+        the runs that it continues; for errors see `SavedRunReader.read`."""
+        resume = self._inputs.resume
+        if resume is None:
+            return None, ()
+        if isinstance(resume, SavedRun):
+            return await self._saved_runs.read(resume, prepared, self.config), resume.runs
+        for problem in resume.problems:
+            self.note(f"an older checkpoint is resumed: {problem}")
+        for remark in resume.remarks:
+            self.note(remark)
+        self.note(f"resumed from {resume.manifest.name}")
+        return resume, (resume.manifest.run,)
+
     async def _program_of(
         self, prepared: PreparedRun, transforms: tuple[dict[str, Any], ...], groups_in_flight: int
     ) -> TrainingProgram:
@@ -422,16 +476,12 @@ class Driver:
             squared_norm_of(data),
             photographs=prepared.spec.name == PHOTO,
         )
-        resumed, carried = None, b""
-        if inputs.resume is not None:
-            resumed, carried = await self._pool.run(bounded_results, inputs.resume.manifest, self.config)
         return TrainingProgram(
             config=self.config,
             spec=prepared.spec.to_dict(),
             plan=prepared.plan,
             transforms=transforms,
-            resumed=resumed,
-            carried=carried,
+            resumed=without_old_results(inputs.resume.manifest.resume) if inputs.resume else None,
         )
 
     async def _submit(
@@ -448,11 +498,12 @@ class Driver:
                 pool=self._pool,
             )
         self._begin_progress(prepared.data)
-        record = program.record(self._run, self._membership.member, together=self._inputs.together)
+        record = program.record(self._run, self._membership.member)
         epochs = resumed.manifest.epoch_results if resumed is not None else ()
-        record = msgspec.structs.replace(record, notes=self._notes_of(prepared).with_epochs(epochs))
+        record = msgspec.structs.replace(record, notes=self._notes.with_epochs(epochs))
         self._plan = program.plan
-        self._results.begin(record.id, resumed.manifest.resume.results if resumed is not None else ())
+        before = resumed.manifest.resume if resumed is not None else ResumeRecord(epoch=1, clock=0)
+        self._results.begin(record.id, before.results, first=before.epoch - len(before.results))
         await submit(self._membership, record)
         arrays = arrays_of(prepared.model, prepared.plan)
         await self._membership.create_store(record.id, store_of(record, program, arrays), arrays)
@@ -470,7 +521,7 @@ class Driver:
             await self._starting_values.load(run, self.config, prepared, source)
             watch.cancel()
         cluster = await self._readiness.wait_training(run)
-        self.progress.plan, self.progress.together = prepared.plan, self._inputs.together
+        self.progress.plan = prepared.plan
         return cluster
 
     def _server_lost_by(self, cause: BaseException) -> str:
@@ -485,21 +536,18 @@ class Driver:
         prepared: PreparedRun,
         *,
         first: int,
-        notes: DriverNotes,
     ) -> TrainingRun:
-        run = self._training_run = TrainingRun(
+        self._training_run = TrainingRun(
             self._parts,
             id=self._run,
             program=program,
             prepared=prepared,
             recorder=self._recorder,
             folder=self._inputs.checkpoints,
-            notes_file=self._inputs.notes,
             first=first,
-            notes=notes,
+            notes=self._notes,
         )
-        self._poll.observe = run.polled
-        return run
+        return self._training_run
 
     async def _end_run(self) -> None:
         """End the run in the cluster map, so that its roles stop."""
@@ -512,7 +560,8 @@ class Driver:
                 return None
             if failure:
                 return msgspec.structs.replace(record, phase="failed", reason=failure)
-            return msgspec.structs.replace(record, phase="finished", result=self._outcome())
+            notes = self._notes.with_epochs(self.progress.epochs)
+            return msgspec.structs.replace(record, phase="finished", result=self._outcome(), notes=notes)
 
         try:
             async with asyncio.timeout(self._waits.drain_s):
@@ -601,8 +650,6 @@ class Driver:
     async def _read_progress(self, ended: Mapping[str, Any] | None = None) -> None:
         """Poll the roles; `ended` is the result of the epoch after its end."""
         await self._poll.read(self._run, ended)
-        if self._training and self._training_run is not None:
-            self._training_run.note_progress()
 
     async def report_death(self, node: str) -> None:
         """Report the end of a node's process to the controller. See `Membership.report_death`."""
@@ -616,3 +663,16 @@ class Driver:
         """Add an event that costs the run something, and report it to the controllers."""
         self.note(what)
         self._notices.warn(what)
+
+
+def _resuming(inputs: RunInputs) -> RunInputs:
+    """Return the inputs with the model of the run that they continue.
+
+    Raises:
+        CheckpointError: The caller has another model or step.
+    """
+    if inputs.resume is None:
+        return inputs
+    manifest = inputs.resume.manifest
+    check_kept_step(manifest.spec, inputs.step, manifest.name)
+    return replace(inputs, spec=kept_model(manifest.spec, inputs.spec, manifest.name))

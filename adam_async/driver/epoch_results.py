@@ -2,8 +2,8 @@
 
 The map has only the newest results; checkpoints and reports list all results. The resumed epoch begins with
 the images that the epoch before skipped. A run that continues a checkpoint therefore submits the results
-since the last epoch without skipped groups, from which its roles find these images. If these results are more
-than `RESULTS_KEPT` and longer than one bit for each image, the run submits these bits and the last result.
+since the last epoch without skipped groups, from which its roles find these images: at most `RESULTS_KEPT`
+results, because of `must_train_all`.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,8 @@ from typing import Any
 
 import msgspec
 
-from adam_async.checkpoint.manifest import Manifest
-from adam_async.data_server.order import EpochOrders
 from adam_async.errors import RunFailed
-from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, skipped_groups
-from adam_async.run.config import Config
+from adam_async.run.cluster_map import ClusterMap, skipped_groups
 from adam_async.run.training_program import ResumeRecord
 
 
@@ -68,30 +64,11 @@ class EpochResults:
         return self._first - 1 + len(self._results)
 
 
-def bounded_results(manifest: Manifest, config: Config) -> tuple[ResumeRecord, bytes]:
-    """Leave out results that no server needs.
-
-    If every epoch skipped groups, the call takes as long as shuffling all epochs.
-
-    Returns:
-        The manifest's `ResumeRecord` with the last results only, and the value of `TrainingProgram.carried`.
-    """
-    resumed = manifest.resume
+def without_old_results(resumed: ResumeRecord) -> ResumeRecord:
+    """Leave out the results from which no data server needs to find skipped images."""
     results = resumed.results
-    if not results:
-        return resumed, b""
     skipped = skipped_groups(results)
-    first = len(results) - 1
+    first = max(len(results) - 1, 0)
     while first > 0 and skipped[first - 1]:
         first -= 1
-    tail, carried = results[first:], b""
-    if len(tail) > RESULTS_KEPT:
-        orders = EpochOrders(
-            Dice(config.seed),
-            num_images=int(manifest.data["train_images"]) - config.validation,
-            images_per_group=config.images_per_group,
-        )
-        last = orders.order(len(results), skipped)
-        if len(msgspec.json.encode(tail)) > len(msgspec.json.encode(last.carried_images)):
-            tail, carried = results[-1:], last.carried_images
-    return msgspec.structs.replace(resumed, results=tail), carried
+    return msgspec.structs.replace(resumed, results=results[first:])

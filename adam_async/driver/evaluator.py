@@ -1,7 +1,12 @@
-"""Accuracy of weights on the test or validation images of a data server."""
+"""Accuracy of weights on the test or validation images of a data server.
+
+A copied snapshot of all parameters, for evaluation and for saving.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -9,14 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity
+from adam_async.driver.readiness import no_data_server
 from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, unpack
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.shard_table import ShardTable, holders
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import available_bytes
+from adam_async.runtime.traffic import Traffic
+from adam_async.worker.puller import Landing, Puller, WorkerWeights
 from dataflow import ComputePool
-from transport import RemoteProtocolError, TransportError
+from transport import BufferPool, Identity, Network, RemoteProtocolError, TransportError
 
 TEST_CHUNK = 1000
 """Maximum number of test images in one message."""
@@ -104,14 +115,25 @@ class Evaluator:
         self, address: Callable[[], str], *, validation: bool = False, sample: int = 0
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Read the images; retry for `dial_s` + `grace_s`, because a lost data server has a successor only
-        after the controllers notice the loss."""
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._waits.dial_s + self._waits.grace_s
+        after the controllers notice the loss.
+
+        Raises:
+            RoleDied: The run had no data server for `replica_s`.
+        """
+        loop, waits = asyncio.get_running_loop(), self._waits
+        has_server, begin = True, loop.time()
         while True:
+            server = address()
+            if has_server != bool(server):
+                has_server, begin = bool(server), loop.time()
+            waited = loop.time() - begin
+            if not server and waited > waits.replica_s:
+                raise no_data_server(waits.replica_s)
             try:
-                return await self._read(address(), validation=validation, sample=sample)
+                if server:
+                    return await self._read(server, validation=validation, sample=sample)
             except TransportError:
-                if loop.time() > ends_at:
+                if waited > waits.dial_s + waits.grace_s:
                     raise
             await asyncio.sleep(AGAIN_S)
 
@@ -208,3 +230,96 @@ def _count_right(
     if isinstance(model, StepModel):
         return model.count_right(weights, images, labels)
     return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelSnapshot:
+    """A copy of all parameters."""
+
+    weights: dict[str, NDArray[Any]]
+    """Values by tensor, each in its shape."""
+    versions: tuple[int, ...]
+    """Version of each shard, in the order of the table."""
+
+
+def reading_client(
+    cluster: ClusterMap,
+    table: ShardTable,
+    *,
+    network: Network,
+    identity: Identity,
+    waits: Waits,
+    traffic: Traffic,
+) -> ParameterClient:
+    """Make a client of the bundles of a run's store, for a driver; the client pushes nothing."""
+    run = cluster.run
+    assert run is not None, "a run has shards"
+    session = SessionIdentity(
+        store=run.id, session=0, incarnation=identity.incarnation, replica=-1, generation=cluster.generation
+    )
+    return ParameterClient(
+        Endpoint(network, identity, traffic),
+        session,
+        homes=holders(table, cluster.buckets),
+        cluster=cluster,
+        waits=waits,
+    )
+
+
+async def follow_primaries(client: ParameterClient, changes: AsyncIterator[ClusterMap]) -> None:
+    """Pass each cluster map to a client, until cancelled."""
+    async for cluster in changes:
+        client.map_changed(cluster)
+
+
+@asynccontextmanager
+async def running(
+    client: ParameterClient, changes: AsyncIterator[ClusterMap], *, node: str
+) -> AsyncIterator[None]:
+    """Run a client, which follows the primaries, until the end of the block."""
+    async with asyncio.TaskGroup() as group:
+        works = (client.run(), follow_primaries(client, changes))
+        tasks = [group.create_task(work, name=f"{node}/rescue") for work in works]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def pull_snapshot(
+    network: RunModel, table: ShardTable, cluster: ClusterMap, client: ParameterClient, *, clock: int = 0
+) -> ModelSnapshot:
+    """Pull every tensor once. Each shard has one version; different shards may be from different moments.
+
+    Cancellation loses nothing.
+
+    Args:
+        clock: Clock up to which the values contain all pushes of live replicas; frozen tensors have no
+            pushes.
+
+    Raises:
+        ShardUnavailable: The primary of a bundle did not answer in time.
+    """
+    weights = WorkerWeights()
+    landed = asyncio.Event()
+    puller = Puller(
+        network=network,
+        table=table,
+        buckets=cluster.buckets,
+        client=client,
+        weights=weights,
+        buffers=BufferPool(),
+    )
+    frozen = [shard for shard in table.shards if shard.tensor in network.frozen]
+    trained = [shard for shard in table.shards if shard.tensor not in network.frozen]
+    questions = [(0, *question) for question in puller.questions(frozen)]
+    questions += [(clock, *question) for question in puller.questions(trained)]
+    landing = Landing(puller, [layout for _, _, layout in questions], len(questions), landed.set)
+    for number, (bound, server, _) in enumerate(questions):
+        puller.ask(landing, server, number, clock=bound)
+    await client.flush()
+    await landed.wait()
+    copies = weights.snapshot().copies
+    return ModelSnapshot(
+        weights={name: copy.array.copy() for name, copy in copies.items()},
+        versions=tuple(version for name in table.by_tensor for version in copies[name].versions),
+    )

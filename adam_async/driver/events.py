@@ -11,7 +11,7 @@ from typing import Any
 
 from adam_async.controller.bundle_rules import other_numerics
 from adam_async.controller.client import Membership
-from adam_async.driver.progress_poll import HEARD, SILENT
+from adam_async.driver.role_counts import HEARD, SILENT
 from adam_async.errors import AdamError
 from adam_async.run.cluster_map import MOST_REASON, NOTICE, ClusterMap
 from adam_async.run.run_copies import BundleCopies, copies_of

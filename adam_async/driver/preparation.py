@@ -1,28 +1,45 @@
-"""Preparation of a run: the checks of its data and model, the network, and the plan of its partitions."""
+"""Preparation of a run: the checks of its data and model, the network, and the plan of its partitions.
+
+First values of a run: from a checkpoint that it continues, from a saved model, or drawn from its seed.
+
+A run takes the tensors of the saved model with the names and shapes of its own model, and draws all others.
+The servers have no model: they wait until the driver has loaded the values of all their shards.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import CheckpointError, check_data
+from adam_async.checkpoint.manifest import (
+    Checkpoint,
+    CheckpointError,
+    check_data,
+    check_kept_step,
+    kept_model,
+)
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.trained_model import Model
+from adam_async.checkpoint.writer import make_tensors
 from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
+from adam_async.driver.readiness import Readiness
 from adam_async.driver.settings import RunInputs
 from adam_async.driver.takeover import (
     Attach,
     DriverNotes,
     check_options,
-    check_step,
-    is_checkpoint_of,
     joined_results,
     read_notes,
 )
-from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, first_cause
+from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, ShardUnavailable, first_cause
+from adam_async.messages import ShardState
+from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
@@ -30,16 +47,15 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import check_crossings, plan_run, table_of
-from adam_async.run.program_record import ProgramRecord
 from adam_async.run.result import EpochResult
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
-from adam_async.run.training_program import TrainingProgram, read_training
+from adam_async.run.training_program import ProgramRecord, TrainingProgram, read_training
 from adam_async.run.user_code import NamedStep
 from dataflow import ComputePool
-from transport import LinkConfig
+from transport import LinkConfig, RemoteError, TransportError
 
 _Done = TypeVar("_Done")
 
@@ -51,14 +67,12 @@ class PreparedRun:
     Attributes:
         data: Description of the data by a data server: name, source, shape, sizes.
         plan: The partition plan, as `PartitionPlan.to_dict` returns it; None without partitions.
-        trained_again: Number of groups that the run trains again because of resumes.
     """
 
     spec: ModelSpec | StepSpec
     model: RunModel
     data: dict[str, Any]
     plan: dict[str, Any] | None
-    trained_again: int
 
     def table(self, config: Config) -> ShardTable:
         """Return the shards of the run's model."""
@@ -71,7 +85,6 @@ class AttachedRun:
 
     Attributes:
         program: Its program, with the deadlines of this driver.
-        asked: Options that its first driver was asked for.
         results: Results of its ended epochs, in order, without a gap.
         first_result: Epoch of the first of these results.
         epochs: Its evaluated epochs, in order.
@@ -80,7 +93,6 @@ class AttachedRun:
     """
 
     program: TrainingProgram
-    asked: Config
     prepared: PreparedRun
     notes: DriverNotes
     results: tuple[dict[str, Any], ...]
@@ -228,19 +240,24 @@ async def prepare_attached(
     Raises:
         CheckpointError: The folder has checkpoints of another run, or results of epochs are neither in the
             folder nor in the map.
-        ConfigError: An option, the model or the step is not that of the run, or a layer is missing.
+        ConfigError: An option, the model or the step is not that of the run, a layer is missing, or the data
+            do not fit.
         DeadlineExceeded: The disk did not answer within `checkpoint_s`.
         RunFailed: The notes cannot be read.
         StepFailed: The `arrays` of the step raised.
     """
     program, folder, manifest = read_training(run), inputs.checkpoints, None
+    notes, evaluated = read_notes(run, ended=maps().ended)
     check_options(attach.given, asked, program.config, run.id)
-    spec, model = await _attached_model(run.id, program, data, inputs, attach, asked, pool)
+    check_kept_step(program.spec, inputs.step, f"run {run.id}")
+    wanted = inputs.spec
+    if wanted is None and inputs.step is None and "model" in attach.given:
+        wanted = choose_model(asked.model, data, text=inputs.model_text, init=None, layers=inputs.layers)
+    kept = replace(inputs, spec=kept_model(program.spec, wanted, f"run {run.id}"), resume=None)
+    spec, model = await prepare_model(data, program.config, kept, pool)
     if folder is not None:
-        belongs = partial(is_checkpoint_of, run=run.id, program=program)
-        manifest = await in_time(folder, folder.take_over(belongs), asked.waits)
+        manifest = await in_time(folder, folder.take_up(None, runs=(run.id, *notes.runs)), asked.waits)
     cluster = maps()
-    notes, evaluated = read_notes(run, ended=cluster.ended)
     first, results = joined_results(cluster, program, manifest)
     if folder is not None and first > 1:
         raise CheckpointError(
@@ -252,10 +269,7 @@ async def prepare_attached(
     resumed = program.resumed.epoch - 1 if program.resumed is not None else 0
     return AttachedRun(
         program=msgspec.structs.replace(program, config=config),
-        asked=msgspec.structs.replace(config, rate=notes.asked_rate),
-        prepared=PreparedRun(
-            spec=spec, model=model, data=data, plan=program.plan, trained_again=notes.trained_again
-        ),
+        prepared=PreparedRun(spec=spec, model=model, data=data, plan=program.plan),
         notes=notes,
         results=results,
         first_result=first,
@@ -263,34 +277,6 @@ async def prepare_attached(
         first=max(*known, first - 1, resumed) + 1,
         ended=cluster.ended,
     )
-
-
-async def _attached_model(
-    run: str,
-    program: TrainingProgram,
-    data: dict[str, Any],
-    inputs: RunInputs,
-    attach: Attach,
-    asked: Config,
-    pool: ComputePool,
-) -> tuple[ModelSpec | StepSpec, RunModel]:
-    """Make the model of a run; for errors see `prepare_attached`."""
-    config, there = program.config, StepSpec.from_dict(program.spec)
-    check_step(there, inputs.step, run)
-    if inputs.step is not None:
-        return await _step_model(inputs.step, data, config, pool)
-    spec = ModelSpec.from_dict(program.spec)
-    if inputs.spec is not None or "model" in attach.given:
-        wanted = inputs.spec or choose_model(
-            asked.model, data, text=inputs.model_text, init=None, layers=inputs.layers
-        )
-        if wanted.to_dict() != spec.to_dict():
-            raise ConfigError(
-                f"run {run} trains a model {spec.name!r} whose layers are not those of {wanted.name!r}: "
-                "leave the model out"
-            )
-    new_model = partial(Network, spec, dtype=config.dtype, kernels=config.kernels, layers=inputs.layers)
-    return spec, await pool.run(new_model, cost="model")
 
 
 async def in_time(folder: CheckpointFolder, opening: Awaitable[_Done], waits: Waits) -> _Done:
@@ -344,7 +330,7 @@ async def prepare_plan(
         return None
     resume = inputs.resume
     plan = resume.manifest.plan if resume is not None else await plan_here(model, config, pool)
-    if plan is not None and not inputs.together:
+    if plan is not None:
         check_crossings(model, plan, config, most_bytes=LinkConfig().max_message_bytes)
     return plan
 
@@ -366,3 +352,102 @@ async def plan_here(model: Network, config: Config, pool: ComputePool) -> dict[s
         times = await pool.run(partial(calibrate, model, config.images_per_group, clock=pool.clock))
     plan = plan_run(model, config, times)
     return plan.to_dict() if plan is not None else None
+
+
+class StartingValues:
+    """Loads the first values of a run into its parameter servers."""
+
+    def __init__(
+        self, *, copies: ShardCopies, readiness: Readiness, pool: ComputePool, note: Callable[[str], None]
+    ) -> None:
+        self._copies = copies
+        self._readiness = readiness
+        self._pool = pool
+        self._note = note
+
+    async def load(
+        self, run: str, config: Config, prepared: PreparedRun, source: Checkpoint | Model | None
+    ) -> None:
+        """Load all shards; no server is ready before its shards are loaded.
+
+        Args:
+            source: The resumed checkpoint, the saved model, or None.
+
+        Raises:
+            ConfigError: The run and the saved model have no tensor in common.
+            CheckpointError: The checkpoint has other tensors than the run.
+            DeadlineExceeded: The shards were not placed, or not taken by the servers, within `prepare_s`.
+            TransportError, ShardUnavailable: A server refused its shards, or did not answer.
+            RunFailed, RoleDied: The run is over.
+            StepFailed: The run's step did not return its first values.
+        """
+        if isinstance(source, Checkpoint):
+            tensors = make_tensors(prepared.model, config, prepared.plan)
+            tensors.fill(source)
+            states = source.manifest.states
+        else:
+            tensors = RunTensors(prepared.model, prepared.table(config), None)
+            fill = partial(fill_from, tensors, prepared.model, source, seed=config.seed)
+            if note := await self._pool.run(fill):
+                self._note(note)
+            states = first_states(tensors)
+        cluster = await self._readiness.wait_placed(run)
+        waits = config.waits
+        try:
+            async with asyncio.timeout(waits.prepare_s):
+                store = cluster.run_store
+                assert store is not None, "a placed run has a store"
+                await self._copies.load(store, prepared.table(config), tensors, states)
+        except (ShardUnavailable, TransportError) as error:
+            if not isinstance(error, RemoteError):
+                # The loss of a server fails the run in the map, which names the server.
+                await self._readiness.wait_failure(run, waits.dial_s + waits.grace_s)
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded("the servers to take up their shards", waits.prepare_s) from None
+
+
+def fill_from(tensors: RunTensors, network: RunModel, init: Model | None, *, seed: int) -> str:
+    """Set the tensors of a run to those of a saved model, or draw them.
+
+    Args:
+        init: The saved model, if any.
+        seed: Seed of the run; draws the tensors that the saved model lacks.
+
+    Returns:
+        A sentence with the number of tensors from the saved model, and the names of the drawn ones; empty
+        without a saved model.
+
+    Raises:
+        ConfigError: The models have no tensor in common.
+        StepFailed: A step did not return its first values.
+    """
+    if isinstance(network, StepModel):
+        for name, array in network.initial(seed).items():
+            tensors.weights[name][...] = array
+        return ""
+    fresh = []
+    dice = Dice(seed)
+    for name, array in tensors.weights.items():
+        saved = init.weights.get(name) if init is not None else None
+        if saved is not None and saved.shape == array.shape:
+            array[...] = saved
+        else:
+            array[...] = network.initial_values(dice, name)
+            fresh.append(f"{name} {list(array.shape)}")
+    if init is None:
+        return ""
+    taken = len(tensors.weights) - len(fresh)
+    saved_name = init.network.spec.name
+    if not taken:
+        raise ConfigError(
+            f"the saved model {saved_name!r} has no tensor with a name and shape of model "
+            f"{network.spec.name!r}: leave init out, or train a model with the same layers"
+        )
+    left = f"fresh: {', '.join(fresh)}" if fresh else "no fresh tensors"
+    return f"{taken} of {len(tensors.weights)} tensors come from the saved model {saved_name!r}; {left}"
+
+
+def first_states(tensors: RunTensors) -> tuple[ShardState, ...]:
+    """Return the states of all shards before any step."""
+    return tuple(ShardState(shard=int(shard.id), version=0, clocks={}) for shard in tensors.table.shards)

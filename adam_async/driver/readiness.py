@@ -237,6 +237,11 @@ def check_failed(cluster: ClusterMap, run: str, driver: Member | None = None) ->
         raise RunFailed(f"the run failed: {cluster.run.reason}")
 
 
+def no_data_server(waited_s: float) -> RoleDied:
+    """Return the error of a run that has waited for a data server for so many seconds."""
+    return RoleDied("the data server", f"no other was live for {waited_s:g} s")
+
+
 async def raise_failure(membership: Membership, run: str) -> None:
     """Wait until a driver's run has failed or has another driver; for errors see `check_failed`."""
     async for cluster in membership.changes():

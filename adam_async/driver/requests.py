@@ -23,7 +23,7 @@ from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RunFaile
 from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import MOST_WORKERS
-from adam_async.run.program_record import MOST_PROGRAM_ID
+from adam_async.run.training_program import MOST_PROGRAM_ID
 from transport import TransportError
 
 logger = logging.getLogger(__name__)

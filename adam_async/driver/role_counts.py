@@ -1,24 +1,36 @@
-"""Counts of the roles of a run, at the request of its driver."""
+"""Counts of the roles of a run, at the request of its driver.
+
+Polls of the roles of a run: their counts for the live table, and the roles that do not answer.
+
+To the driver a stopped process and an unplugged cable look the same: the link stays up without messages, and
+breaks much later.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from adam_async.controller.client import Membership
 from adam_async.driver.count_types import DataCounts, RoleStatistics
 from adam_async.driver.readiness import POLL_S, check_failed
 from adam_async.driver.role_queries import RoleQueries
-from adam_async.errors import RoleDied
 from adam_async.messages import PROFILED
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.progress import Progress
+from adam_async.run.run_copies import copies_of
 from adam_async.runtime.trace_events import Part
 from transport import RemoteProtocolError, TransportError
+
+BEGIN_S = 0.02
+"""Pause between two questions to a dealer that is about to begin an epoch, in seconds."""
 
 
 class RoleCounts:
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        grace_s: Time for the ledger leader to answer, in seconds. After a failure the newest leader gets the
+        grace_s: Time for the dealer to answer, in seconds. After a failure the newest dealer gets the
             request; a second failure in a row at one address is an error.
     """
 
@@ -42,40 +54,42 @@ class RoleCounts:
         return self._membership.map
 
     def data_address(self) -> str:
-        """Return the address of the ledger leader.
+        """Return the address of the dealer; empty while the run waits for a data server.
 
         Raises:
-            RoleDied, RunFailed: No data server leads the ledger.
+            RunFailed, RoleDied: The run waits for none, because it has failed.
         """
-        if not self._map.ledger_leaders:
-            if self._map.run is not None:
-                check_failed(self._map, self._run())
-            raise RoleDied("the data server", "no other has joined")
-        return self._map.nodes[self._map.ledger_leaders[0]].address
+        if self._map.run is not None and not self._map.dealing:
+            check_failed(self._map, self._run())
+        return self._map.dealer_address
 
-    async def ledger_leader(self, *, ranges: bool = False, clock: int = 0) -> DataCounts:
-        """Return the counts of the ledger leader; if it is lost, the counts of the next leader.
-
-        Args:
-            ranges, clock: See `GetStatistics`.
+    async def dealer(self) -> DataCounts:
+        """Return the counts of the dealer; wait for the next one if it is lost, or has not begun the epoch.
 
         Raises:
-            TransportError, TimeoutError: The leader does not answer, or sends the counts of another role.
+            TransportError, TimeoutError: The dealer does not answer, or sends the counts of another role.
+            RunFailed, RoleDied: The run has failed.
         """
         asked = ""
         while True:
             asked, before = self.data_address(), asked
+            epoch = self._map.epoch
+            if not asked:
+                await asyncio.sleep(POLL_S)
+                continue
             try:
                 async with asyncio.timeout(self._grace_s):
-                    found = (await self._ask(asked, ranges=ranges, clock=clock)).counts
+                    found = (await self._ask(asked)).counts
             except (TransportError, TimeoutError):
-                # A lost leader stays in the map until its successor is known.
+                # A lost dealer stays in the map until the controllers notice its loss.
                 if asked == before and self.data_address() == asked:
                     raise
                 continue
             if not isinstance(found, DataCounts):
                 raise RemoteProtocolError("statistics", f"the role at {asked} is no data server")
-            return found
+            if epoch is None or epoch.ended or found.epoch >= epoch.number:
+                return found
+            await asyncio.sleep(BEGIN_S)  # the dealer reads the groups that the shards have
 
     async def final(self, run: str) -> dict[str, RoleStatistics]:
         """Return the counts of all roles at the end of a run, by node id; note roles that do not answer."""
@@ -97,11 +111,87 @@ class RoleCounts:
         """Ask several roles at once. See `RoleQueries.answers`."""
         return await self._queries.answers(addresses, run, within_s=within_s)
 
-    async def _ask(self, address: str, *, ranges: bool, clock: int) -> RoleStatistics:
+    async def _ask(self, address: str) -> RoleStatistics:
         run = self._map.run
-        id = run.id if run is not None else ""
-        return await self._queries.statistics(address, id, ranges=ranges, clock=clock)
+        return await self._queries.statistics(address, run.id if run is not None else "")
 
     def addresses(self, *roles: str) -> dict[str, str]:
         """Return the addresses of the live nodes of these roles, by node id."""
         return {node: self._map.nodes[node].address for role in roles for node in self._map.live(role)}
+
+
+SILENT, HEARD = " has not answered for ", " answers again, "
+"""Texts after a node's name in the events of its silence."""
+
+POLLS = 2
+"""Number of polls in a row without an answer that make an event; a busy machine may miss one poll."""
+
+
+@dataclass(slots=True)
+class _Silent:
+    since: float
+    polls: int = 0
+
+
+class Silence:
+    """Live roles that do not answer. Times are seconds of the loop's clock."""
+
+    def __init__(self) -> None:
+        self._silent: dict[str, _Silent] = {}
+
+    def observe(
+        self, asked: Collection[str], answered: Collection[str], *, asked_at: float, now: float
+    ) -> list[str]:
+        """Take the result of one poll; returns the new events.
+
+        Args:
+            asked: Polled nodes. The method forgets a silent node that is no longer polled: the node is lost,
+                and the map reports its loss.
+        """
+        events = []
+        self._silent = {node: each for node, each in self._silent.items() if node in asked}
+        for node in asked:
+            if node in answered:
+                silent = self._silent.pop(node, None)
+                if silent is not None and silent.polls >= POLLS:
+                    events.append(f"{node}{HEARD}after {now - silent.since:.0f} s")
+                continue
+            silent = self._silent.setdefault(node, _Silent(since=asked_at))
+            silent.polls += 1
+            if silent.polls == POLLS:
+                events.append(f"{node}{SILENT}{now - silent.since:.0f} s")
+        return events
+
+    def shown(self, now: float) -> tuple[str, ...]:
+        """Return each node whose silence is an event, with the length of its silence."""
+        silent = ((node, each) for node, each in sorted(self._silent.items()) if each.polls >= POLLS)
+        return tuple(f"{node} for {now - each.since:.0f} s" for node, each in silent)
+
+
+class ProgressPoll:
+    """Updates the progress of a run with the counts of its roles."""
+
+    def __init__(
+        self, *, counts: RoleCounts, membership: Membership, progress: Progress, note: Callable[[str], None]
+    ) -> None:
+        self._counts = counts
+        self._membership = membership
+        self._progress = progress
+        self._note = note
+        self._silence = Silence()
+
+    async def read(self, run: str, ended: Mapping[str, Any] | None = None) -> None:
+        """Ask all data servers, parameter servers and workers at once, for at most `POLL_S`."""
+        loop, progress = asyncio.get_running_loop(), self._progress
+        addresses = self._counts.addresses("data", "ps", "worker")
+        asked_at = loop.time()
+        answers = await self._counts.answers(addresses, run, within_s=POLL_S)
+        now = loop.time()
+        for event in self._silence.observe(addresses, answers, asked_at=asked_at, now=now):
+            self._note(event)
+        progress.silent = self._silence.shown(now)
+        # A silent role keeps its last counts, so sums do not fall while it is silent.
+        known = {**progress.roles, **{node: each.values for node, each in answers.items()}}
+        progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
+        progress.replicas = len(self._membership.map.live_replicas())
+        progress.copies = copies_of(self._membership.map)

@@ -43,27 +43,16 @@ class RoleQueries:
 
     Args:
         endpoint: The driver's end of the links; queries for counts add to its traffic.
-        ranges: Whether data servers list the finished groups of an epoch in progress.
     """
 
-    def __init__(self, endpoint: Endpoint, *, waits: Waits, ranges: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, *, waits: Waits) -> None:
         self._endpoint = endpoint
         self._waits = waits
-        self._ranges = ranges
 
-    async def statistics(
-        self,
-        address: str,
-        run: str,
-        *,
-        dial_s: float | None = None,
-        ranges: bool = False,
-        clock: int = 0,
-    ) -> RoleStatistics:
+    async def statistics(self, address: str, run: str, *, dial_s: float | None = None) -> RoleStatistics:
         """Return the counts of the role at an address.
 
         Args:
-            ranges, clock: See `GetStatistics`.
             dial_s: Deadline of the connection in seconds; None: the deadline of any peer.
 
         Raises:
@@ -72,8 +61,7 @@ class RoleQueries:
         """
         timeout_s = self._waits.dial_s if dial_s is None else dial_s
         async with self._endpoint.connected(address, timeout_s=timeout_s) as link:
-            ask = GetStatistics(run=run, ranges=ranges or self._ranges, clock=clock)
-            reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+            reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
             sender = unpack(reply, Statistics)
             if (sender.node, sender.role) != (link.peer.node, link.peer.role):
                 raise RemoteProtocolError(

@@ -8,9 +8,8 @@ import msgspec
 
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import Checkpoint, CheckpointError, resumed_config
-from adam_async.checkpoint.run_notes import RunNotesFile, SavedRun
 from adam_async.checkpoint.trained_model import Model as TrainedModel
-from adam_async.driver.takeover import Attach
+from adam_async.driver.takeover import Attach, SavedRun
 from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -58,11 +57,10 @@ class RunInputs:
         checkpoints: Folder for the checkpoints of the runs; None: no checkpoints.
         resume: Checkpoint, or run on the disks of its servers, that the first run continues, with its model
             and rate.
-        notes: File for the notes of the runs, if the servers keep their shards on disks; None: the servers
-            keep shards in memory only.
+        on_disks: Whether the servers keep their shards on disks. The first run continues the run that they
+            have there, if any.
         init: Saved model with the first values of each run; see `fill_from`.
         step: Step of the user that the runs train instead of a network.
-        together: Whether the first worker of each replica trains all parts of a partitioned model.
         attach: Request to take over a run that waits for a driver; None: begin a new run.
         replace: Whether a new run may take the place of one that waits for a driver.
     """
@@ -74,10 +72,9 @@ class RunInputs:
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
     checkpoints: CheckpointFolder | None = None
     resume: Checkpoint | SavedRun | None = None
-    notes: RunNotesFile | None = None
+    on_disks: bool = False
     init: TrainedModel | None = None
     step: NamedStep | None = None
-    together: bool = False
     attach: Attach | None = None
     replace: bool = False
 
@@ -86,10 +83,9 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
     """Return the configuration of a driver's runs, checked against their inputs.
 
     Raises:
-        CheckpointError: The run takes checkpoints, or is kept on disks, with concurrent evaluation; or the
-            resumed checkpoint does not fit.
-        ConfigError: Two inputs set the first weights, an option contradicts a step, or `ack=durable` lacks
-            disks.
+        CheckpointError: The run takes checkpoints with concurrent evaluation, or the resumed checkpoint does
+            not fit.
+        ConfigError: Two inputs set the first weights, or an option contradicts a step.
         StepFailed: The `arrays` of the step raised.
     """
     if inputs.step is not None:
@@ -106,14 +102,10 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
         config = resumed_config(inputs.resume.manifest, config)
     if inputs.checkpoints is None:
         config = msgspec.structs.replace(config, checkpoint_every=0)
-    if config.evaluation == "concurrent" and (inputs.checkpoints or inputs.notes) is not None:
+    if config.evaluation == "concurrent" and inputs.checkpoints is not None:
         raise CheckpointError(
-            "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken and "
-            "runs on disks are noted: leave it at wait, or do without"
-        )
-    if config.ack == "durable" and inputs.notes is None:
-        raise ConfigError(
-            "ack=durable needs servers with disks: give a folder for their shards (--store DIR)"
+            "evaluation=concurrent does not pause at the end of an epoch, where checkpoints are taken: leave "
+            "it at wait, or do without"
         )
     if inputs.init is not None and (inputs.resume is not None or config.record):
         other = "resume continues" if inputs.resume is not None else "record repeats"

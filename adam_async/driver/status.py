@@ -227,7 +227,7 @@ def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
     run = cluster.run
     if run is None:
         return None
-    leader = facts.get(next(iter(cluster.ledger_leaders), ""))
+    dealer = facts.get(cluster.dealing)
     epoch = cluster.epoch
     is_now = epoch is not None and epoch.run == run.id
     accuracy, epochs = run.result.get("test_accuracy"), run.terms.get("epochs", 0)
@@ -239,7 +239,7 @@ def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
         driven=cluster.driven,
         epoch=run.epoch,
         epochs=epochs if isinstance(epochs, int) else 0,
-        finished=leader.finished if leader is not None else 0,
+        finished=dealer.finished if dealer is not None else 0,
         groups=epoch.groups if is_now and epoch is not None else 0,
         test_accuracy=accuracy if isinstance(accuracy, float) and 0 <= accuracy <= 1 else None,
     )

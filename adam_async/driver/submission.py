@@ -7,7 +7,7 @@ import msgspec
 from adam_async.controller.client import Membership
 from adam_async.errors import RunFailed
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.program_record import ProgramRecord, cut_blob
+from adam_async.run.training_program import ProgramRecord, cut_blob
 
 
 async def submit(membership: Membership, record: ProgramRecord) -> None:
@@ -34,7 +34,7 @@ async def update_program(
 ) -> None:
     """Change the program, as its driver: `change` returns the new record from the newest, or None to keep it.
 
-    Fields in `program_record.FIXED` keep their submitted values, and the program of another driver stays
+    Fields in `training_program.FIXED` keep their submitted values, and the program of another driver stays
     unchanged. For errors see `Membership.update`.
     """
 

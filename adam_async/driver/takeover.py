@@ -1,29 +1,36 @@
-"""Pure: how a driver takes over a run that waits for one: which run, with which options, results and notes.
+"""Pure: how a driver goes on with a run of another driver: which run, with which options, results and notes.
 
-The program's record has the model, the options and the starting point of the run. The map has the newest
-results of its data servers. The notes of the earlier driver have the accuracies of the epochs that the
-earlier driver evaluated. The weights of these epochs are lost with that driver.
+The run waits for a driver in the cluster map, or all its servers were lost, and its record is on their disks.
+The program has the model, the options and the starting point of the run. The map has the newest results of
+its data servers, and the disks have all. The notes of the earlier driver have the accuracies of the epochs
+that the earlier driver evaluated. The weights of these epochs are lost with that driver.
 """
 
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.checkpoint.manifest import Manifest, epoch_values, epochs_of
+from adam_async.checkpoint.manifest import (
+    Manifest,
+    check_epochs_left,
+    check_kept_options,
+    epoch_values,
+    epochs_of,
+)
+from adam_async.checkpoint.saved_shards import FoundStore
+from adam_async.checkpoint.writer import common_manifest
 from adam_async.driver.training_rules import PHASES
-from adam_async.errors import ConfigError, RunFailed
-from adam_async.messages.bounds import Count
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
+from adam_async.errors import RunFailed
+from adam_async.messages import ShardState
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, skipped_groups
 from adam_async.run.config import Config
-from adam_async.run.program_record import ProgramRecord
+from adam_async.run.group_ranges import has_groups
 from adam_async.run.result import EpochResult
-from adam_async.run.train_step import StepSpec
-from adam_async.run.training_program import TrainingProgram
-from adam_async.run.user_code import NamedStep
+from adam_async.run.run_record import MOST_RUNS, RunRecord, runs_of
+from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 
 OPEN: Mapping[str, Any] = {
     "epochs": 0,
@@ -47,10 +54,11 @@ OF_DRIVER = frozenset(("waits", "memory_budget", "checksum", "model", "transform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """A request to take over a run that waits for a driver.
+    """A request to go on with a run that waits for a driver, or whose servers were all lost.
 
     Attributes:
-        run: Id of the run; empty: the run of the map, or a new run if that one is absent or over.
+        run: Id of the run; empty: the run of the map or of the disks of the servers, or a new run if these
+            are absent or over.
         given: Names of the options that the caller sets; the run has the others.
     """
 
@@ -63,8 +71,10 @@ class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
 
     asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Rate that the caller asked for, as checkpoints have it; 0: the run decides the rate."""
-    trained_again: Count = 0
-    """Number of groups that the run trained again because of resumes."""
+    data: dict[str, Any] = {}
+    """Description of the data, as a data server gives it."""
+    runs: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_RUNS)] = ()
+    """Ids of the runs that the run continues, the newest first."""
     epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
     """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT` epochs, and the earlier epoch
     with the best validation accuracy, if any."""
@@ -89,23 +99,26 @@ def _check_epoch(epoch: EpochResult) -> None:
     for name, accuracy in accuracies.items():
         if accuracy is not None and not 0 <= accuracy <= 1:
             raise ValueError(f"{name} of epoch {epoch.epoch} is {accuracy:g}, not within 0 and 1")
-    for name in ("images", "skipped", "train_s", "trained_again"):
+    for name in ("images", "skipped", "train_s"):
         if not 0 <= getattr(epoch, name) < 1 << 53:
             raise ValueError(f"{name} of epoch {epoch.epoch} is {getattr(epoch, name):g}")
 
 
-def read_notes(run: ProgramRecord, *, ended: int) -> tuple[DriverNotes, tuple[EpochResult, ...]]:
+def read_notes(
+    run: ProgramRecord, *, ended: int, kept: Sequence[dict[str, Any]] = ()
+) -> tuple[DriverNotes, tuple[EpochResult, ...]]:
     """Read the notes of an earlier driver, and its evaluated epochs in order.
 
     Args:
         ended: Number of the last ended epoch.
+        kept: Evaluated epochs, if they are more than those in the notes.
 
     Raises:
         RunFailed: The notes are invalid.
     """
     try:
         notes = msgspec.convert(run.notes, DriverNotes)
-        epochs = epochs_of(notes.epochs)
+        epochs = epochs_of(kept or notes.epochs)
         numbers = [0, *(epoch.epoch for epoch in epochs), ended + 1]
         if any(after <= before for before, after in pairwise(numbers)):
             raise ValueError(f"their epochs are {numbers[1:-1]}, and {ended} have ended")
@@ -161,60 +174,125 @@ def check_options(given: Collection[str], asked: Config, config: Config, run: st
         config: The options of the run.
 
     Raises:
-        ConfigError: An option differs; the error has each such option with both values.
+        CheckpointError: See `check_kept_options`.
     """
-    differing = [
-        f"{name}={getattr(asked, name)} (there {getattr(config, name)})"
-        for name in sorted(set(given) - OF_ROLES - OF_DRIVER)
-        if getattr(asked, name) not in (getattr(config, name), OPEN.get(name, getattr(config, name)))
-    ]
-    if differing:
-        raise ConfigError(
-            f"run {run} keeps its options, but these differ: {', '.join(differing)}; leave them out, or "
-            "begin a new run with --replace instead of --attach"
-        )
-
-
-def check_step(there: StepSpec | None, step: NamedStep | None, run: str) -> None:
-    """Check that the caller has the step of a run, by its name and arguments.
-
-    Raises:
-        ConfigError: The caller lacks the step, has another one, or the run trains a network.
-    """
-    if there is None and step is not None:
-        raise ConfigError(f"run {run} trains a network, not step {step.name}: leave --step out")
-    if there is not None and (step is None or (step.name, dict(step.args)) != (there.name, there.args)):
-        words = ["--step", there.name]
-        words += ["--step-args", msgspec.json.encode(there.args).decode()] if there.args else []
-        raise ConfigError(f"run {run} trains step {there.name}: if you trust it, give {shlex.join(words)}")
+    for_run = set(given) - OF_ROLES - OF_DRIVER
+    names = sorted(name for name in for_run if name not in OPEN or getattr(asked, name) != OPEN[name])
+    check_kept_options(names, asked, config, f"run {run}")
 
 
 def joined_results(
-    cluster: ClusterMap, program: TrainingProgram, manifest: Manifest | None
+    run: ClusterMap | RunRecord, program: TrainingProgram, manifest: Manifest | None
 ) -> tuple[int, tuple[dict[str, Any], ...]]:
     """Return the results of a run's ended epochs, without a gap, and the number of the first one.
 
     Args:
+        run: The map or the record of the run.
         manifest: Manifest of the run's newest checkpoint, if any.
     """
     resumed, known = program.resumed, dict[int, dict[str, Any]]()
-    sources = [(cluster.ended, cluster.results)]
+    sources = [(run.ended, run.results)]
     if resumed is not None:
         sources.append((resumed.epoch - 1, resumed.results))
     if manifest is not None:
         sources.append((manifest.resume.epoch - 1, manifest.resume.results))
     for last, results in reversed(sources):
         known.update(zip(range(last - len(results) + 1, last + 1), results, strict=True))
-    first = cluster.ended + 1
+    first = run.ended + 1
     while first - 1 in known:
         first -= 1
-    return first, tuple(known[epoch] for epoch in range(first, cluster.ended + 1))
+    return first, tuple(known[epoch] for epoch in range(first, run.ended + 1))
 
 
-def is_checkpoint_of(manifest: Manifest, run: str, program: TrainingProgram) -> bool:
-    """Return whether a checkpoint belongs to a run, or is the checkpoint that the run continues."""
-    resumed = program.resumed
-    if manifest.run == run or resumed is None:
-        return manifest.run == run
-    there = msgspec.structs.replace(manifest.resume, results=())
-    return there == msgspec.structs.replace(resumed, results=())
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SavedRun:
+    """A run that can go on from the disks of its servers.
+
+    Attributes:
+        record: The run's record.
+        store: Its shards.
+        program: Its program.
+        manifest: Options, model and data of the run. The starting point and the states of the shards are
+            those of a run without any epoch, until the shards are read.
+    """
+
+    record: RunRecord
+    store: FoundStore
+    program: TrainingProgram
+    manifest: Manifest
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the run has trained all its epochs."""
+        return self.record.program.phase == "finished" and self.record.ended >= self.program.config.epochs
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Ids of the run and of those that it continues, the newest first."""
+        return (self.manifest.run, *runs_of(self.record.program))[:MOST_RUNS]
+
+    def __repr__(self) -> str:
+        return f"<SavedRun {self.manifest.run} {self.record.ended} epochs>"
+
+
+def saved_manifest(record: RunRecord) -> Manifest:
+    """Return the options, the model, the data and the evaluated epochs of a run on disks.
+
+    Raises:
+        ConfigError: The program cannot be read.
+        RunFailed: The notes of its driver cannot be read.
+    """
+    notes, epochs = read_notes(record.program, ended=record.ended, kept=record.epochs)
+    common = common_manifest(
+        record.program.id,
+        read_training(record.program),
+        notes.data,
+        asked_rate=notes.asked_rate,
+    )
+    return msgspec.structs.replace(common, epochs=epoch_values(epochs))
+
+
+def at_first_gap(
+    run: SavedRun, states: Sequence[ShardState], trained: Collection[int], epochs: int
+) -> Manifest:
+    """Return the manifest of a run at its first epoch that is not whole in all shards, or not evaluated.
+
+    The run goes on with this epoch. Shards that have groups of it or of later epochs refuse them.
+
+    Args:
+        states: States of all shards.
+        trained: Numbers of the shards that take groups.
+        epochs: Number of epochs that the run is to have.
+
+    Raises:
+        CheckpointError: The run has trained all these epochs.
+    """
+    first, results = joined_results(run.record, run.program, None)
+    start = run.program.resumed.epoch if run.program.resumed is not None else 1
+    evaluated = run.manifest.epoch_results
+    stop = min(run.record.ended, evaluated[-1].epoch if evaluated else start - 1) + 1
+    sets = {id(each.groups): each.groups for each in states if each.shard in trained}
+    images = int(run.manifest.data["train_images"]) - run.program.config.validation
+    groups = -(-max(images, 1) // run.program.config.images_per_group)
+    # Without the results of old epochs, these count as whole: no shard has been behind so far.
+    epoch = start if first <= max(start - 1, 1) else first + 1
+    while epoch < stop:
+        lacking = _left((epoch, 0, groups), skipped_groups([results[epoch - first]])[0])
+        if not all(has_groups(each, named) for each in sets.values() for named in lacking):
+            break
+        epoch += 1
+    manifest = msgspec.structs.replace(
+        run.manifest,
+        epoch=epoch,
+        resume=ResumeRecord(epoch=epoch, clock=0, results=results[: epoch - first]),
+        epochs=tuple(each for each in run.manifest.epochs if each["epoch"] < epoch),
+    )
+    check_epochs_left(manifest, epochs)
+    return manifest.with_states(states)
+
+
+def _left(named: tuple[int, int, int], skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Return the groups of an epoch without its skipped ranges, as names of one range each."""
+    epoch, start, stop = named
+    edges = (start, *chain.from_iterable(skipped), stop)
+    return [(epoch, first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]

@@ -2,12 +2,11 @@
 
 The permanent rules, each of which reads the map and may change it:
 
-    strike    a lost data server is no ledger replica; a new leader begins a new term
-    fail      the run's store or the last ledger replica is lost, or too few workers can train the run, or
-              a data server refuses the run and no other one may serve it, or the driver is lost before
-              training: the run has failed
+    fail      the run's store is lost, or too few workers can train the run, or a data server refuses the run
+              and no other one may serve it, or the driver is lost before training: the run has failed
     number    a live worker without a slot gets one: a replica, and a part of its model
-    lead      a data server is ready: it leads the run's ledger; the next replica replaces a lost leader
+    deal      the run has no dealer, and a data server is ready: it deals out the groups; from the first epoch
+              on all replica generations end
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
     advance   the epoch has ended: the map gets its result; the next epoch is due: its groups are shared out
 
@@ -18,6 +17,10 @@ replica waits until another worker has the slot and all are ready for the next r
 A run has as many replicas as its workers allow: replicas beyond the wanted number, and later ones, take part
 as soon as they are ready. A run that continues another run begins with that run's current epoch, its finished
 groups and its clock.
+
+The dealer keeps no state that outlives it. The next one reads which groups of the epoch the shards have. The
+answers must be final, so the change that names the dealer ends all replica generations: from its version on
+no shard takes groups that workers got from the dealer before. A run without a data server waits for one.
 
 The driver submits the run, and then its store with the arrays of its model. The loss of a worker
 fails no run that has enough other workers; the lost worker's slot is free for the next worker.
@@ -39,7 +42,6 @@ from adam_async.controller.permissions import (
     WRONG,
     Attempt,
     PermissionRule,
-    anything,
     makes_only,
 )
 from adam_async.controller.program_rules import Rules
@@ -47,17 +49,17 @@ from adam_async.controller.records import info_problem
 from adam_async.driver.worker_assignment import assign_workers
 from adam_async.messages.bounds import Clock, Count, Images, ReplicaNumber, Row
 from adam_async.run.cluster_map import (
+    DATA_FACTS,
     NO_SLOT,
     RESULTS_KEPT,
     ClusterMap,
+    DealerRecord,
     EpochRecord,
-    LedgerRecord,
     NodeRecord,
     failure_of,
 )
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
-from adam_async.run.program_record import ProgramRecord
-from adam_async.run.training_program import KIND, TrainingTerms
+from adam_async.run.training_program import KIND, ProgramRecord, TrainingTerms
 
 MOST_BEHIND = 1 << 16
 """Maximum number of replicas with skipped groups; data servers have the same limit."""
@@ -83,12 +85,12 @@ class _Result(msgspec.Struct):
 
     images: Count = 0
     loss: float | None = None
+    loss_images: Count = 0
     train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     clock: Clock = 0
     skipped: Images = 0
     skipped_groups: tuple[tuple[Count, Count], ...] = ()
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_BEHIND)] = ()
-    trained_again: Count = 0
 
 
 _INFO: Mapping[str, type[msgspec.Struct]] = {"worker": _WorkerInfo, "data": _DataInfo}
@@ -112,14 +114,10 @@ class TrainingRules:
 
     def __init__(self) -> None:
         self.permissions = {
-            ("epoch", "data"): anything,
+            ("epoch", "data"): _end_of_dealer,
             ("epoch", "driver"): _drain_of_driver,
-            ("lending", "data"): anything,
         }
-        self.meant = {
-            "epoch": "data servers set it; the driver of the run may ask to lease no more groups",
-            "lending": "data servers set it",
-        }
+        self.meant = {"epoch": "the dealer ends it; the driver of the run may ask to lease no more groups"}
 
     # --- records -------------------------------------------------------------------------------
 
@@ -129,27 +127,20 @@ class TrainingRules:
 
     def set(self, cluster: ClusterMap, key: str, value: Any) -> ClusterMap | str:
         """See `Rules.set`."""
-        changed = cluster.version + 1
-        if key == "epoch":
-            epoch = msgspec.convert(value, EpochRecord)
-            # Without a run, no role reads the epoch.
-            problem = _check_epoch(epoch, cluster.epoch, cluster.run) if cluster.run is not None else ""
-            return problem or _with(cluster, epoch=msgspec.structs.replace(epoch, changed=changed))
-        record = msgspec.convert(value, LedgerRecord)
-        problem = _check_ledger_record(record, cluster.ledger_record)
-        return problem or _with(cluster, ledger_record=msgspec.structs.replace(record, changed=changed))
+        epoch = msgspec.convert(value, EpochRecord)
+        # Without a run, no role reads the epoch.
+        problem = _check_epoch(epoch, cluster.epoch, cluster.run) if cluster.run is not None else ""
+        epoch = msgspec.structs.replace(epoch, changed=cluster.version + 1)
+        return problem or _with(cluster, epoch=epoch)
 
     def check(self, program: ProgramRecord) -> str:
         """See `Rules.check`."""
         try:
-            terms = _terms(program)
+            _terms(program)
         except msgspec.ValidationError as error:
             return f"terms: {error}"
         if program.phase not in PHASES:
             return f"unknown phase {program.phase[:80]!r} of a run; known: {', '.join(PHASES)}"
-        start = terms.start
-        if start is not None and any(first >= last for first, last in start.finished):
-            return "terms: a range of finished groups is empty"
         return ""
 
     def begin(self, cluster: ClusterMap) -> ClusterMap:
@@ -160,7 +151,7 @@ class TrainingRules:
             )
             for name, node in cluster.nodes.items()
         }
-        return _with(cluster, nodes=nodes, epoch=None, results=(), ended=0, ledger_record=None)
+        return _with(cluster, nodes=nodes, epoch=None, results=(), ended=0, dealer=None)
 
     def check_node(self, record: NodeRecord) -> str:
         """See `Rules.check_node`."""
@@ -177,13 +168,13 @@ class TrainingRules:
 
     def lost(self, cluster: ClusterMap) -> ClusterMap:
         """See `Rules.lost`."""
-        return _fail_if_lost(_strike_out(cluster))
+        return _fail_if_lost(cluster)
 
     def standing(self, cluster: ClusterMap) -> ClusterMap:
         """See `Rules.standing`."""
         if cluster.run is None or cluster.run.over:
             return cluster
-        for rule in (_number_workers, _name_ledger_leader, _begin, _advance):
+        for rule in (_number_workers, _name_dealer, _begin, _advance):
             cluster = rule(cluster)
         return cluster
 
@@ -194,6 +185,7 @@ class TrainingRules:
             return
         if ran is not None and ran.id == run.id and not run.over:
             yield from _driver_lines(before, after, run)
+            yield from _dealer_lines(before, after, run)
         if ran and (ran.id, ran.phase, ran.epoch) == (run.id, run.phase, run.epoch):
             return
         if run.phase == "failed":
@@ -259,18 +251,13 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecor
     return ""
 
 
-def _check_ledger_record(record: LedgerRecord, old: LedgerRecord | None) -> str:
-    """Return the fault of a change of a run's ledger record; empty for a correct one.
-
-    The controllers name the first ledger leader, and begin terms. Nodes set only the ledger replicas.
-    """
-    if not record.ledger_replicas:
-        return "the ledger record has no ledger replicas: a run's ledger needs a replica"
-    if old is None:
-        return "no data server leads the ledger, and the controllers name the first one"
-    if (record.run, record.term) != (old.run, old.term):
-        return f"only the ledger replicas of term {old.term} of run {old.run} can be set"
-    return ""
+def _end_of_dealer(attempt: Attempt, cluster: ClusterMap) -> str:
+    dealer, epoch = cluster.dealer, cluster.epoch
+    peer = (attempt.peer.node, attempt.peer.incarnation)
+    # An attempt on an older record is a conflict: a dealer may learn late that it is replaced.
+    at_present = epoch is not None and attempt.expected == epoch.changed
+    mine = dealer is not None and (dealer.node, dealer.incarnation) == peer
+    return WRONG if at_present and not mine else RIGHT
 
 
 def _drain_of_driver(attempt: Attempt, cluster: ClusterMap) -> str:
@@ -292,23 +279,6 @@ def _with(cluster: ClusterMap, **fields: Any) -> ClusterMap:
     return msgspec.structs.replace(cluster, **fields)
 
 
-def _strike_out(cluster: ClusterMap) -> ClusterMap:
-    """Remove lost data servers from the ledger replicas; a new leader begins a new term."""
-    record, nodes = cluster.ledger_record, cluster.nodes
-    if record is None:
-        return cluster
-    left = tuple(
-        (name, incarnation)
-        for name, incarnation in record.ledger_replicas
-        if name in nodes and nodes[name].live and nodes[name].incarnation == incarnation
-    )
-    if left == record.ledger_replicas:
-        return cluster
-    term = record.term + (left[:1] != record.ledger_replicas[:1])
-    record = msgspec.structs.replace(record, ledger_replicas=left, term=term, changed=cluster.version + 1)
-    return _with(cluster, ledger_record=record)
-
-
 def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
     run, store = cluster.run, cluster.run_store
     if run is None or run.over:
@@ -318,12 +288,9 @@ def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
         reason = f"its driver {run.driver} was lost before training"
     if store is not None and store.phase == "failed":
         lost, reason = store.lost, store.reason
-    live, ledger_leader = cluster.live("data"), "the data server"
     if refusal := _data_refusal(cluster, run):
-        lost, reason = ledger_leader, f"{ledger_leader} cannot serve the run: {refusal}"
-    elif cluster.epoch is not None and not cluster.ledger_leaders:
-        others = "no other has all its leases" if live else "no other has joined"
-        lost, reason = ledger_leader, f"{ledger_leader} died: {others}"
+        lost = "the data server"
+        reason = f"{lost} cannot serve the run: {refusal}"
     if not reason:
         lost, reason = _refusal(cluster, run)
     if not reason:
@@ -344,6 +311,14 @@ def _driver_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> 
         yield f"run {run.id} goes on with driver {run.driver}"
 
 
+def _dealer_lines(before: ClusterMap, after: ClusterMap, run: ProgramRecord) -> Iterator[str]:
+    """Yield a line for the loss of a run's dealer, and for its successor."""
+    if before.dealing and not after.dealing:
+        yield f"run {run.id} waits for a data server, because {before.dealing} is lost"
+    elif before.dealer is not None and after.dealing and before.dealer != after.dealer:
+        yield f"run {run.id} goes on with data server {after.dealing}, after the loss of {before.dealer.node}"
+
+
 def _data_refusal(cluster: ClusterMap, run: ProgramRecord) -> str:
     """Return a data server that cannot serve the run, and the reason; an empty text while others may serve
     it.
@@ -354,7 +329,9 @@ def _data_refusal(cluster: ClusterMap, run: ProgramRecord) -> str:
     data = {name: node for name, node in cluster.nodes.items() if node.role == "data"}
     refusals = {name: why for name, node in data.items() if (why := failure_of(node, run.id))}
     served = [name for name in refusals if data[name].live and data[name].ready == run.id]
-    if not refusals or (not served and any(name not in refusals for name in cluster.live("data"))):
+    # A run that has had a dealer waits for another one, even if a server with other data joins.
+    others = cluster.dealer is not None or any(name not in refusals for name in cluster.live("data"))
+    if not refusals or (not served and others):
         return ""
     name = (served or list(refusals))[0]
     return f"{name}: {refusals[name]}"
@@ -389,27 +366,43 @@ def _number_workers(cluster: ClusterMap) -> ClusterMap:
     return _with(cluster, nodes={**cluster.nodes, **moved}) if moved else cluster
 
 
-def _name_ledger_leader(cluster: ClusterMap) -> ClusterMap:
-    """Let the first ready data server lead the ledger, if no server leads it. The ledger is then empty,
-    because no epoch has begun."""
-    run, nodes, record = cluster.run, cluster.nodes, cluster.ledger_record
+def _name_dealer(cluster: ClusterMap) -> ClusterMap:
+    """Name the first ready data server if the run has no dealer."""
+    run, nodes, record = cluster.run, cluster.nodes, cluster.dealer
     assert run is not None
     ready = [name for name in cluster.live("data") if nodes[name].ready == run.id]
-    if cluster.ledger_leaders or not ready:
+    if cluster.dealing or not ready:
         return cluster
-    named = LedgerRecord(
+    facts = {key: nodes[ready[0]].info.get(key) for key in DATA_FACTS}
+    dealer = DealerRecord(
         run=run.id,
-        term=record.term if record is not None else 1,
-        ledger_replicas=((ready[0], nodes[ready[0]].incarnation),),
+        term=record.term + 1 if record is not None else 1,
+        node=ready[0],
+        incarnation=nodes[ready[0]].incarnation,
+        data=record.data if record is not None else facts,
         changed=cluster.version + 1,
     )
-    return _with(cluster, ledger_record=named)
+    cluster = _with(cluster, dealer=dealer)
+    # Also after an epoch: the new dealer does not know how many groups a worker of a generation has received.
+    return _end_replica_generations(cluster) if cluster.epoch is not None else cluster
+
+
+def _end_replica_generations(cluster: ClusterMap) -> ClusterMap:
+    """End all replica generations. A late report of the dealer before on the epoch is then a conflict."""
+    changed = cluster.version + 1
+    placed = {
+        name: msgspec.structs.replace(node, placed=changed, ready="", changed=changed)
+        for name, node in cluster.nodes.items()
+        if node.role == "worker" and node.live and node.replica >= 0
+    }
+    epoch = msgspec.structs.replace(cluster.epoch, changed=changed) if cluster.epoch is not None else None
+    return _with(cluster, nodes={**cluster.nodes, **placed}, epoch=epoch)
 
 
 def _begin(cluster: ClusterMap) -> ClusterMap:
     run, store = cluster.run, cluster.run_store
     assert run is not None
-    if run.phase != "preparing" or store is None or store.phase != "open" or not cluster.ledger_leaders:
+    if run.phase != "preparing" or store is None or store.phase != "open" or not cluster.dealing:
         return cluster
     terms = _terms(run)
     if len(cluster.live_replicas()) < terms.replicas:
@@ -430,11 +423,11 @@ def _advance(cluster: ClusterMap) -> ClusterMap:
         results = (*cluster.results, epoch.result)[-RESULTS_KEPT:]
         cluster = _with(cluster, run=run, results=results, ended=epoch.number)
     due = run.phase == "training" and (epoch is None or epoch.number < run.epoch)
-    return _with(cluster, epoch=_share_out(cluster, run)) if due and cluster.ledger_leaders else cluster
+    return _with(cluster, epoch=_share_out(cluster, run)) if due and cluster.dealing else cluster
 
 
 def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
-    data = cluster.nodes[cluster.ledger_leaders[0]]
+    data = cluster.nodes[cluster.dealing]
     terms = _terms(run)
     images = int(data.info["train_images"]) - terms.validation
     groups = -(-max(images, 1) // terms.images_per_group)
@@ -442,17 +435,16 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
     round_groups = terms.round_groups
     start = terms.start if terms.start is not None and terms.start.epoch == run.epoch else None
     if start is not None:
-        finished, clock = _within(start.finished, groups), start.clock
-        skipped, behind = start.skipped, start.behind
+        clock, skipped, behind = start.clock, start.skipped, start.behind
     else:
         before = cluster.results[-1] if cluster.results else {}
-        finished, clock = (), int(before.get("clock", 0))
+        clock = int(before.get("clock", 0))
         skipped, behind = int(before.get("skipped", 0)), tuple(before.get("behind", ()))
     warm = warm_groups(
         terms.warm_start,
         epoch=run.epoch,
         groups=groups,
-        finished=finished,
+        finished=(),
         round_groups=round_groups,
     )
     carried = min(-(-skipped // terms.images_per_group), groups)
@@ -465,21 +457,14 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
             groups=groups,
             round_groups=round_groups,
             warm=warm,
-            finished=finished,
             carried=carried,
         ),
         round_groups=round_groups,
         carried=carried,
         behind=behind,
         first_clock=clock if round_groups else 0,
-        finished=finished,
         changed=cluster.version + 1,
     )
-
-
-def _within(ranges: tuple[tuple[int, int], ...], groups: int) -> tuple[tuple[int, int], ...]:
-    """Return the parts of the ranges within the groups of the epoch."""
-    return tuple((max(start, 0), min(stop, groups)) for start, stop in ranges if start < min(stop, groups))
 
 
 PROGRAM_KINDS: Mapping[str, Rules] = {KIND: TrainingRules()}

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import msgspec
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import Manifest
-from adam_async.checkpoint.run_notes import RunNotesFile
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import Checkpointer, Spawn, common_manifest
 from adam_async.client.parameter_client import ParameterClient
@@ -28,27 +28,23 @@ from adam_async.driver.divergence import LossChecks
 from adam_async.driver.epoch_checkpoints import LEAST_POLL_S, EpochCheckpoints
 from adam_async.driver.epoch_choice import EpochChoice
 from adam_async.driver.epoch_results import EpochResults
-from adam_async.driver.evaluator import Evaluator
+from adam_async.driver.evaluator import Evaluator, follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.events import RunEvents
 from adam_async.driver.preparation import PreparedRun
-from adam_async.driver.readiness import POLL_S, check_failed, raise_failure
+from adam_async.driver.readiness import POLL_S, check_failed, no_data_server, raise_failure
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
-from adam_async.driver.run_noting import END_S, RunNoting
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.snapshot import follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.submission import update_program
 from adam_async.driver.takeover import DriverNotes
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
 from adam_async.messages import read_number
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
-from adam_async.run.program_record import ProgramRecord
-from adam_async.run.progress import Progress, is_ledger_leader
+from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.shard_table import ShardTable
-from adam_async.run.training_program import TrainingProgram
-from adam_async.runtime.clock import wall_clock
-from adam_async.runtime.task_group import StackedTaskGroup
+from adam_async.run.training_program import ProgramRecord, TrainingProgram
+from adam_async.runtime.channel import StackedTaskGroup
 from adam_async.runtime.traffic import Traffic
 from transport import TransportError
 
@@ -85,7 +81,6 @@ class TrainingRun:
     Args:
         id: Id of the run.
         folder: Folder for checkpoints; None: no checkpoints.
-        notes_file: File for notes of the run's progress on the disks of the servers; None without disks.
         first: First epoch that this driver evaluates.
         notes: Notes for a driver that takes the run over; the run adds its epochs.
     """
@@ -99,7 +94,6 @@ class TrainingRun:
         prepared: PreparedRun,
         recorder: Recorder | None,
         folder: CheckpointFolder | None,
-        notes_file: RunNotesFile | None,
         first: int,
         notes: DriverNotes,
     ) -> None:
@@ -110,7 +104,6 @@ class TrainingRun:
         self._prepared = prepared
         self._recorder = recorder
         self._folder = folder
-        self._notes_file = notes_file
         self._first = first
         self._notes = notes
         self._table: ShardTable = prepared.table(config)
@@ -120,7 +113,6 @@ class TrainingRun:
         self._node = parts.settings.identity.node
         self._checkpointer: Checkpointer | None = None
         self._checkpoints: EpochCheckpoints | None = None
-        self.noting: RunNoting | None = None
         self._training = False
         self._cut_short = False
         self.choice = self._new_choice()
@@ -152,12 +144,10 @@ class TrainingRun:
             stack.callback(spawn("primaries", follow_primaries(client, self._membership.changes())).cancel)
             self._checkpointer = self._new_checkpointer(spawn)
             self._checkpoints = self._new_checkpoints(self._checkpointer)
-            self.noting = self._new_noting(spawn)
             await parts.evaluator.read_sample(self._prepared.model, parts.counts.data_address)
             self._training = True
             stack.callback(setattr, self, "_training", False)
             weights = await self._train_epochs(client, on_epoch)
-            await self._reach_disks()
             self.losses.check_end(self._progress.epochs, int(self._prepared.data["classes"]))
             statistics = await parts.counts.final(self._id)
             own = parts.own_statistics()  # now: a record and a checkpoint are not traffic of the training
@@ -184,7 +174,8 @@ class TrainingRun:
             await self._parts.read_progress(self._parts.results.of(epoch))
             with self._phase(f"evaluate {epoch}"):
                 result, weights = await self._end_epoch(cluster, client, epoch)
-            self.losses.check(epoch, result.train_loss)
+            if EpochCounts.of(self._parts.results.of(epoch)).loss_images:
+                self.losses.check(epoch, result.train_loss)
             enough = self.choice.take(result, weights)
             goes_on = await _ask(on_epoch, result)
             if enough:
@@ -234,7 +225,7 @@ class TrainingRun:
             taking: list[asyncio.Task[None]] = []
             if checkpoints is not None and self._config.checkpoint_every:
                 name = f"{self._node}/checkpoints-{epoch}"
-                taking.append(group.create_task(checkpoints.take(epoch), name=name))
+                taking.append(group.create_task(checkpoints.take(), name=name))
             try:
                 await asyncio.wait((end, stop), return_when=asyncio.FIRST_COMPLETED)
                 if not end.done() and checkpoints is not None:
@@ -265,10 +256,10 @@ class TrainingRun:
         why = f"groups in flight were not finished within drain_s={drain_s:g} s"
         try:
             async with asyncio.timeout(drain_s):
-                data = await self._parts.counts.ledger_leader(ranges=True)
+                data = await self._parts.counts.dealer()
                 while data.epoch == epoch and not data.drained and not end.done():
                     await asyncio.wait((end,), timeout=LEAST_POLL_S)
-                    data = await self._parts.counts.ledger_leader(ranges=True)
+                    data = await self._parts.counts.dealer()
         except TimeoutError:
             self._parts.warn(f"no checkpoint was taken, {why}")
         except TransportError as error:
@@ -286,17 +277,19 @@ class TrainingRun:
         """
         loop, run = asyncio.get_running_loop(), self._id
         poll_at = loop.time() + POLL_S
-        empty_since: float | None = None
+        lacking_since: float | None = None
         while True:
             cluster = self._membership.map
             check_failed(cluster, run)
             if cluster.ended >= epoch:
                 return cluster
-            if cluster.live_replicas():
-                empty_since = None
-            elif empty_since is None:
-                empty_since = loop.time()
-            elif loop.time() - empty_since > self._waits.replica_s:
+            if cluster.live_replicas() and cluster.dealing:
+                lacking_since = None
+            elif lacking_since is None:
+                lacking_since = loop.time()
+            elif loop.time() - lacking_since > self._waits.replica_s:
+                if not cluster.dealing:
+                    raise no_data_server(self._waits.replica_s)
                 raise RunFailed(f"no replica was live for {self._waits.replica_s:g} s")
             try:
                 await self._membership.wait_for(
@@ -320,7 +313,6 @@ class TrainingRun:
         if taken is not None:
             self._progress.phase = "taking a checkpoint"
             reading = await taken.read(cluster, clock)
-        ended_at = asyncio.get_running_loop().time()
         self._progress.phase = "evaluating"
         weights: Mapping[str, NDArray[Any]]
         if reading is not None:
@@ -337,8 +329,6 @@ class TrainingRun:
         progress.epochs.append(result)
         progress.images, progress.loss = result.images, result.train_loss
         progress.replicas = len(self._membership.map.live_replicas())
-        if self.noting is not None:
-            self.noting.epoch_ended(self._parts.results.before(epoch + 1), progress.epochs, now=ended_at)
         if taken is not None and reading is not None:
             taken.write_end(reading, cluster, self._parts.results.before(epoch + 1), progress.epochs)
         return result, weights
@@ -357,8 +347,7 @@ class TrainingRun:
             epoch=epoch,
             images=counts.images,
             skipped=counts.skipped,
-            trained_again=counts.trained_again,
-            train_loss=read_number(counts.loss),
+            train_loss=read_number(counts.loss) if counts.loss_images else nan,
             test_accuracy=test,
             validation_accuracy=validation,
             train_s=counts.train_s,
@@ -409,7 +398,8 @@ class TrainingRun:
     async def _result_at_stop(self, weights: Mapping[str, NDArray[Any]], epoch: int) -> EpochResult | None:
         """Return the result of the epoch in which the run stops; None if there is none."""
         try:
-            data = await self._parts.counts.ledger_leader()
+            async with asyncio.timeout(self._waits.call_s):
+                data = await self._parts.counts.dealer()
             if data.epoch != epoch or not data.images:
                 return None
             counts = EpochCounts(images=data.images, loss=data.loss, train_s=data.train_s)
@@ -490,64 +480,7 @@ class TrainingRun:
             self._program,
             self._prepared.data,
             asked_rate=self._notes.asked_rate,
-            trained_again=self._prepared.trained_again,
         )
-
-    # --- the disks of the servers ------------------------------------------------------------
-
-    def _new_noting(self, spawn: Spawn) -> RunNoting | None:
-        file = self._notes_file
-        if file is None:
-            return None
-        return RunNoting(
-            file,
-            self._common_manifest(),
-            spawn=spawn,
-            warn=self._parts.warn,
-            wall_clock=wall_clock,
-            timeout_s=self._waits.checkpoint_s,
-        )
-
-    def polled(self, answers: Mapping[str, RoleStatistics], asked_at: float, now: float) -> None:
-        """Take the counts of one poll, for the notes."""
-        if self.noting is not None and self._training:
-            record = self._membership.map.epoch
-            ended = self._parts.results.ended
-            self.noting.polled(
-                answers,
-                asked_at=asked_at,
-                now=now,
-                groups=record.groups if record is not None else 0,
-                ended=ended,
-                results=self._parts.results.before(ended + 1),
-                epochs=self._progress.epochs,
-            )
-
-    async def _reach_disks(self) -> None:
-        """Wait until the end of the run is on the disks, for `checkpoint_s` at most."""
-        if self.noting is None or self._cut_short:
-            return
-        self._progress.phase = "waiting for the disks of the servers"
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._waits.checkpoint_s
-        while self.noting.is_behind:
-            if self.noting.is_full or loop.time() > ends_at:
-                why = "for lack of space" if self.noting.is_full else f"in {self._waits.checkpoint_s:g} s"
-                self._parts.warn(f"the end of the run was not on the disks {why}")
-                break
-            await asyncio.sleep(END_S)
-            asked_at, counts = loop.time(), self._parts.counts
-            answers = await counts.answers(counts.addresses("data", "ps"), self._id, within_s=POLL_S)
-            self.polled(answers, asked_at, loop.time())
-        await self.noting.settle()
-
-    def note_progress(self) -> None:
-        """Write the progress of training to a file beside the checkpoints, during training only."""
-        if self._checkpointer is None or not self._training:  # writing starts tasks of the run
-            return
-        for values in self._progress.roles.values():
-            if is_ledger_leader(values):
-                self._checkpointer.note_progress(int(values["epoch"]), int(values["finished"]))
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

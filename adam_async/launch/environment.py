@@ -4,18 +4,21 @@ Sources, in this order: `ADAM_ROLE`, which names one role; else the rank of the 
 torchrun, Open MPI, PMI or Slurm; else the name of a Kubernetes pod, such as ``adam-ps-2``.
 
 Ranks get the roles of the cluster in turn: controllers, servers, data servers, workers. With fewer ranks than
-roles, a rank has several roles. Extra ranks have additional workers.
+roles, a rank has several roles. Extra ranks have additional workers. Controllers are in the first ranks, so
+their addresses follow from the hosts of these ranks, as far as the variables name them.
 
 The roles of a pod listen on `POD_IP`, because the name of a pod may not resolve before the pod runs.
 """
 
 import ipaddress
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adam_async.errors import ConfigError
-from adam_async.run.addresses import check_addresses, controller_names
+from adam_async.launch.hosts import PORTS
+from adam_async.run.addresses import addresses_in, check_addresses, controller_names
 from adam_async.run.config import Config
 from transport.sockets import format_tcp_address
 
@@ -33,15 +36,25 @@ RANKS = (
 NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 """Variables of Slurm with the nodes of a step, whose ranks the processes are, and of its whole job."""
 
+SHARES = {"RANK": "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_SIZE"}
+"""Variables with the number of ranks on a machine, which share its cores, by the variable of the rank."""
+
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""Variables with the number of restarts of a job."""
+
 PORT = 7070
-"""Default port of the controller."""
+"""Port of the controller if no variable distinguishes the job from others on its host."""
+
+TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 1 ... --no-python adam-async launch torchrun adam.toml"
+"""Example of a command line, for error texts."""
 
 MOST_RANKS = 100_000
 """Maximum number of ranks."""
 
 _POD = re.compile(r"(?:.*-)?(controller|ps|data|worker)-([a-z0-9-]+)")
-_FIRST_HOST = re.compile(r"((?:[^,\[\]]|\[\d[^\[\]]*\])+)(?:,.*)?")
-_RANGES = re.compile(r"\[(\d+)[^\[\]]*\]")
+_RANGE = r"\d{1,9}(?:-\d{1,9})?"
+_HOST = rf"(?:[\w.-]|\[{_RANGE}(?:,{_RANGE})*\])+"
+_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +72,7 @@ class Layout:
         return cls(
             controllers=config.controllers,
             servers=config.servers,
-            data_servers=config.data_servers,
+            data_servers=0 if addresses_in(config.data) else config.data_servers,
             workers=config.workers,
         )
 
@@ -80,11 +93,13 @@ class Assignment:
         roles: Role and node id of each.
         controllers: Addresses of all controllers, in the order of their node ids.
         pod: Address to listen on in a pod, with port `PORT`; empty elsewhere.
+        rank: Rank of the process; -1 if its roles do not follow from a rank.
     """
 
     roles: tuple[tuple[str, str], ...]
     controllers: tuple[str, ...]
     pod: str = ""
+    rank: int = -1
 
     def bind_of(self, node: str) -> str:
         """Return the address of a controller."""
@@ -99,29 +114,82 @@ def assigned_roles(environment: Mapping[str, str], layout: Layout) -> Assignment
         ConfigError: No variable names a role or rank; a variable has a wrong value; or no variable has the
             addresses of the controllers.
     """
-    roles, engine = _roles(environment, layout)
-    controllers = _controllers(environment, engine)
+    rank, ranks, engine = -1, 0, ""
+    roles: tuple[tuple[str, str], ...]
+    if named := environment.get("ADAM_ROLE", ""):
+        engine = "ADAM_ROLE"
+        roles = (_named(named, environment.get("ADAM_NODE", ""), layout),)
+    elif engine := rank_variable(environment):
+        ranks = number_in(environment, dict(RANKS)[engine], 1, MOST_RANKS)
+        rank = number_in(environment, engine, 0, ranks - 1)
+        roles = roles_of_rank(rank, ranks, layout)
+    elif pod := environment.get("POD_NAME", ""):
+        engine = "POD_NAME"
+        roles = (_role_of_pod(pod, layout),)
+    else:
+        known = ", ".join(("ADAM_ROLE", *(variable for variable, _ in RANKS), "POD_NAME"))
+        raise ConfigError(f"no variable names the role of this process: set one of {known}")
+    controllers = _controllers(environment, engine, ranks, layout)
     if len(controllers) != layout.controllers:
         raise ConfigError(
             f"controllers={layout.controllers}, and there are addresses of {len(controllers)}: "
             f"{','.join(controllers)}; set ADAM_CONTROLLER to the addresses of all, with commas between them"
         )
-    return Assignment(roles=roles, controllers=controllers, pod=_pod_address(environment))
+    return Assignment(roles=roles, controllers=controllers, pod=_pod_address(environment), rank=rank)
 
 
-def _roles(environment: Mapping[str, str], layout: Layout) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the roles of this process, and the variable that names them."""
-    if role := environment.get("ADAM_ROLE", ""):
-        return (_named(role, environment.get("ADAM_NODE", ""), layout),), "ADAM_ROLE"
-    for variable, size in RANKS:
-        if variable in environment:
-            ranks = number_in(environment, size, 1, MOST_RANKS)
-            rank = number_in(environment, variable, 0, ranks - 1)
-            return _roles_of_rank(rank, ranks, layout), variable
-    if pod := environment.get("POD_NAME", ""):
-        return (_role_of_pod(pod, layout),), "POD_NAME"
-    known = ", ".join(("ADAM_ROLE", *(variable for variable, _ in RANKS), "POD_NAME"))
-    raise ConfigError(f"no variable names the role of this process: set one of {known}")
+def torchrun_variables(environment: Mapping[str, str], port: int) -> Mapping[str, str]:
+    """Return the variables of a rank of torchrun, with a MASTER_PORT before a port of `PORTS`.
+
+    Args:
+        port: Port of the only controller, in rank 0; 0: the port after MASTER_PORT, unless ADAM_CONTROLLER
+            names the controllers.
+
+    Raises:
+        ConfigError: The port is wrong, or a variable is missing.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be within 0 and 65535, not {port}")
+    if "RANK" not in environment or not environment.get("MASTER_ADDR"):
+        raise ConfigError(f"torchrun sets RANK and MASTER_ADDR, and one is missing: start with {TORCHRUN}")
+    if not port:
+        # Outgoing connections get ports above `PORTS`, and torchrun may choose a MASTER_PORT among them.
+        after = PORTS[(number_in(environment, "MASTER_PORT", 1, 65535) + 1) % len(PORTS)]
+        return {**environment, "MASTER_PORT": str(after - 1)}
+    return {**environment, "ADAM_CONTROLLER": address_at(environment["MASTER_ADDR"], port)}
+
+
+def check_slurm(environment: Mapping[str, str]) -> None:
+    """Check that this process is a rank of a Slurm job. Raises ConfigError: it is none."""
+    if "SLURM_PROCID" not in environment:
+        raise ConfigError(
+            "--here is for a rank of a Slurm job, which has SLURM_PROCID: leave it out and give --submit, or "
+            "start the ranks with srun"
+        )
+
+
+def rank_variable(environment: Mapping[str, str]) -> str:
+    """Return the variable with the rank of this process; empty without one."""
+    return next((variable for variable, _ in RANKS if variable in environment), "")
+
+
+def cores_of_rank(environment: Mapping[str, str], cores: int) -> int:
+    """Return the number of cores for the roles of this process: its share of the cores of its machine.
+
+    Raises:
+        ConfigError: A variable has no whole number.
+    """
+    if (variable := SHARES.get(rank_variable(environment), "")) in environment:
+        return max(1, cores // number_in(environment, variable, 1, MOST_RANKS))
+    if environment.get("SLURM_CPUS_PER_TASK"):
+        return min(cores, number_in(environment, "SLURM_CPUS_PER_TASK", 1, 10**6))
+    return cores
+
+
+def restarts_in(environment: Mapping[str, str]) -> int:
+    """Return the number of restarts of a job; 0 without a variable. Raises ConfigError: it has no number."""
+    counted = (number_in(environment, name, 0, 10**9) for name in RESTARTS if environment.get(name))
+    return max(counted, default=0)
 
 
 def _named(role: str, node: str, layout: Layout) -> tuple[str, str]:
@@ -137,7 +205,8 @@ def _named(role: str, node: str, layout: Layout) -> tuple[str, str]:
     return role, node
 
 
-def _roles_of_rank(rank: int, ranks: int, layout: Layout) -> tuple[tuple[str, str], ...]:
+def roles_of_rank(rank: int, ranks: int, layout: Layout) -> tuple[tuple[str, str], ...]:
+    """Return role and node id of each role of a rank."""
     nodes = layout.nodes()
     more = range(layout.workers, layout.workers + max(0, ranks - len(nodes)))
     nodes += [("worker", f"worker-{number}") for number in more]
@@ -162,19 +231,39 @@ def _role_of_pod(pod: str, layout: Layout) -> tuple[str, str]:
     return role, names[int(ordinal)]
 
 
-def _controllers(environment: Mapping[str, str], engine: str) -> tuple[str, ...]:
-    """Return the addresses of the controllers: those of ADAM_CONTROLLER, or one on the host of rank 0."""
+def _controllers(environment: Mapping[str, str], engine: str, ranks: int, layout: Layout) -> tuple[str, ...]:
+    """Return the addresses of the controllers: those of ADAM_CONTROLLER, or on the hosts of their ranks."""
     if named := environment.get("ADAM_CONTROLLER", ""):
         return tuple(check_addresses(named, "ADAM_CONTROLLER").split(","))
     if engine == "RANK" and environment.get("MASTER_ADDR"):
         # The port itself belongs to the rendezvous of torchrun.
         port = number_in(environment, "MASTER_PORT", 1, 65534) + 1
-        return (check_addresses(address_at(environment["MASTER_ADDR"], port), "MASTER_ADDR"),)
+        is_one_node = environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
+        hosts = [environment["MASTER_ADDR"]] * (ranks if is_one_node else 1)
+        return _addresses(hosts, ranks, layout, port, "MASTER_ADDR")
     for variable in NODE_LISTS:
         if engine == "SLURM_PROCID" and (names := environment.get(variable)):
-            return (check_addresses(address_at(_first_host(names, variable), PORT), variable),)
+            port = PORT
+            if environment.get("SLURM_JOB_ID"):  # two jobs may share a host
+                port = PORTS[number_in(environment, "SLURM_JOB_ID", 1, 10**9 - 1) % len(PORTS)]
+            hosts = _hosts_in(names, variable)
+            return _addresses(hosts if hosts[1:] else hosts * ranks, ranks, layout, port, variable)
     raise ConfigError(
         f"{engine} names the role, and no variable the controller: set ADAM_CONTROLLER=tcp://HOST:{PORT}"
+    )
+
+
+def _addresses(hosts: Sequence[str], ranks: int, layout: Layout, port: int, variable: str) -> tuple[str, ...]:
+    """Return addresses of the controllers; only the first one if the hosts of the others are unknown.
+
+    Args:
+        hosts: Hosts of the ranks, in their order; with one rank for each host, of all ranks.
+        port: Port of the first controller. Each further one has the next port, because it may share the host.
+        variable: Origin of the hosts, for errors.
+    """
+    count = layout.controllers if len(hosts) == ranks else 1
+    return tuple(
+        check_addresses(address_at(hosts[number % ranks], port + number), variable) for number in range(count)
     )
 
 
@@ -193,15 +282,30 @@ def address_at(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def _first_host(names: str, variable: str) -> str:
-    """Return the first host of a list of Slurm, such as ``node[01-03,07],other`` or ``r[0-3]n[0-7]``."""
-    found = _FIRST_HOST.fullmatch(names)
-    first = _RANGES.sub(r"\1", found[1]) if found is not None else ""
-    if not re.fullmatch(r"[\w.-]+", first):
+def _hosts_in(names: str, variable: str) -> list[str]:
+    """Return the hosts of a list of Slurm, such as ``node[01-03,07],other`` or ``r[0-3]n[0-7]``."""
+    if not _HOSTS.fullmatch(names):
         raise ConfigError(
-            f"{variable}={names[:80]} begins with no host; set ADAM_CONTROLLER=tcp://HOST:{PORT}"
+            f"{variable}={names[:80]} is no list of hosts; set ADAM_CONTROLLER=tcp://HOST:{PORT}"
         )
-    return first
+    hosts: list[str] = []
+    for word in re.findall(_HOST, names):
+        # Texts are at even places, and the ranges between them at odd ones.
+        parts = re.split(r"\[([^\]]*)\]", word)
+        choices = (_numbers(part) if place % 2 else (part,) for place, part in enumerate(parts))
+        found = map("".join, itertools.product(*choices))
+        hosts += itertools.islice(found, MOST_RANKS - len(hosts))
+    return hosts
+
+
+def _numbers(ranges: str) -> list[str]:
+    """Return the numbers in ranges such as ``01-03,07``, with their leading zeros."""
+    numbers: list[str] = []
+    for one in ranges.split(","):
+        first, _, last = one.partition("-")
+        more = min(int(last or first) - int(first), MOST_RANKS)
+        numbers += (f"{int(first) + number:0{len(first)}}" for number in range(max(more, 0) + 1))
+    return numbers
 
 
 def number_in(environment: Mapping[str, str], variable: str, least: int, most: int) -> int:

@@ -22,7 +22,8 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import read_toml
-from adam_async.run.addresses import check_address
+from adam_async.run.addresses import check_address, controller_names
+from adam_async.run.config import Config
 from transport.sockets import format_tcp_address
 
 ROLES = ("controller", "data", "ps", "worker")
@@ -210,3 +211,16 @@ class Placement:
             return here.count(role), len(here) if role in HEAVY else 0
 
         return load
+
+
+def roles_by_host(config: Config, hosts: Sequence[Host], *, data_servers: int) -> Mapping[str, list[str]]:
+    """Return the roles of the processes on each host, by its name, as placed at the start of a launch."""
+    placement = Placement(hosts)
+    found: dict[str, list[str]] = {host.name: [] for host in hosts}
+    nodes = [("controller", node) for node in controller_names(config.controllers)]
+    # The order of `ProcessCluster`, on which the places depend.
+    for role, count in (("data", data_servers), ("ps", config.servers), ("worker", config.workers)):
+        nodes += [(role, f"{role}-{number}") for number in range(count)]
+    for role, node in nodes:
+        found[placement.place(role, node).name].append(role)
+    return found

@@ -1,4 +1,4 @@
-"""Roles as actors of a Ray cluster, as a launcher: `async with RayLauncher(settings) as launcher`.
+"""Roles as actors of a Ray cluster: `RayLauncher` as a launcher, `RayCluster` as a cluster of a program.
 
 Ray places the actors: each kind of role but controllers has a placement group, and each role a bundle of it.
 An actor runs the command of its role as a child process (`launch/ray_actor.py`). Ray never restarts an actor,
@@ -14,12 +14,14 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from types import TracebackType
 from typing import Any, Self
 
 from adam_async.cluster.launcher import RoleSpec
+from adam_async.cluster.processes import ProcessCluster
 from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, first_cause
 from adam_async.launch.hosts import random_port
 from adam_async.launch.ray_actor import CACHE, NODE_ADDRESS, RoleActor, remove_folder
@@ -37,6 +39,7 @@ from adam_async.launch.ray_resources import (
 )
 from adam_async.run.config import Config
 from adam_async.run.role_memory import read_memory
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
 
@@ -365,3 +368,41 @@ def last_line(error: BaseException) -> str:
 def _ray_error() -> type[Exception]:
     found: type[Exception] = require_ray().exceptions.RayError
     return found
+
+
+class RayCluster(ProcessCluster):
+    """A `ProcessCluster` with its roles as actors of Ray; the driver is in this process.
+
+        async with RayCluster(Config(servers=2, replicas=4, data="mnist")) as cluster:
+            result = await cluster.train()
+
+    Args:
+        config: The run.
+        ray: The Ray cluster, and the resources of the roles. The nodes read `Config.data`, unless `dataset`
+            is given, such as a data set of `from_ray`.
+        options: Further arguments of `ProcessCluster`, except `launcher` and `environment`.
+
+    Raises:
+        ConfigError: See `ProcessCluster` and `RayLauncher`.
+        DeadlineExceeded: Ray has no room for the roles.
+    """
+
+    def __init__(self, config: Config, *, ray: RaySettings | None = None, **options: Any) -> None:
+        entropy = options.get("entropy", system_entropy)
+        self._ray = RayLauncher(ray or RaySettings(), entropy=entropy)
+        super().__init__(config, launcher=self._ray, **options)
+        self._around = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._check_entry()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._ray)
+            await super().__aenter__()
+            self._around = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        async with self._around:
+            return await super().__aexit__(kind, error, trace)

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from adam_async.errors import ConfigError, RoleDied
 from adam_async.run.option_sources import for_children
 from adam_async.runtime.child_process import ChildProcess
-from adam_async.runtime.user_cache import user_cache
+from adam_async.runtime.kernel_cache import user_cache
 
 CACHE = "~/.cache/adam-async"
 """Beginning of a path that stands for the user's cache of the actor's node."""

@@ -20,9 +20,9 @@ are in brackets:
                                                 OpenSession -> SessionOpened
                      p. server - controller     ReportStores [report]
                      controller - controller    Introduce -> Introduced, Agree [consensus message]
-    leases.py        worker - data server       LeaseGroups -> Groups [images, labels]
+    leases.py        worker - data server       LeaseGroups -> Leases
+                                                ReadGroups -> Groups [images, labels]
                                                 ReportGroups -> Reported
-                     data server - data server  Enter [events] -> Entered, CopyLedger [part] -> LedgerCopied
     data_service.py  driver - data server       ReadTest -> TestImages [images, labels]
                      driver - data host         Serve -> Serving [description of its data]
     staging.py       data server - data server  ReadManifest -> ManifestPart [files]
@@ -34,6 +34,7 @@ are in brackets:
                      those, driver, reader      Pull -> Values [values]
     shard_states.py  driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
                      driver, client - same      LoadShards [same] -> Loaded
+    group_sets.py    data server - p. server    ReadGroupSets -> BundleSets [ranges of groups]
     saved_shards.py  driver, client - p. server ListSaved -> SavedList [saved stores]
                                                 ReadSaved -> ShardStates [tables, values, rule state]
     replication.py   p. server - p. server      Begin -> Begun, Copy [entry] -> Held, Committed -> Held
@@ -46,7 +47,7 @@ are in brackets:
                      client, reader - p. server same, of one store
 """
 
-from adam_async.messages.body import ROLES, Body, pack, unpack
+from adam_async.messages.body import ROLES, Body, OfEach, each_of, fits, joined, of_place, pack, unpack
 from adam_async.messages.controllers import (
     LEARNING,
     NOT_LEADER,
@@ -66,15 +67,15 @@ from adam_async.messages.controllers import (
     WatchMap,
 )
 from adam_async.messages.data_service import ReadTest, Serve, Serving, TestImages
+from adam_async.messages.group_sets import BundleSets, ReadGroupSets, read_group_sets
 from adam_async.messages.leases import (
-    CopyLedger,
-    Enter,
-    Entered,
+    MOST_GROUPS,
     Finished,
     Groups,
     Lease,
     LeaseGroups,
-    LedgerCopied,
+    Leases,
+    ReadGroups,
     Reported,
     ReportGroups,
 )

@@ -1,4 +1,8 @@
-"""Pure: the base of all messages, the roles, and the conversion to and from messages of a link."""
+"""Pure: the base of all messages, the roles, and the conversion to and from messages of a link.
+
+A number for each shard of a message travels as one number if it is the same for all shards, and otherwise as
+a tuple with one number for each; see `joined`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -22,6 +26,9 @@ Rows = Mapping[type[Body], frozenset[tuple[str, str]]]
 """The (from, to) pairs of roles that may send each message of a conversation."""
 
 _B = TypeVar("_B", bound=Body)
+
+OfEach = int | tuple[int, ...]
+"""One number for all shards of a message, or one for each of them."""
 
 _ENCODE = msgspec.msgpack.Encoder().encode
 
@@ -60,3 +67,24 @@ def unpack_as(classes: Mapping[str, type[_B]], message: Message) -> _B:
     if cls is None:
         raise RemoteProtocolError("message", f"unknown message {message.type!r}")
     return unpack(message, cls)
+
+
+def joined(numbers: Sequence[int]) -> OfEach:
+    """Return numbers of shards in the form in which they travel."""
+    first = numbers[0] if numbers else 0
+    return first if numbers and numbers.count(first) == len(numbers) else tuple(numbers)
+
+
+def each_of(numbers: OfEach, shards: int) -> tuple[int, ...]:
+    """Return one number for each shard of a message."""
+    return (numbers,) * shards if isinstance(numbers, int) else numbers
+
+
+def of_place(numbers: OfEach, place: int) -> int:
+    """Return the number for one shard of a message."""
+    return numbers if isinstance(numbers, int) else numbers[place]
+
+
+def fits(shards: int, *several: OfEach) -> bool:
+    """Return whether a message has numbers for each of its shards."""
+    return all(isinstance(numbers, int) or len(numbers) == shards for numbers in several)

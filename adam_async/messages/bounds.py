@@ -53,7 +53,7 @@ Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 Images = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of images, or the index of an image in a data set."""
 
-Weight = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Weight = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
 """Weight of a contribution in a mean: in training, its number of images."""
 
 ReplicaNumber = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
@@ -73,9 +73,6 @@ Row = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 """Duration of a wait or of work, in seconds."""
-
-Instant = Annotated[float, Meta(ge=-1e15, le=1e15)]
-"""Time on the clock of another process, in seconds."""
 
 Rate = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Learning rate."""
@@ -126,6 +123,12 @@ PushNumbers = Annotated[tuple[PushNumber, ...], Meta(max_length=MOST_IN_A_META)]
 Versions = Annotated[tuple[Version, ...], Meta(max_length=MOST_IN_A_META)]
 """Versions, one for each of some shards."""
 
+PushNumberOfEach = PushNumber | PushNumbers
+"""Push numbers of some shards: one number for all of them, or one for each."""
+
+VersionOfEach = Version | Versions
+"""Versions of some shards: one version for all of them, or one for each."""
+
 Indices = Annotated[tuple[Index, ...], Meta(max_length=MOST_IN_A_META)]
 """Indices into another field."""
 
@@ -168,10 +171,6 @@ MOST_PROFILE_BYTES = 32 << 20
 
 MOST_MANIFEST_BYTES = 16 << 20
 """Maximum size of one part of a list of files, in bytes of JSON text: 2,000 paths of 4 KiB, all escaped."""
-
-MOST_LEDGER_BYTES = 32 << 20
-"""Maximum size of one part of the lease ledger, in bytes; a part has some hundred kB, and about a byte per
-training image."""
 
 MOST_AGREE_BYTES = 4 << 20
 """Maximum size of one consensus message, in bytes; a message has entries of at most 1 MiB, or a piece of a

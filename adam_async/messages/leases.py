@@ -1,4 +1,4 @@
-"""Pure: worker and data server: leases of groups; and the ledger of leases among data servers."""
+"""Pure: worker and data server: leases of groups, and their images."""
 
 from typing import Annotated
 
@@ -22,8 +22,10 @@ from adam_async.messages.bounds import (
     Row,
     RunId,
     Seconds,
-    Version,
 )
+
+MOST_GROUPS = 64
+"""Maximum number of groups in one request or answer of a data server."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -55,14 +57,12 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     count: Count
     wait_s: Seconds
     heard: After = -1
-    """Sync clock after the first `position` groups, if this worker has already received it (`Groups.end`,
+    """Sync clock after the first `position` groups, if this worker has already received it (`Leases.end`,
     with `last`); -1: not received."""
-    rows: tuple[Row, Row] | None = None
-    """Requested rows of the images; ``(0, 0)``: no images; None: whole images."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """One leased group: its tag, and the number of its images in the message."""
+    """One leased group: its tag, and the number of its images."""
 
     epoch: Epoch
     number: GroupNumber
@@ -73,13 +73,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     second epoch. Rate schedules use this value, so a rate depends only on the group."""
 
 
-class Groups(Body, frozen=True, kw_only=True):
-    """Leased groups.
-
-    Tensors, unless the message has no groups: first the images (n, C, H, W) with the requested rows, group by
-    group, each group within one tensor; then the labels of all groups (n,). A request for no rows gets labels
-    only.
-    """
+class Leases(Body, frozen=True, kw_only=True):
+    """Leased groups, without their images."""
 
     leases: Annotated[tuple[Lease, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     last: bool = False
@@ -88,6 +83,31 @@ class Groups(Body, frozen=True, kw_only=True):
     """Minimum clock of the first of these groups, up to which the replica ticks; 0 in asp."""
     end: Clock = 0
     """Sync clock if `last` is set: after the push of these groups the replica ticks up to this clock."""
+
+
+class ReadGroups(Body, frozen=True, kw_only=True):
+    """Request for the images of some groups of an epoch, to any data server that is ready for the run."""
+
+    run: RunId
+    epoch: Epoch
+    numbers: Annotated[tuple[GroupNumber, ...], msgspec.Meta(min_length=1, max_length=MOST_GROUPS)]
+    """Numbers of the groups, each once. The answer has the first ones of them."""
+    least: Count = 1
+    """Number of groups for which the answer waits. Further ones are in the answer if they are made already;
+    otherwise the data server makes them ahead of the next request."""
+    rows: tuple[Row, Row] | None = None
+    """Requested rows of the images; ``(0, 0)``: no images; None: whole images."""
+
+
+class Groups(Body, frozen=True, kw_only=True):
+    """The first ones of the requested groups, at least one.
+
+    Tensors: first the images (n, C, H, W) with the requested rows, group by group, each group within one
+    tensor; then the labels of all groups (n,). A request for no rows gets labels only.
+    """
+
+    count: Count
+    """Number of groups."""
 
 
 class ReportGroups(Body, frozen=True, kw_only=True):
@@ -107,36 +127,11 @@ class Reported(Body, frozen=True, kw_only=True):
     """Acknowledgement of a report."""
 
 
-class Enter(Body, frozen=True, kw_only=True):
-    """Request to the ledger leader to enter events in the ledger of a run. Tensor: the events, packed."""
-
-    run: RunId
-    term: Version
-    """Term of the ledger leader that the sender knows."""
-
-
-class Entered(Body, frozen=True, kw_only=True):
-    """Acknowledgement: the ledger has the events; its replicas may not have them yet."""
-
-
-class CopyLedger(Body, frozen=True, kw_only=True):
-    """A part of the ledger, from its leader. Tensor: a `ledger_replication.Part`, packed."""
-
-    run: RunId
-    term: Version
-
-
-class LedgerCopied(Body, frozen=True, kw_only=True):
-    """Acknowledgement of a part of the ledger."""
-
-
 ROWS: Rows = {
     LeaseGroups: frozenset({("worker", "data")}),
+    Leases: frozenset({("data", "worker")}),
+    ReadGroups: frozenset({("worker", "data")}),
     Groups: frozenset({("data", "worker")}),
     ReportGroups: frozenset({("worker", "data")}),
     Reported: frozenset({("data", "worker")}),
-    Enter: frozenset({("data", "data")}),
-    Entered: frozenset({("data", "data")}),
-    CopyLedger: frozenset({("data", "data")}),
-    LedgerCopied: frozenset({("data", "data")}),
 }

@@ -5,7 +5,7 @@ servers for the statistics of a store.
 """
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Clock, Count, NodeId, RoleName, RunId
+from adam_async.messages.bounds import Count, NodeId, RoleName, RunId
 
 PROFILED = ("ps", "data", "worker")
 """Roles that process groups, and can record a profile."""
@@ -53,10 +53,6 @@ class GetStatistics(Body, frozen=True, kw_only=True):
     """
 
     run: RunId
-    ranges: bool = False
-    """Whether a data server also lists the finished groups of an epoch in progress."""
-    clock: Clock = 0
-    """Last clock of the steps whose groups the data server lists, with ssp and bsp; 0: all steps."""
 
 
 class Statistics(Body, frozen=True, kw_only=True):

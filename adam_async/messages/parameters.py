@@ -15,9 +15,10 @@ from adam_async.messages.bounds import (
     Epoch,
     Index,
     Indices,
+    Loss,
     NamedGroups,
     PushNumber,
-    PushNumbers,
+    PushNumberOfEach,
     Rate,
     ReplicaNumber,
     Seconds,
@@ -25,7 +26,7 @@ from adam_async.messages.bounds import (
     Staleness,
     StoreId,
     Version,
-    Versions,
+    VersionOfEach,
     Weight,
 )
 
@@ -44,7 +45,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class Push(Body, frozen=True, kw_only=True):
     """Gradients of one step, or values to assign, for shards of one server.
 
-    `shards`, `numbers`, `versions` and `own_applied` have one entry per shard, in the order of `parts`.
+    `shards` has one entry per shard, in the order of `parts`. `numbers`, `versions` and `own_applied` are one
+    number for all shards, or have one entry per shard.
     """
 
     store: StoreId
@@ -54,16 +56,16 @@ class Push(Body, frozen=True, kw_only=True):
     clock: Clock
     """Step of the replica, from 1, that ends with these gradients."""
     weight: Weight
-    """Weight of the contribution in the mean of a sum, at least 1; in training its number of images."""
+    """Weight of the contribution in the mean of a sum; in training its number of images."""
     rate: Rate
     generation: Version
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     shards: Shards
-    numbers: PushNumbers
+    numbers: PushNumberOfEach
     """Number of the push on each shard, from 1 without gaps per (session, shard)."""
-    versions: Versions
+    versions: VersionOfEach
     """Oldest version of each shard that the step's groups read."""
-    own_applied: PushNumbers
+    own_applied: PushNumberOfEach
     """For each shard, number of the worker's own pushes, newer than the version in `versions`, that local
     steps had already applied to the copy when the groups read it."""
     pull: bool = False
@@ -75,6 +77,9 @@ class Push(Body, frozen=True, kw_only=True):
     """Whether the tensors are values to replace those of the shards, instead of gradients."""
     groups: NamedGroups = ()
     """Groups whose gradients the step sums, all of one epoch; none from clients."""
+    loss_sum: Loss | None = None
+    """Sum of the losses of the images of `groups`, which are `weight` images; None from clients, and from
+    parts of a cut replica that do not compute the loss."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
@@ -98,7 +103,7 @@ class Pushed(Body, frozen=True, kw_only=True):
     Tensor, if the push has `pull` and each of its shards is settled: the values, as in `Values`.
     """
 
-    versions: Versions
+    versions: VersionOfEach
     problems: Annotated[tuple[Problem, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     clock: Clock = 0
     """Clock of the values, if the message has them: they include all pushes of live replicas up to it."""
@@ -116,6 +121,7 @@ class StepReport(msgspec.Struct, frozen=True, array_like=True):
     """Indices, among the report's shards, of gradients that were not finite and not applied."""
     groups: NamedGroups = ()
     """Groups of the step, as in `Push`."""
+    loss_sum: Loss | None = None
 
 
 class ReportSteps(Body, frozen=True, kw_only=True):
@@ -146,13 +152,11 @@ class Tick(Body, frozen=True, kw_only=True):
     clock: Clock
     generation: Version
     shards: Shards
-    numbers: PushNumbers = ()
-    """Number of the replica's last push on each of these shards. A server without that push refuses the tick
-    with code ``gap``, because the tick would count the push as applied."""
+    numbers: PushNumberOfEach = 0
+    """Number of the replica's last push on each of these shards; 0 for none. A server without that push
+    refuses the tick with code ``gap``, because the tick would count the push as applied."""
     epoch: Epoch = 0
     """Epoch, as in `Push`."""
-    groups: NamedGroups = ()
-    """Groups that the replica has trained up to the tick, as in `Push`; workers name none yet."""
 
 
 class Ticked(Body, frozen=True, kw_only=True):
@@ -175,7 +179,7 @@ class Pull(Body, frozen=True, kw_only=True):
 class Values(Body, frozen=True, kw_only=True):
     """Values of shards. Tensor: concatenated flat values of the requested shards, copied by the server."""
 
-    versions: Versions
+    versions: VersionOfEach
     """Versions of the shards; empty, and without a tensor, if the requested clock was not reached in time."""
     clock: Clock
     """Slowest clock of these shards: the values include all pushes of live replicas up to this clock, and a

@@ -8,13 +8,16 @@ from typing import Annotated
 import msgspec
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Clock, Count, Name, NodeId, Shards, StoreId, Version
+from adam_async.messages.bounds import Count, Name, NodeId, Shards, StoreId, Version
 from adam_async.messages.tensors import UNREADABLE, read_packed_tensor
 from transport import Message, RemoteProtocolError
 
 MOST_SAVED_BYTES = 32 << 20
 """Maximum size of the list of saved stores of one name on a server, in bytes; the list has room for 100,000
 pieces and the lists of arrays of several stores."""
+
+MOST_RECORD_BYTES = 4 << 20
+"""Maximum size of the record of a run, in bytes."""
 
 MOST_SAVED_PIECES = 1 << 20
 """Maximum number of pieces of a saved store on one server."""
@@ -41,8 +44,6 @@ class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
     position: Count
     """Position of the last entry in the piece. If two servers have the piece with equal generations, the
     larger position is newer."""
-    clock: Clock
-    """Highest clock of a replica in the tables of the piece, in steps."""
 
 
 class SavedStore(msgspec.Struct, frozen=True):
@@ -58,6 +59,10 @@ class SavedStore(msgspec.Struct, frozen=True):
     began_ms: Version
     """Time at which the server began to keep the store, in milliseconds since 1970; of two saved stores of a
     name, the one with the later time is newer."""
+    run: Annotated[bytes, msgspec.Meta(max_length=MOST_RECORD_BYTES)] = b""
+    """The record of the run (`run.run_record`), in the store of a run."""
+    run_order: tuple[Version, Count] = (0, 0)
+    """Order of this record: of two servers' records of a run, the greater one is newer."""
 
 
 class _ListedStore(SavedStore, frozen=True):
@@ -67,7 +72,7 @@ class _ListedStore(SavedStore, frozen=True):
 
 
 class ListSaved(Body, frozen=True, kw_only=True):
-    """Request for the stores of a name that a server has on its disk."""
+    """Request for the stores of a name that a server has on its disk; an empty name is for those of runs."""
 
     name: Name
 

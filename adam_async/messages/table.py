@@ -6,6 +6,7 @@ from functools import partial
 from adam_async.messages import (
     controllers,
     data_service,
+    group_sets,
     leases,
     notes,
     parameters,
@@ -26,6 +27,7 @@ TABLE: Rows = {
     **partitions.ROWS,
     **parameters.ROWS,
     **shard_states.ROWS,
+    **group_sets.ROWS,
     **saved_shards.ROWS,
     **replication.ROWS,
     **notes.ROWS,

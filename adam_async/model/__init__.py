@@ -11,11 +11,12 @@ reads (`in_place.py`).
     layer.py                   the interface of a layer: forward, backward, delta, factors; cut layers
     layers/                    built-in layers in NumPy: convolution, dense, pooling, dropout, losses, others
     topology.py                the graph of the layers, checked; layers that share memory
-    context.py                 a training context: activations, error gradients and scratch of one group
+    context.py                 a training context: activations, error gradients and scratch of one group; the
+                               buffers and outcome of a step
 Updates:
     rules.py                   update rules: SGD, momentum, Adagrad, Adam, AdamW; their state
     rule_batches.py            one rule on several gradients of a server's shards, block by block
-    step.py, in_place.py       buffers and outcome of a step; steps in place without a lock (Hogwild)
+    in_place.py                steps in place without a lock (Hogwild)
 Compiled kernels, and models cut over workers:
     kernels.py                 the choice between NumPy's kernels and compiled ones
     fast/                      compiled kernels of layers and rules (Numba, LLVM); many kernels in one call
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adam_async.errors import GradientMismatchError, ModelError, SpecError
-    from adam_async.model.context import Context
+    from adam_async.model.context import Context, StepBuffers, StepOutcome, is_finite
     from adam_async.model.in_place import InPlaceStep, new_rule_state, train_step
     from adam_async.model.kernels import KERNELS
     from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
         plain_step,
     )
     from adam_async.model.spec import LayerSpec, ModelSpec
-    from adam_async.model.step import StepBuffers, StepOutcome, is_finite
 
 __all__ = [
     "BUILTIN_LAYERS",
@@ -97,7 +97,7 @@ _HOMES = {
         "ModelError",
         "SpecError",
     ),
-    "model.context": ("Context",),
+    "model.context": ("Context", "StepBuffers", "StepOutcome", "is_finite"),
     "model.in_place": (
         "InPlaceStep",
         "new_rule_state",
@@ -135,11 +135,6 @@ _HOMES = {
     "model.spec": (
         "LayerSpec",
         "ModelSpec",
-    ),
-    "model.step": (
-        "StepBuffers",
-        "StepOutcome",
-        "is_finite",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

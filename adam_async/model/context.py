@@ -5,22 +5,84 @@ of the same memory: each array is a view of a flat buffer, made once for each nu
 
 An output with several readers has one error gradient per reader; the network adds them up before the layer's
 backward. A single reader writes straight into the output's error gradient.
+
+The buffers of a training step, its outcome, and the check of its gradients are here, too.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from adam_async.errors import ModelError
 from adam_async.model.keyed_random import Dice, Key
-from adam_async.model.layer import Array, Layer, Loss, Slots, Weights
-from adam_async.model.rules import RuleState, Sgd
+from adam_async.model.layer import Array, Layer, Loss, ParameterSpec, Slots, Weights
+from adam_async.model.rules import RuleState, Sgd, new_scratch
 from adam_async.model.spec import Shape
-from adam_async.model.step import StepBuffers, StepInput, StepOutcome
 from adam_async.model.topology import INPUT_INDEX, Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepBuffers:
+    """One thread's gradients, by the name of the tensor, and its scratch for the rule."""
+
+    gradients: Mapping[str, Array]
+    scratch: Array
+
+    @classmethod
+    def of(cls, parameters: Iterable[ParameterSpec], dtype: DTypeLike) -> "StepBuffers":
+        """Allocate the buffers for these tensors."""
+        gradients = {p.name: np.empty(p.shape, dtype) for p in parameters}
+        return cls(gradients=gradients, scratch=new_scratch(dtype))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepInput:
+    """One group, to load into a context."""
+
+    images: Array | None
+    """Images of shape ``(n, C, H, W)``; None if no layer reads them."""
+    labels: Array
+    """Targets for the loss layer, one per image."""
+    keys: tuple[Key, ...]
+    """The group's name, for layers that draw random values."""
+    rate: float
+    """Learning rate of the group's step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """The result of one step."""
+
+    loss: float
+    """Mean loss over the group's images; not finite if the network's scores are not."""
+    staleness: int = 0
+    """Number of steps that other threads finished during this step; 0 if steps are not counted."""
+    refused: tuple[str, ...] = ()
+    """Tensors with a gradient that is not finite, in backward order; the tensors and their state are
+    unchanged."""
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def is_finite(values: Array) -> bool:
+    """Return whether all values are finite. The call allocates no memory for finite values."""
+    flat = values.reshape(-1)
+    # A finite sum of squares proves it at the speed of a dot product; a sum that overflows proves nothing.
+    return math.isfinite(float(np.dot(flat, flat))) or bool(np.isfinite(values).all())
+
+
+class GradientTargets(Protocol):
+    """Memory for the gradients of one full group, which stays the same for all groups."""
+
+    @property
+    def deltas_by_name(self) -> Mapping[str, Array]:
+        """Memory of each whole gradient, by the tensor's name."""
+
+    def copies(self, context: Any) -> Sequence[tuple[Array, Array]]:
+        """Return the arrays to copy once all whole gradients are written: the target, and its source."""
 
 
 class Engine(Protocol):
@@ -46,6 +108,22 @@ class Engine(Protocol):
 
     def backward(self, weights: Weights, context: "Context", layers: range) -> None:
         """Run these layers backward, last first."""
+
+    def train(
+        self,
+        weights: Weights,
+        context: "Context",
+        images: Array | None,
+        labels: Array,
+        gradients: GradientTargets,
+    ) -> bool:
+        """Load a group, run forward and backward, and write the gradients, all in one call.
+
+        Returns False if compiled kernels cannot do all of this; then nothing is done.
+        """
+
+    def deltas(self, context: "Context", out: Mapping[str, Array]) -> tuple[str, ...]:
+        """Write the gradients of all tensors of layers with compiled kernels; return the other names."""
 
     def descend(
         self,

@@ -89,14 +89,14 @@ def check_network(
     context.load(images, labels, dice=dice)
     network.forward(weights, context)
     network.backward(weights, context)
-    gradients: dict[str, Floats] = {}
-    for parameter in network.trained:
-        out = np.empty(parameter.shape, network.dtype)
-        network.delta(context, parameter.name, out=out)
-        gradients[parameter.name] = out
-        factors = network.factors(context, parameter.name)
-        if factors is not None and not np.allclose(factors[1].T @ factors[0], out, rtol=1e-12, atol=1e-14):
-            raise GradientMismatchError(f"the factors of {parameter.name} do not multiply to its gradient")
+    gradients: dict[str, Floats] = {p.name: np.empty(p.shape, network.dtype) for p in network.trained}
+    network.deltas(context, gradients)
+    for name, gradient in gradients.items():
+        factors = network.factors(context, name)
+        if factors is not None and not np.allclose(
+            factors[1].T @ factors[0], gradient, rtol=1e-12, atol=1e-14
+        ):
+            raise GradientMismatchError(f"the factors of {name} do not multiply to its gradient")
     for name, gradient in gradients.items():
         check_gradient(
             name,

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from adam_async.model.context import Context
+from adam_async.model.context import Context, StepBuffers, StepInput, StepOutcome, is_finite
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd
-from adam_async.model.step import StepBuffers, StepInput, StepOutcome, is_finite
 
 
 class InPlaceStep:
@@ -69,7 +68,7 @@ class InPlaceStep:
                     continue
                 name = parameter.name
                 gradient = scratch.gradients[name]
-                network.delta(context, name, out=gradient)
+                network.deltas(context, {name: gradient})
                 if not is_finite(gradient):
                     refused.append(name)
                     continue

@@ -33,6 +33,15 @@ def available_kernels(kernels: str) -> str:
     return "numpy"
 
 
+def is_uncompiled(rule: Rule, dtype: "np.dtype[Any]") -> bool:
+    """Return whether a rule has a compiled kernel that the disk can keep and lacks; imports numba."""
+    if type(rule) not in RULES.values():
+        return False
+    from adam_async.model.fast.batches import is_missing  # importing numba is slow
+
+    return is_missing(dtype)
+
+
 def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
     """Make the `Batches` of a rule, with the kernels of this name (see `Network`).
 

@@ -103,7 +103,6 @@ class Dice:
         purpose: str,
         *,
         keys: tuple[Key, ...] = (),
-        start: int = 0,
         count: int,
         dtype: DTypeLike = np.float32,
     ) -> NDArray[Any]:
@@ -112,7 +111,7 @@ class Dice:
         Values are computed in float64, and then rounded to ``dtype``. No value is farther than 6.8 from zero.
         """
         kind = _float_dtype(dtype)
-        words = self.bits(purpose, keys=keys, start=start, count=count)
+        words = self.bits(purpose, keys=keys, count=count)
         # Half a step is added so that the logarithm never gets zero.
         radius = np.sqrt(-2.0 * np.log(((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32))
         angle = (words & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0 * math.pi * 2.0**-32)

@@ -11,7 +11,7 @@ loaded later.
     context.load(images, labels)
     loss = network.forward(weights, context)
     network.backward(weights, context)
-    network.delta(context, "fc1.weight", out=gradient)
+    network.deltas(context, {"fc1.weight": gradient})
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from adam_async.errors import ModelError, SpecError
-from adam_async.model.context import Context, Engine, KernelSet
+from adam_async.model.context import Context, Engine, GradientTargets, KernelSet
 from adam_async.model.kernels import available_kernels
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Factors, Layer, ParameterSpec, Weights
@@ -39,7 +39,7 @@ PREDICT_BATCH = 64
 
 
 class Trainable(Protocol):
-    """Common interface of `Network` and `JointNetwork`; each takes only contexts that it made."""
+    """Common interface of `Network` and `StepModel`; each takes only contexts that it made."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -74,10 +74,10 @@ class Trainable(Protocol):
         """Run the loaded group up to its loss, and return the mean."""
 
     def backward(self, weights: Weights, context: Any) -> None:
-        """Run the remaining steps, after `forward`; `delta` and `factors` are valid afterwards."""
+        """Run the remaining steps, after `forward`; `deltas` and `factors` are valid afterwards."""
 
-    def delta(self, context: Any, name: str, *, out: Array) -> None:
-        """Write the group gradient of one tensor into `out`."""
+    def deltas(self, context: Any, out: Mapping[str, Array]) -> None:
+        """Write the group gradients of some tensors into the arrays of `out`, by name."""
 
     def factors(self, context: Any, name: str) -> Factors | None:
         """Return the factors of one tensor's gradient; None if it has none."""
@@ -286,6 +286,30 @@ class Network:
         self.forward_layers(weights, context, range(len(self.layers)))
         return self.loss(context)
 
+    def train(
+        self,
+        weights: Weights,
+        context: Context,
+        images: Array | None,
+        labels: Array,
+        gradients: GradientTargets,
+    ) -> float | None:
+        """Train on a full group with one call of compiled kernels, and return its mean loss.
+
+        Returns None, and does nothing, if the kernels cannot load the images, run all layers, or write all
+        gradients.
+
+        Args:
+            images: See `Context.load`.
+            labels: See `Context.load`.
+            gradients: Memory for the gradients.
+        """
+        context.resize(len(labels))
+        engine = context.kernel_set.engine
+        if engine is None or not engine.train(weights, context, images, labels, gradients):
+            return None
+        return self.loss(context)
+
     def loss(self, context: Context) -> float:
         """Return the mean loss of the group, after all layers have run forward."""
         losses = context.slots(len(self.layers) - 1).output
@@ -307,7 +331,7 @@ class Network:
     def backward_layers(self, weights: Weights, context: Context, layers: range) -> None:
         """Run the layers with these numbers backward, last first.
 
-        Afterwards `delta` and `factors` of their tensors are valid, except in frozen layers. Layers before
+        Afterwards `deltas` and `factors` of their tensors are valid, except in frozen layers. Layers before
         the first parameters to train compute no error gradients.
 
         Raises:
@@ -325,12 +349,18 @@ class Network:
             if any(error is not None for error in slots.input_errors):
                 used.topology.layers[number].run_backward(weights, slots)
 
-    def delta(self, context: Context, name: str, *, out: Array) -> None:
-        """Write the group gradient of one tensor, the mean over the group's images, into `out`.
+    def deltas(self, context: Context, out: Mapping[str, Array]) -> None:
+        """Write the group gradients of some tensors, the means over the group's images, into `out`, by name.
 
         Raises:
-            ModelError: `out` has the wrong shape or dtype or is not C-contiguous.
+            ModelError: A name is unknown, or an array has the wrong shape or dtype or is not C-contiguous.
         """
+        engine = context.kernel_set.engine
+        for name in out if engine is None else engine.deltas(context, out):
+            self._delta(context, name, out[name])
+
+    def _delta(self, context: Context, name: str, out: Array) -> None:
+        """Write the gradient of one tensor by its layer alone."""
         number, parameter = self._owner(name)
         if out.shape != parameter.shape or out.dtype != self._dtype or not out.flags.c_contiguous:
             raise ModelError(

@@ -14,7 +14,7 @@ The way of a push through its primary:
     state.py, events.py                             front of the primary: events in, effects out
     push_numbers.py, push_queue.py                  exactly once: duplicates and gaps; batches of pushes
     bundle.py                                       shards after each entry: versions, clocks, staleness
-    decode_push.py, gradients.py                    deltas and factors of a push, checked to be finite
+    gradients.py                                    deltas and factors of a push, checked to be finite
     apply.py, store_work.py                         update rules on batches and bsp sums, in bounded pieces
     answers.py                                      acknowledgements, copies of values, refusals
 Shards, clocks and consistency (asp, ssp, bsp):
@@ -27,13 +27,13 @@ Shards, clocks and consistency (asp, ssp, bsp):
 The role, its checks and its reports:
     service.py, store_host.py                       bundles from the cluster map; rounds of the loop; kernels
     question_checks.py                              refusal of questions that contradict the run
-    sender_checks.py, refused_senders.py            each push session belongs to one peer and one replica
+    sender_checks.py                                each push session belongs to one peer and one replica
     statistics.py, store_reports.py                 counts of versions, clocks and staleness
     replay_log.py                                   recorded order of pushes on each shard, for a replay
 Copies on several servers, and failover:
     replication/                                    pure core: one log, commit, primary and secondary, joining
-    bundle_copy.py, bundle_shards.py, copy_host.py  shell of the core on one server; its interfaces
-    log_entries.py, part_collector.py               log entries on the wire, in parts
+    bundle_copy.py, copy_host.py                    shell of the core on one server; its interfaces
+    log_entries.py                                  log entries on the wire, in parts
     server_links.py, piece_link.py                  links among servers: entries, heartbeats, pieces
     members_watch.py, joining_members.py            silence, takeover, invitations, handover to the home
     shard_pieces.py, offered_pieces.py              state transfer to a joining server; arrays from its disk

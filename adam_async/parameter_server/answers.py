@@ -17,8 +17,6 @@ from adam_async.messages import (
     GetRecord,
     RecordPart,
     ShardStates,
-    StepsReported,
-    Ticked,
     Values,
     pack,
     part_refusal,
@@ -26,20 +24,17 @@ from adam_async.messages import (
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.clock_snapshot import ClockSnapshot, bytes_of
 from adam_async.parameter_server.events import (
-    Acknowledge,
-    AcknowledgeSteps,
-    AcknowledgeTick,
+    Answer,
     Effect,
     Propose,
     Refuse,
-    SendBehind,
-    SendPassed,
+    SendSets,
     SendStates,
     SendValues,
 )
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_group import ShardGroup, applied_clock
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, versions_of
 from adam_async.parameter_server.shard_transfer import read_states, states_message
 from transport import BufferPool, Link, Message, Request
 
@@ -79,31 +74,24 @@ class Answers:
         shared: dict[tuple[Link, tuple[Shard, ...]], NDArray[Any]] = {}
         for effect in effects:
             match effect:
-                case Acknowledge() if effect.shards:
+                case Answer() if effect.shards:
                     # Answers to pushes of one client that were applied together share one copy.
                     key = (effect.request.link, effect.shards)
                     values = shared.get(key)
                     if values is None:
                         values = shared[key] = copy_of(effect.shards, self._buffers)
                     reply_or_fail(effect.request, pack(effect.body, [values]))
-                case Acknowledge():
+                case Answer():
                     reply_or_fail(effect.request, pack(effect.body))
                 case SendValues():
-                    nbytes = _values_bytes(effect.shards)
+                    nbytes = values_count(effect.shards) * effect.shards[0].values.itemsize
                     self._send_when_room(effect.request, nbytes, partial(self._values, effect.shards))
-                case SendBehind():
-                    behind = tuple([int(replica) for replica in effect.behind])
-                    late = Values(versions=(), clock=effect.clock, behind=behind)
-                    reply_or_fail(effect.request, pack(late))
                 case SendStates():
                     nbytes = sum(map(bytes_of, effect.shards))
                     self._send_when_room(effect.request, nbytes, partial(self._states, effect, snapshot))
-                case SendPassed():
-                    reply_or_fail(effect.request, pack(ShardStates(arrays=(), passed=effect.clock)))
-                case AcknowledgeSteps():
-                    reply_or_fail(effect.request, pack(StepsReported()))
-                case AcknowledgeTick():
-                    reply_or_fail(effect.request, pack(Ticked()))
+                case SendSets():
+                    nbytes = sum([ranges.nbytes for ranges in effect.ranges])
+                    self._send_when_room(effect.request, nbytes, partial(pack, effect.body, effect.ranges))
                 case Refuse():
                     effect.request.fail(effect.code, effect.text)
                 case Propose():
@@ -133,12 +121,7 @@ class Answers:
         self.whole()
 
     def _values(self, shards: Sequence[Shard]) -> Message:
-        body = Values(
-            versions=shards.versions()
-            if isinstance(shards, ShardGroup)
-            else tuple([shard.version for shard in shards]),
-            clock=applied_clock(shards),
-        )
+        body = Values(versions=versions_of(shards), clock=applied_clock(shards))
         return pack(body, [copy_of(shards, self._buffers)])
 
     def _states(self, effect: SendStates, snapshot: ClockSnapshot | None) -> Message:
@@ -165,12 +148,6 @@ def values_count(shards: Sequence[Shard]) -> int:
     if isinstance(shards, ShardGroup):
         return shards.size
     return sum([len(shard.values) for shard in shards])
-
-
-def _values_bytes(shards: Sequence[Shard]) -> int:
-    if isinstance(shards, ShardGroup):
-        return shards.nbytes
-    return sum([shard.values.nbytes for shard in shards])
 
 
 def send_record(request: Request, body: GetRecord, log: OrderLog | None, *, node: str) -> None:

@@ -31,16 +31,13 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rule_batches import Batches, NumpyBatches, Target
 from adam_async.model.rules import Rule, Sgd
 from adam_async.parameter_server.gradients import (
-    Delta,
     DeltaPart,
     FactorPart,
-    Factors,
     Gradient,
     PushGradients,
     is_finite,
     is_surely_finite,
     largest,
-    part_of,
 )
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup
@@ -136,9 +133,9 @@ class Applier:
         def pieces() -> Pieces:
             """Copy a bounded part of a shard at each step, and report each finished shard as applied."""
             for shard, new in zip(shards, values.each(), strict=True):
-                if isinstance(new, Delta):
+                if isinstance(new, DeltaPart):
                     for start in range(0, shard.spec.size, PIECE_WORK):
-                        part = new.values[start : start + PIECE_WORK]
+                        part = new.flat[start : start + PIECE_WORK]
                         shard.values[start : start + PIECE_WORK] = part
                         yield len(part), []
                 yield 0, [(True,)]
@@ -251,8 +248,8 @@ class Applier:
         size = shard.spec.size
         finite: list[bool] = []
         for gradient in batch:
-            if isinstance(gradient, Delta):
-                finite.append(gradient.finite or is_finite(gradient.values, gradient.rate))
+            if isinstance(gradient, DeltaPart):
+                finite.append(gradient.finite or is_finite(gradient.flat, gradient.rate))
             elif gradient.checked or gradient.bound * max(gradient.rate, 1.0) <= self._limit:
                 finite.append(True)
             else:
@@ -262,14 +259,13 @@ class Applier:
                 finite.append(is_finite(formed, gradient.rate))
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
         if self._plain and len(good) > 1:
-            stacked = [part_of(gradient) for gradient in good if isinstance(gradient, Factors)]
-            factors = [part for part in stacked if isinstance(part, FactorPart)]
+            factors = [gradient for gradient in good if isinstance(gradient, FactorPart)]
             if self._can_join(factors, len(good)):
                 whole = yield from self._join_pieces(factors)
-                good = whole.each()
+                good = [whole]
         if len(good) == 1:
             yield from self._one_pieces(shard, good[0])
-        elif self._plain and any(isinstance(gradient, Factors) for gradient in good):
+        elif self._plain and any(isinstance(gradient, FactorPart) for gradient in good):
             # One subtraction after each product costs less than keeping several products.
             for gradient in good:
                 yield from self._one_pieces(shard, gradient)
@@ -285,8 +281,8 @@ class Applier:
         return [self._finite(spec, gradient) for spec, gradient in zip(specs, push.each(), strict=True)]
 
     def _finite(self, spec: ShardSpec, gradient: Gradient) -> bool:
-        if isinstance(gradient, Delta):
-            return gradient.finite or is_finite(gradient.values, gradient.rate)
+        if isinstance(gradient, DeltaPart):
+            return gradient.finite or is_finite(gradient.flat, gradient.rate)
         if gradient.bound * max(gradient.rate, 1.0) <= self._limit:
             return True
         # The product has memory of its own, because a batch in progress may use that of products.
@@ -335,9 +331,8 @@ class Applier:
                 (shard,) = mine
                 for number, part in enumerate(parts):
                     if isinstance(part, FactorPart):
-                        factor = Factors(part.x_IK, part.errors_RK, part.rate, part.bound)
                         formed = np.empty(shard.spec.size, self.dtype)
-                        yield from self._product_pieces(shard.spec, factor, formed)
+                        yield from self._product_pieces(shard.spec, part, formed)
                         deltas.insert(number, DeltaPart(formed, (shard.spec.size,), part.rate, finite=True))
                 yield from self._delta_sum_pieces(mine, deltas, scale, rate)
 
@@ -426,8 +421,8 @@ class Applier:
 
     def _one_pieces(self, shard: Shard, gradient: Gradient) -> Pieces:
         """Apply a gradient known to be finite."""
-        if isinstance(gradient, Delta):
-            yield from self._rule_pieces([shard], [gradient.values], [gradient.rate])
+        if isinstance(gradient, DeltaPart):
+            yield from self._rule_pieces([shard], [gradient.flat], [gradient.rate])
             return
         step = self._room("products", 1, shard.spec.size).reshape(-1)
         rate = gradient.rate
@@ -438,7 +433,7 @@ class Applier:
                 errors = gradient.errors_RK
                 room = self._room("errors", *errors.shape)
                 errors = np.multiply(errors, np.asarray(rate, self.dtype), out=room)
-                gradient = Factors(gradient.x_IK, errors, 1.0, bound)
+                gradient = FactorPart(gradient.x_IK, errors, gradient.sizes, 1.0, bound)
             yield from self._product_pieces(shard.spec, gradient, step)
             for start in range(0, len(step), PIECE_WORK):
                 values = shard.values[start : start + PIECE_WORK]
@@ -451,12 +446,12 @@ class Applier:
 
     def _many_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
         """Apply gradients known to be finite: form all products, then go over the values once."""
-        factors = [gradient for gradient in batch if isinstance(gradient, Factors)]
+        factors = [gradient for gradient in batch if isinstance(gradient, FactorPart)]
         products = iter(self._room("products", len(factors), shard.spec.size))
         values = []
         for gradient in batch:
-            if isinstance(gradient, Delta):
-                values.append(gradient.values)
+            if isinstance(gradient, DeltaPart):
+                values.append(gradient.flat)
             else:
                 values.append(next(products))
                 yield from self._product_pieces(shard.spec, gradient, values[-1])
@@ -475,7 +470,7 @@ class Applier:
             self.batches.apply([_range_of(targets[0], start, start + step)], some, rates)
             yield len(some[0]) * len(flats), []
 
-    def _product_pieces(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> Pieces:
+    def _product_pieces(self, spec: ShardSpec, gradient: FactorPart, out: NDArray[Any]) -> Pieces:
         """Form a gradient in `out`, as many rows at a time as fit into a piece.
 
         A row that exceeds a piece is formed in ranges of columns.
@@ -498,7 +493,7 @@ class Applier:
             )
             yield (last - first) * (end - start) * images // PRODUCTS_PER_VALUE, []
 
-    def _multiply(self, spec: ShardSpec, gradient: Factors, out: NDArray[Any]) -> None:
+    def _multiply(self, spec: ShardSpec, gradient: FactorPart, out: NDArray[Any]) -> None:
         """Form a gradient in `out`."""
         np.matmul(gradient.errors_RK, gradient.x_IK.T, out=out.reshape(-1, spec.row_size))
 

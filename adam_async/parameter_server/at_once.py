@@ -7,7 +7,9 @@ the loop, and acknowledged. Most pushes to a small store meet shards on which no
 has an effect. The first push of a link to a group of shards takes the long way, whose checks leave a *lane*:
 who sends, in which session and as which replica, to which shards and in which form. A later push with the
 same head takes the lane and needs only the checks of what changes from push to push: its number, its clock,
-the versions that it read, and its values.
+the versions that it read, and its values. A push with factors first waits for room for its answer, which is
+larger than the push. A push that passes the checks and meets shards with other work is ordered and queued,
+without the checks of the long way.
 
 A lane ends with everything that its checks depend on: the live replicas, the epoch, the remembered sessions,
 the tables of the shards, the shards themselves. A push that a lane does not fit takes the long way, which
@@ -19,21 +21,30 @@ those with other copies or durable pushes, and not bsp, where contributions wait
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import sqrt
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from adam_async.messages import Part, Push, pack
-from adam_async.parameter_server.apply import PIECE_WORK, Applier
-from adam_async.parameter_server.gradients import largest
+from adam_async.parameter_server.apply import PIECE_WORK, PRODUCTS_PER_VALUE, Applier
+from adam_async.parameter_server.gradients import (
+    DeltaPart,
+    FactorPart,
+    PushGradients,
+    largest,
+    read_gradients,
+)
 from adam_async.parameter_server.question_checks import QuestionChecks, answer_bytes
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import StoreHost
-from transport import Link, LocalProtocolError, Request
+from adam_async.run.group_ranges import has_groups
+from transport import Link, LocalProtocolError, ProtocolError, Request
 
 MOST_LANES = 256
 """Number of lanes of a bundle at which all of them end: ever new sets of shards must not fill the memory."""
@@ -53,6 +64,9 @@ class Lane(msgspec.Struct, kw_only=True, eq=False):
     shards: int
     applier: Applier
     dtype: np.dtype[Any]
+    is_flat: bool
+    """Whether the gradient of all shards is one flat tensor; otherwise its parts are read as on the long
+    way."""
     limit: float
     """Bound on the norm of a gradient times its rate, below which no value can overflow."""
     turn: int = -1
@@ -65,6 +79,8 @@ class ShortWay:
     Args:
         host: Services of the server.
         changed: Called with the changed shards of each push, and 1; None if no disk follows them.
+        charged: Takes a push once its link has room for its answer.
+        queued: Called after a push was queued.
     """
 
     def __init__(
@@ -73,6 +89,8 @@ class ShortWay:
         checks: QuestionChecks,
         host: StoreHost,
         changed: Callable[[Sequence[Shard], int], None] | None,
+        charged: Callable[[Request, Push], None],
+        queued: Callable[[], None],
     ) -> None:
         self._state = state
         self._checks = checks
@@ -80,6 +98,8 @@ class ShortWay:
         self._lend = host.buffers.joined
         self._timeline = host.timeline
         self._changed = changed
+        self._charged = charged
+        self._queued = queued
         self._lanes: dict[tuple[Link, tuple[int, ...]], Lane] = {}
 
     def prepare(self, link: Link, push: Push, applier: Applier) -> None:
@@ -94,10 +114,12 @@ class ShortWay:
         if group is None or group.size > PIECE_WORK or answer_bytes(group) > link.max_message_bytes:
             return
         tables = group.shared()
-        if tables is None or push.assign or push.parts != (Part(factors=False, count=len(group)),):
+        if tables is None or push.assign:
             return
         # The state refuses these, or lets them wait.
         if push.epoch > state.bundle.epoch or state.is_over(push):
+            return
+        if state.program and not state.is_named(push):
             return
         if len(self._lanes) >= MOST_LANES:
             self._lanes.clear()
@@ -111,11 +133,9 @@ class ShortWay:
             shards=len(group),
             applier=applier,
             dtype=dtype,
+            is_flat=push.parts == (Part(factors=False, count=len(group)),),
             limit=largest(dtype),
         )
-
-    def __len__(self) -> int:
-        return len(self._lanes)
 
     def end(self) -> None:
         """End all lanes: the store leaves the server."""
@@ -127,52 +147,68 @@ class ShortWay:
             del self._lanes[key]
 
     @np.errstate(over="ignore", invalid="ignore")
-    def take(self, request: Request, push: Push) -> bool:
-        """Check, number, apply and answer a push in this call.
+    def take(self, request: Request, push: Push, *, charged: bool = False) -> bool:
+        """Check, number, apply and answer a push in this call; queue it if other work is in front of it.
+
+        Args:
+            charged: Whether the link has room for the answer. An answer of the size of the gradient needs no
+                charge if it is sent in this call: the request gives its memory back now.
 
         Returns False if the push has to take the long way; then nothing has happened.
         """
         link, state = request.link, self._state
         lane = self._lanes.get((link, push.shards))
-        if lane is None or lane.changes != state.bundle.changes or lane.head != _head(push):
+        if lane is None:
             return False
-        if not state.is_free:
-            return False
+        if not (charged or lane.is_flat or not push.pull):
+            request.charge(lane.group.nbytes, partial(self._charged, request, push))
+            return True
         group, shards, tables, session = lane.group, lane.shards, lane.tables, lane.session
-        if tables.shards != shards or link.turn == lane.turn:
+        if lane.changes != state.bundle.changes or lane.head != _head(push) or tables.shards != shards:
+            return False
+        is_free = state.is_free and link.turn != lane.turn
+        if not is_free and not ((charged or not push.pull) and state.may_queue(push)):
             return False
         # A number that is not the next one is a repetition or a gap.
         number = tables.ordered[session] + 1
-        if push.numbers != (number,) * shards or push.clock > self._checks.free_clock:
+        if push.numbers != number or push.clock > self._checks.free_clock:
             return False
-        versions, owns = push.versions, push.own_applied
-        if not len(versions) == len(owns) == shards:
+        version, own_applied = push.versions, push.own_applied
+        if not (isinstance(version, int) and isinstance(own_applied, int)):
             return False
-        read, own_applied = versions[0], owns[0]
-        if versions.count(read) != shards or owns.count(own_applied) != shards:
+        if push.groups and (
+            has_groups(tables.groups if is_free else tables.ordered_groups, push.groups) is not False
+            or self._checks.fault_of_groups(push.groups, (tables,), push.epoch)
+        ):
             return False
-        if push.groups and self._checks.fault_of_groups(push.groups, (tables,), push.epoch):
+        if version > tables.version or own_applied >= number:
             return False
         tensors = request.message.tensors
-        if read > tables.version or own_applied >= number or len(tensors) != 1:
-            return False
-        flat = tensors[0]
-        if flat.dtype != lane.dtype or flat.shape != (group.size,):
+        gradients = None if lane.is_flat else _parts_of(lane, push, tensors)
+        if not lane.is_flat:
+            if gradients is None:
+                return False
+        elif len(tensors) != 1 or tensors[0].dtype != lane.dtype or tensors[0].shape != (group.size,):
             return False
         # Not `<`: a gradient with NaN fails the comparison, too. The long way scans the values one by one.
-        if not sqrt(flat.dot(flat)) * max(push.rate, 1.0) <= lane.limit:
+        elif not sqrt(tensors[0].dot(tensors[0])) * max(push.rate, 1.0) <= lane.limit:
             return False
+        if not is_free:
+            self._queue(lane, request, push, gradients)
+            return True
         lane.turn = link.turn
         begin = self._timeline.clock() if self._timeline is not None else 0.0
-        rate = push.rate
-        if state.bundle.scales:
-            rate /= 1 + max(tables.version - read - own_applied, 0)
+        read = version + own_applied
+        rate = push.rate / (1 + max(tables.version - read, 0)) if state.bundle.scales else push.rate
         try:
-            if group.has_counts:
-                lane.applier.apply_counted(group, flat, rate)
+            if gradients is not None:
+                rates = [(rate,) * shards] if state.bundle.scales else None
+                lane.applier.apply_pushes(group, [gradients], rates)
+            elif group.has_counts:
+                lane.applier.apply_counted(group, tensors[0], rate)
             else:
-                lane.applier.batches.apply(group.strips, (flat,), (rate,))
-            body = state.applied_at_once(push, session, group, tables)
+                lane.applier.batches.apply(group.strips, tensors, (rate,))
+            body = state.applied_at_once(push, session, group, tables, read)
         except Exception as defect:
             # The values may have the push in part, and no number counts it: no later push may meet them.
             self._host.fail(defect)
@@ -180,15 +216,40 @@ class ShortWay:
         # Before the answer, which may lack memory: the disk must learn of the change in any case.
         if self._changed is not None:
             self._changed(group, 1)
-        # No charge: the answer has the size of the gradient, whose memory the request gives back now.
-        values = (self._lend(group.flats, lane.dtype, group.size),) if push.pull else ()
+        values: tuple[NDArray[Any], ...] = ()
+        lent = group.flat if link.takes_lent else None
+        if push.pull:
+            values = (self._lend(group.flats, lane.dtype, group.size) if lent is None else lent,)
         try:
-            request.reply(pack(body, values))
+            request.reply(pack(body, values), lent=lent is not None)
         except LocalProtocolError as error:
             request.fail("too-large", f"the answer to a push cannot travel: {error}")
         if self._timeline is not None:
             self._timeline.applied(self._host.node, [push], group.size, begin)
         return True
+
+    def _queue(self, lane: Lane, request: Request, push: Push, gradients: PushGradients | None) -> None:
+        """Order and queue a checked push behind other work."""
+        group = lane.group
+        if gradients is None:
+            part = DeltaPart(request.message.tensors[0], group.sizes, push.rate, finite=True)
+            gradients = PushGradients((part,))
+        self._state.queue_checked(request, push, lane.session, group, lane.tables, gradients)
+        self._queued()
+
+
+def _parts_of(lane: Lane, push: Push, tensors: Sequence[NDArray[Any]]) -> PushGradients | None:
+    """Return the gradients of a push with factors; None if they do not fit or may not be finite.
+
+    Also None for factors of so many images that the loop would do several pieces of work in this call.
+    """
+    try:
+        gradients = read_gradients(push, tensors, (), lane.dtype, lane.group)
+    except ProtocolError:
+        return None
+    images = max([part.x_IK.shape[1] for part in gradients.parts if isinstance(part, FactorPart)], default=0)
+    is_small = lane.group.size * images <= PIECE_WORK * PRODUCTS_PER_VALUE
+    return gradients if is_small and gradients.is_sure else None
 
 
 def _head(push: Push) -> tuple[Any, ...]:

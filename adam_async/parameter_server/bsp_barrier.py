@@ -19,8 +19,9 @@ replica.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -59,13 +60,20 @@ class PendingContributions:
     """Last clock to which no live replica will contribute any more."""
     waiting: dict[int, list[Contribution]] = field(default_factory=dict)
     """Contributions to clocks that are not reached, by clock."""
-    due: deque[int] = field(default_factory=deque)
-    """Clocks whose sums are due and not applied, in order."""
+    due: deque[tuple[int, list[Contribution]]] = field(default_factory=deque)
+    """Clocks whose sums are due and not applied, in order, with their contributions."""
 
     @property
     def clock(self) -> int:
         """Clock up to which all sums are in the values."""
-        return self.due[0] - 1 if self.due else self.reached
+        return self.due[0][0] - 1 if self.due else self.reached
+
+    def pushes_of_groups(self) -> Iterator[Any]:
+        """Yield the push of each contribution with groups; their gradients are not in the values."""
+        for _, contributions in chain(self.waiting.items(), self.due):
+            for each in contributions:
+                if each.push.push.groups:
+                    yield each.push.push
 
     def contribute(self, clock: int, contribution: Contribution) -> bool:
         """Add a contribution. Returns False if it is too late or the second one of its session."""
@@ -86,21 +94,24 @@ class PendingContributions:
             return []
         self.reached = slowest
         clocks = sorted(clock for clock in self.waiting if clock <= slowest)
-        self.due.extend(clocks)
         # Sorting is stable: two generations of one replica stay in the order of their arrival.
-        return [(clock, sorted(self.waiting.pop(clock), key=attrgetter("replica"))) for clock in clocks]
+        found = [(clock, sorted(self.waiting.pop(clock), key=attrgetter("replica"))) for clock in clocks]
+        self.due.extend(found)
+        return found
 
     def applied(self, clock: int) -> None:
         """Take note that the sum of a clock is in the values."""
         assert self.due, f"the sum of clock {clock} was applied, but none was due"
-        assert self.due[0] == clock, f"the sum of clock {clock} was applied before that of {self.due[0]}"
+        first = self.due[0][0]
+        assert first == clock, f"the sum of clock {clock} was applied before that of {first}"
         self.due.popleft()
 
     def check_invariants(self) -> None:
         """Assert the invariants between two events."""
         assert all(clock > self.reached for clock in self.waiting), (self.reached, list(self.waiting))
-        assert list(self.due) == sorted(set(self.due)), self.due
-        assert all(self.clock < clock <= self.reached for clock in self.due), (self.reached, self.due)
+        due = [clock for clock, _ in self.due]
+        assert due == sorted(set(due)), due
+        assert all(self.clock < clock <= self.reached for clock in due), (self.reached, due)
 
 
 class PendingBytes:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf
 from typing import Any, assert_never
 
-from adam_async.messages import REFUSED, Problem, Push
+from adam_async.messages import REFUSED, Problem, Push, of_place
 from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
 from adam_async.parameter_server.clock_snapshot import ClockSnapshot
 from adam_async.parameter_server.events import (
@@ -43,8 +43,14 @@ from adam_async.parameter_server.events import (
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup, count_groups, same, share_equal_tables
-from adam_async.run.group_ranges import with_groups
+from adam_async.parameter_server.shard_group import (
+    ShardGroup,
+    count_groups,
+    each_tables,
+    share_equal_tables,
+    tables_of,
+)
+from adam_async.run.group_ranges import has_groups_each, with_groups, with_losses
 from adam_async.run.ids import Replica, ShardId, Version
 
 MOST_GROUPS = 256
@@ -97,7 +103,7 @@ class Bundle:
         self._groups: dict[tuple[int, ...], ShardGroup] = {}
         if summed_weight:
             for shard in self.shards.values():
-                shard.pending = PendingContributions(reached=shard.slowest_clock())
+                shard.pending = PendingContributions(reached=shard.tables.slowest_clock())
 
     @property
     def summed(self) -> bool:
@@ -154,7 +160,7 @@ class Bundle:
 
     def tables(self) -> Iterable[ShardTables]:
         """Return the tables of all shards, each once."""
-        return _tables_of(self.shards.values())
+        return each_tables(self.shards.values())
 
     def count_tables(self) -> int:
         """Return the number of different tables of the shards; 1 for a bundle without shards."""
@@ -254,31 +260,36 @@ class Bundle:
         # Clocks advance after the values: a pull for a clock must find its pushes applied.
         for queued in pushes:
             push = queued.push
-            named = shards if not queued.refused else [*shards, *queued.refused_shards()]
+            named = shards if not queued.unapplied else [*shards, *queued.unapplied_shards()]
             self.replicas.advance(named, Replica(push.replica), push.incarnation, push.clock)
         if self.log is not None:
             for shard in shards:
                 for number, queued in enumerate(pushes):
                     self._note(shard, queued.push, JOINED if number else 0)
             for queued in pushes:
-                for shard in queued.refused_shards():
+                for shard in queued.unapplied_shards():
                     self._note(shard, queued.push, NOT_APPLIED)
 
-    def count_at_once(self, push: Push, session: Session, group: ShardGroup, tables: ShardTables) -> None:
+    def count_at_once(
+        self, push: Push, session: Session, group: ShardGroup, tables: ShardTables, read: int
+    ) -> None:
         """Count an applied push that was an entry of its own; see `at_once.py`.
 
         Args:
-            tables: Tables of all shards of the group, and of no others.
+            tables: Tables of all shards of the group, and of no others; they have ordered the push.
+            read: See `ShardTables.count_push`.
         """
         self.entries_applied += 1
         self.batches += 1
         self.batched_pushes += 1
-        read, own_applied = push.versions[0], push.own_applied[0]
-        tables.count_push(session, push.numbers[0], push.replica, read=read, own_applied=own_applied)
+        tables.count_push(session, tables.ordered[session], push.replica, read)
         if push.groups:
-            tables.groups = with_groups(tables.groups, push.groups)
+            tables.groups = tables.ordered_groups = with_groups(tables.groups, push.groups)
+            if push.loss_sum is not None:
+                # Without the call of `count_loss`: this is the way of most pushes.
+                tables.losses = with_losses(tables.losses, push.groups[0], push.weight, push.loss_sum)
         if push.clock:
-            self.replicas.advance(group, Replica(push.replica), push.incarnation, push.clock)
+            self.replicas.advance(group, Replica(push.replica), push.incarnation, push.clock, tables)
         if self.log is not None:
             for shard in group:
                 self._note(shard, push, 0)
@@ -299,10 +310,10 @@ class Bundle:
             for number, (queued, places) in enumerate(zip(done.pushes, done.places, strict=True)):
                 push, place = queued.push, places[at]
                 if finite:
-                    since = shard.version - push.versions[place] - push.own_applied[place]
-                    shard.count_staleness(push.replica, max(since, 0))
+                    since = shard.version - _read(push, place)
+                    shard.separate().count_staleness(push.replica, max(since, 0))
                 else:
-                    shard.refused += 1
+                    shard.separate().refused += 1
                 flags = SUMMED | (JOINED if number else 0) | (0 if finite else NOT_APPLIED)
                 self._note(shard, push, flags)
             # The whole sum is one step of the rule, so one version.
@@ -316,30 +327,25 @@ class Bundle:
         session: Session = (push.session, push.incarnation)
         replica = Replica(push.replica)
         shards: list[Shard] = []
-        for place in (*queued.accepted, *queued.refused):
-            shard = queued.shards[place]
-            assert shard is not None
-            assert shard.pending is not None
-            shards.append(shard)
-            shard.separate().last_number[session] = push.numbers[place]
         for place in queued.accepted:
             shard = queued.shards[place]
             assert shard is not None
             assert shard.pending is not None
+            shards.append(shard)
+            number = of_place(push.numbers, place)
+            shard.separate().last_number[session] = number
             if not shard.pending.contribute(push.clock, Contribution(replica, queued, place, session)):
                 queued.problems.append(Problem(place, REFUSED))
-                self._refuse(shard, push, push.numbers[place])
-        # A refused gradient still advances the clock below: the other replicas do not wait for it.
-        for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
-            self._refuse(shard, push, push.numbers[place])
-        if push.groups:
-            count_groups(push.groups, [shard.tables for shard in shards])
+                shard.separate().refuse(session, number)
+                self._note(shard, push, SUMMED | NOT_APPLIED)
+        # An unapplied gradient still advances the clock below: the other replicas do not wait for it.
+        _count_unapplied(queued)
+        for shard in queued.unapplied_shards():
+            shards.append(shard)
+            self._note(shard, push, SUMMED | NOT_APPLIED)
+        _count_groups(queued, queued.shards_at(queued.accepted))
         self.replicas.advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
-
-    def _refuse(self, shard: Shard, push: Push, number: int) -> None:
-        shard.separate().refuse((push.session, push.incarnation), number)
-        self._note(shard, push, SUMMED | NOT_APPLIED)
 
     def _reach(self, shards: Iterable[Shard]) -> None:
         """Queue the sums that are complete; shards of the same pushes are summed together."""
@@ -350,7 +356,7 @@ class Bundle:
         for shard in shards:
             if shard.pending is None:
                 continue
-            for clock, contributions in shard.pending.reach(shard.slowest_clock()):
+            for clock, contributions in shard.pending.reach(shard.tables.slowest_clock()):
                 # Shards with the same contributions make one sum: one job instead of one per shard.
                 key = (clock, *(id(each.push) for each in contributions))
                 _, _, members = due.setdefault(key, (clock, contributions, []))
@@ -437,19 +443,24 @@ class Bundle:
         several = [shard.tables for shard in ours]
         for step in report.steps:
             if step.groups:
-                count_groups(step.groups, several)
+                # A step of a lost worker may come again: its groups count, and its loss does not.
+                has = has_groups_each([each.groups for each in several], step.groups)
+                fresh = [each for each, has_all in zip(several, has, strict=True) if not has_all]
+                count_groups(step, several, fresh)
+        for tables in several:
+            tables.ordered_groups = tables.groups  # no push of steps in place waits
         clock = report.steps[-1].clock
         self.replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
 
     def _forget(self, replica_generations: Set[int]) -> None:
         """Drop the push numbers of generations. From then on the server refuses their pushes."""
-        for tables in _tables_of(self._touched()) if replica_generations else ():
+        for tables in each_tables(self._touched()) if replica_generations else ():
             for session in tables.sessions():
                 if session[1] in replica_generations:
                     tables.forget_numbers(session)
 
     def _forget_sessions(self, sessions: Iterable[Session]) -> None:
-        for tables in _tables_of(self._touched()):
+        for tables in each_tables(self._touched()):
             for session in sessions:
                 tables.forget_session(session)
 
@@ -469,11 +480,6 @@ class Bundle:
         return f"<Bundle {len(self.shards)} shards, {len(self.ready)} entries wait>"
 
 
-def _tables_of(shards: Iterable[Shard]) -> Iterable[ShardTables]:
-    """Return the tables of shards, each once."""
-    return {id(shard.tables): shard.tables for shard in shards}.values()
-
-
 def _is_work(entry: Entry | ApplySum) -> bool:
     """Return whether an entry changes values; a batch of refused gradients does not."""
     return isinstance(entry, ApplySum) or (isinstance(entry, Apply) and bool(entry.pushes[0].accepted))
@@ -481,41 +487,62 @@ def _is_work(entry: Entry | ApplySum) -> bool:
 
 def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bool:
     """Count applied pushes of a group with shared tables. Returns False if tables or numbers differ."""
-    tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
+    of_shards = [(each.push.numbers, each.push.versions, each.push.own_applied) for each in pushes]
+    are_one = all(isinstance(numbers, int) for each in of_shards for numbers in each)
+    tables = shards.own_tables() if are_one and isinstance(shards, ShardGroup) else None
     if tables is None:
         return False
-    if not all(
-        same(queued.push.numbers) and same(queued.push.versions) and same(queued.push.own_applied)
-        for queued in pushes
-    ):
-        return False
     for queued in pushes:
-        push = queued.push
-        read, own_applied = push.versions[0], push.own_applied[0]
-        session: Session = (push.session, push.incarnation)
-        tables.count_push(session, push.numbers[0], push.replica, read=read, own_applied=own_applied)
-        if push.groups:
-            tables.groups = with_groups(tables.groups, push.groups)
+        _count_push(tables, queued.push, 0)
+        if queued.push.groups:
+            tables.groups = with_groups(tables.groups, queued.push.groups)
+            tables.count_loss(queued.push)
     return True
 
 
 def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
     """Count applied and refused pushes shard by shard."""
-    sessions = [(queued.push.session, queued.push.incarnation) for queued in pushes]
     for place, shard in zip(pushes[0].accepted, shards, strict=True):
         tables = shard.separate()
-        for queued, session in zip(pushes, sessions, strict=True):
-            push = queued.push
-            read, own_applied = push.versions[place], push.own_applied[place]
-            tables.count_push(session, push.numbers[place], push.replica, read=read, own_applied=own_applied)
-    for queued, session in zip(pushes, sessions, strict=True):
-        push = queued.push
-        for place, shard in zip(queued.refused, queued.refused_shards(), strict=True):
-            tables = shard.separate()
-            tables.refuse(session, push.numbers[place])
-            tables.last_number[session] = push.numbers[place]
-        if push.groups:
-            count_groups(push.groups, [shard.tables for shard in (*shards, *queued.refused_shards())])
+        for queued in pushes:
+            _count_push(tables, queued.push, place)
+    for queued in pushes:
+        _count_unapplied(queued)
+        _count_groups(queued, shards)
+
+
+def _count_groups(queued: QueuedPush, accepted: Sequence[Shard]) -> None:
+    """Count the groups of a push on its shards, and its loss on those that did not have the groups."""
+    if queued.push.groups:
+        fresh = [shard.tables for shard in (*accepted, *queued.shards_at(queued.refused))]
+        known = [shard.tables for shard in queued.shards_at(queued.known)]
+        count_groups(queued.push, [*fresh, *known], fresh)
+
+
+def _count_push(tables: ShardTables, push: Push, place: int) -> None:
+    """Count an applied push on the shard at one of its places."""
+    session: Session = (push.session, push.incarnation)
+    tables.count_push(session, of_place(push.numbers, place), push.replica, _read(push, place))
+
+
+def _read(push: Push, place: int) -> int:
+    """Return the version of a shard that a push read, with the client's own pushes in its copy."""
+    return of_place(push.versions, place) + of_place(push.own_applied, place)
+
+
+def _count_unapplied(queued: QueuedPush) -> None:
+    """Use up the numbers of a push whose gradients are not applied; shards go on sharing equal tables."""
+    push = queued.push
+    session: Session = (push.session, push.incarnation)
+    for places in (queued.refused, queued.known):
+        place_of = {shard: place for place in places if (shard := queued.shards[place]) is not None}
+        tables_of([*place_of])  # from here on, shards with the same tables have the same number
+        for tables, place in {shard.tables: place for shard, place in place_of.items()}.items():
+            number = tables.last_number[session] = of_place(push.numbers, place)
+            if places is queued.refused:
+                tables.refuse(session, number)
+            else:
+                tables.known += 1
 
 
 def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]:
@@ -527,7 +554,7 @@ def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]
             shard = queued.shards[place]
             assert shard is not None
             # Each push before it in the batch will be one version.
-            since = shard.version + before - push.versions[place] - push.own_applied[place]
+            since = shard.version + before - _read(push, place)
             mine.append(push.rate / (1 + max(since, 0)))
         rates.append(tuple(mine))
     return tuple(rates)

@@ -23,11 +23,12 @@ from adam_async.messages import Body, Standing
 from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
-from adam_async.parameter_server.bundle_shards import BundleShards
-from adam_async.parameter_server.copy_host import CopyHost
+from adam_async.parameter_server.copy_host import BundleShards, CopyHost
 from adam_async.parameter_server.events import Entry
 from adam_async.parameter_server.log_entries import (
+    MOST_BYTES,
     Part,
+    PartCollector,
     decode_entry,
     encode_entry,
     entry_bytes,
@@ -36,8 +37,7 @@ from adam_async.parameter_server.log_entries import (
 from adam_async.parameter_server.members_watch import MembersWatch
 from adam_async.parameter_server.offered_pieces import OfferedPieces
 from adam_async.parameter_server.ordered_appends import OrderedAppends
-from adam_async.parameter_server.part_collector import MOST_BYTES, PartCollector
-from adam_async.parameter_server.replication.effects import (
+from adam_async.parameter_server.replication.local_copy import (
     Apply,
     BecamePrimary,
     CopyPiece,
@@ -139,8 +139,8 @@ class BundleCopy:
         self._appends: OrderedAppends | None = None
         """Entries that are being written to the disk, and messages behind them; None without durable
         pushes."""
-        if saver is not None and saver.journal is not None:
-            self._appends = OrderedAppends(saver.journal, host.spawn)
+        if saver is not None and saver.is_durable:
+            self._appends = OrderedAppends(saver.disk, facts.home, host.spawn)
         self._core = BundleMember(me, facts, record)
         self._facts = facts
         self._shards = shards
@@ -560,8 +560,8 @@ class BundleCopy:
         self._applying -= new
         for _ in range(new):
             self._core.applied(self._core.log.applied + 1)
-        if new and self._appends is not None:
-            self._appends.journal.applied(self._core.log.applied)
+        if new and self._saver is not None and self._saver.is_durable:
+            self._saver.disk.applied(self._facts.home, self._core.log.applied)
 
     def _order_of(self, piece: int) -> Order:
         """Return the generation and the position of the last entry in a piece.

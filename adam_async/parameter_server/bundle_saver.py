@@ -13,7 +13,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Apply, Contribute, Entry, QueuedTick
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import piece_state
-from adam_async.persistence.keys import Order, State
+from adam_async.persistence.keys import EntryKey, Order, State, StateName
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -21,33 +21,26 @@ Mark = Callable[[int, int, int], None]
 """Callback that marks a piece, with its number, its size in bytes, and the number of its updates."""
 
 
-class Journal(Protocol):
-    """The log of a bundle's entries on the disk."""
+class BundleDisk(Protocol):
+    """The disk of a store, as its bundles use it; see `StoreDisk`."""
 
-    async def append(
-        self, position: int, generation: int, parts: Sequence[Part], *, of_primary: bool
-    ) -> None:
+    async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:
         """Append an entry; it is on the disk on return. Calls return in the order in which they began."""
         ...
 
-    def applied(self, position: int) -> None:
-        """Note that all entries up to a position are applied."""
+    def applied(self, home: str, position: int) -> None:
+        """Note that all entries of a bundle up to a position are applied, and their pieces marked."""
         ...
 
-
-class StoredPieces(Protocol):
-    """The pieces of a bundle on the disk."""
-
-    def position(self, piece: int) -> int | None:
+    def position_of(self, name: StateName) -> int | None:
         """Return the position of the last entry in a piece; None if the disk lacks the piece."""
         ...
 
-    async def read(self, piece: int, arrays: int) -> tuple[Part, bytes]:
+    async def read_arrays(self, name: StateName, arrays: int) -> tuple[Part, bytes]:
         """Read the arrays of a piece; return them and their SHA-256 digest.
 
         Args:
-            piece: Number of the piece in its bundle.
-            arrays: Number of arrays that it must have.
+            arrays: Number of arrays that the piece must have.
 
         Raises:
             DataError: The disk lacks the piece, the piece is damaged, or it has another number of arrays.
@@ -63,8 +56,8 @@ class BundleSaver:
         pieces: Its shards, cut into pieces.
         state_arrays: Maximum number of state arrays per array of values.
         mark: Marks a changed piece.
-        journal: Log of the bundle's entries on the disk; None if pushes are acknowledged from memory.
-        stored: The pieces on the disk, for a server that joins; None if the server offers none.
+        disk: The disk of the store.
+        is_durable: Whether pushes are acknowledged only from the disk.
 
     Attributes:
         entry: Position of the last entry that the shards have received.
@@ -77,12 +70,12 @@ class BundleSaver:
         *,
         state_arrays: int,
         mark: Mark,
-        journal: Journal | None = None,
-        stored: StoredPieces | None = None,
+        disk: BundleDisk,
+        is_durable: bool = False,
     ) -> None:
         self.home = home
-        self.journal = journal
-        self.stored = stored
+        self.disk = disk
+        self.is_durable = is_durable
         self.pieces = pieces
         self._mark = mark
         self._piece_of: dict[ShardId, int] = {

@@ -1,11 +1,13 @@
-"""The services of a server that its copies of bundles need."""
+"""The services of a server that its copies of bundles need, and the shards as the copies use them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from adam_async.controller.client import Confirmation
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Entry
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.replication.log import Entry as LogEntry
 from adam_async.parameter_server.server_links import ServerLinks
@@ -41,3 +43,32 @@ class CopyHost:
     is_live: Callable[[Member], bool]
     notice: Callable[[str], None]
     observe: Observe | None = None
+
+
+class BundleShards(Protocol):
+    """The shards and the front of a bundle on this server."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """The shards; `reset` replaces them."""
+        ...
+
+    def committed(self, entry: Entry) -> None:
+        """Take a committed entry, and do its work in later rounds of the loop."""
+        ...
+
+    def reset(self) -> None:
+        """Begin with new, empty shards: the server joins."""
+        ...
+
+    def lead(self) -> None:
+        """Order pushes and answer requests from now on."""
+        ...
+
+    def follow(self) -> None:
+        """Refuse all requests from now on: another server is the primary."""
+        ...
+
+    def leave(self) -> None:
+        """Drop the shards: the server is no member any more."""
+        ...

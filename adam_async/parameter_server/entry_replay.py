@@ -15,6 +15,7 @@ from adam_async.parameter_server.events import Applied, Apply, ApplySum, SumAppl
 from adam_async.parameter_server.log_entries import Part, decode_entry, without_shards
 from adam_async.parameter_server.piece_states import Catalogue, load_tensors
 from adam_async.parameter_server.storage import own_shards
+from adam_async.parameter_server.store_work import begin_work
 from adam_async.persistence.keys import Order
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -143,21 +144,9 @@ class _Part:
 
     def do(self, work: Apply | ApplySum) -> None:
         """Apply a batch or a sum."""
+        begun = begin_work(work, lambda spec: self._appliers[spec.rule, spec.dtype], 0.0)
+        begun.work.run()
         if isinstance(work, ApplySum):
-            spec = work.shards[0].spec
-            gradients = [
-                queued.gradients.only(places) for queued, places in zip(work.pushes, work.places, strict=True)
-            ]
-            applier = self._appliers[spec.rule, spec.dtype]
-            finite = applier.apply_sum(work.shards, gradients, scale=work.scale, rate=work.rate)
-            self.bundle.sum_applied(SumApplied(work, finite, 0))
-            return
-        shards = work.shards()
-        spec = shards[0].spec
-        applier = self._appliers[spec.rule, spec.dtype]
-        gradients = [queued.gradients.only(queued.accepted) for queued in work.pushes]
-        if work.pushes[0].push.assign:
-            applier.work_on_assignment(shards, gradients[0]).run()
+            self.bundle.sum_applied(SumApplied(work, [finite for (finite,) in begun.work.finite], 0))
         else:
-            applier.apply_pushes(shards, gradients, work.rates)
-        self.bundle.applied(Applied(work))
+            self.bundle.applied(Applied(work))

@@ -10,11 +10,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from adam_async.messages import Problem, Pull, Push, Pushed, ReadShards, ReportSteps, Tick
+from adam_async.messages import (
+    BundleSets,
+    Problem,
+    Pull,
+    Push,
+    Pushed,
+    ReadShards,
+    ReportSteps,
+    ShardStates,
+    StepsReported,
+    Tick,
+    Ticked,
+    Values,
+)
+from adam_async.messages.bounds import Clock, DrawnId, Epoch
 from adam_async.parameter_server.apply import PIECE_WORK
 from adam_async.parameter_server.gradients import PushGradients
-from adam_async.parameter_server.shard import Session, Shard
+from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.ids import Replica
 
@@ -53,28 +69,26 @@ class TickArrived:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PullArrived:
-    """A client pulls the values of shards."""
+    """A client pulls the values of shards, or the driver reads shards with their whole state."""
 
     request: Request
-    pull: Pull
+    pull: Pull | ReadShards
     deadline: float = 0.0
     """Latest time of the answer if the clock of the pull is not reached before."""
     link: Any = None
     """Link of the pull; the server bounds the waiting requests of one link."""
+    until: float = 0.0
+    """Time until which the shards are kept at the clock of a reading for the next one, in bsp."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadArrived:
-    """The driver reads shards with their whole state."""
+class SetsAsked:
+    """A data server asks for the groups of an epoch that the shards have."""
 
     request: Request
-    read: ReadShards
-    deadline: float
-    """Latest time of the answer if the clock of the reading is not reached before."""
-    link: Any = None
-    """Link of the reading."""
-    until: float = 0.0
-    """Time until which the shards are kept at the clock for the next reading, in bsp."""
+    generation: int
+    """Version of the assignment of buckets."""
+    epoch: int
 
 
 class Applied(msgspec.Struct, frozen=True, eq=False):
@@ -93,19 +107,17 @@ class SumApplied:
     """Index in the sum of the first shard in `finite`; each shard of the sum is reported once, in order."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicasChanged:
+class ReplicasChanged(msgspec.Struct, frozen=True, array_like=True, tag="live"):
     """The controllers changed the live replicas, each with its generation."""
 
-    live: Mapping[Replica, int]
+    live: Mapping[Replica, DrawnId]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochBegan:
+class EpochBegan(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
     """The controllers began an epoch; `ReplicasChanged` has named the replicas that take part."""
 
-    number: int
-    first_clock: int
+    number: Epoch
+    first_clock: Clock
     """Clock of every replica at the beginning of the epoch."""
 
 
@@ -114,7 +126,7 @@ Event = (
     | StepsArrived
     | TickArrived
     | PullArrived
-    | ReadArrived
+    | SetsAsked
     | Applied
     | SumApplied
     | ReplicasChanged
@@ -138,33 +150,44 @@ class QueuedPush(msgspec.Struct, eq=False):
     problems: list[Problem]
     refused: Sequence[int] = ()
     """Places whose number was the next one and whose gradient is not finite; `problems` has them, too."""
+    known: Sequence[int] = ()
+    """Places whose number was the next one and whose shard has the groups; `problems` has them, too."""
 
-    def refused_shards(self) -> list[Shard]:
-        """Return the shards at the places in `refused`."""
-        found = [self.shards[place] for place in self.refused]
-        return [shard for shard in found if shard is not None]
+    @property
+    def unapplied(self) -> tuple[int, ...]:
+        """Places whose number is used up, and whose gradient is not applied."""
+        return (*self.refused, *self.known)
+
+    def shards_at(self, places: Sequence[int]) -> list[Shard]:
+        """Return the shards at some places."""
+        return [shard for place in places if (shard := self.shards[place]) is not None]
+
+    def unapplied_shards(self) -> list[Shard]:
+        """Return the shards at the places in `unapplied`."""
+        return self.shards_at(self.unapplied)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedPull:
-    """A pull that waits for the pushes before it, then perhaps for a clock."""
+    """A pull or reading that waits for the pushes before it, then perhaps for a clock."""
 
     request: Request
     shards: tuple[Shard, ...]
     clock: int = 0
     deadline: float = 0.0
     link: Any = None
+    is_reading: bool = False
+    """Whether the answer has the whole state of the shards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class QueuedRead:
-    """A reading of shards that waits for the pushes before it, then perhaps for a clock."""
+class QueuedSets:
+    """A question for the groups of the shards that waits for the pushes before it."""
 
     request: Request
     shards: tuple[Shard, ...]
-    deadline: float
-    clock: int = 0
-    link: Any = None
+    """The trainable shards."""
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,11 +204,15 @@ class Contribute(msgspec.Struct, frozen=True, eq=False):
     queued: QueuedPush
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ForgetSessions:
+class ForgetSessions(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
     """Forget the pushes of sessions without a live generation, to make room for others."""
 
-    sessions: Sequence[Session]
+    sessions: tuple[tuple[DrawnId, DrawnId], ...]
+
+
+def are_all_places(places: Sequence[int], push: Push) -> bool:
+    """Return whether places are all those of a push, in their order: a damaged entry may have another."""
+    return tuple(places) == tuple(range(len(push.shards)))
 
 
 # --- effects ---------------------------------------------------------------------------------
@@ -204,7 +231,7 @@ class Apply(msgspec.Struct, frozen=True, eq=False):
     def shards(self) -> Sequence[Shard]:
         """Return the shards to apply to, one for each accepted place."""
         first = self.pushes[0]
-        if isinstance(first.shards, ShardGroup) and len(first.accepted) == len(first.shards):
+        if isinstance(first.shards, ShardGroup) and are_all_places(first.accepted, first.push):
             return first.shards
         found = [first.shards[place] for place in first.accepted]
         return [shard for shard in found if shard is not None]
@@ -244,26 +271,12 @@ class ApplySum:
         return parts[0], parts[1]
 
 
-class Acknowledge(msgspec.Struct, frozen=True, eq=False):
-    """Answer a push, with the values of `shards` if there are any."""
+class Answer(msgspec.Struct, frozen=True, eq=False):
+    """Answer a request, with the values of `shards` if there are any."""
 
     request: Request
-    body: Pushed
+    body: Pushed | Ticked | StepsReported | Values | ShardStates
     shards: tuple[Shard, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AcknowledgeSteps:
-    """Answer a report of steps."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AcknowledgeTick:
-    """Answer a tick."""
-
-    request: Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,15 +285,6 @@ class SendValues:
 
     request: Request
     shards: tuple[Shard, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SendBehind:
-    """Answer a pull without values: its clock was not reached by the deadline."""
-
-    request: Request
-    clock: int
-    behind: tuple[Replica, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -294,12 +298,12 @@ class SendStates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SendPassed:
-    """Answer a reading without shards: a shard has passed the clock of the reading."""
+class SendSets:
+    """Answer a question for groups with these ranges."""
 
     request: Request
-    clock: int
-    """Clock of the shard that is ahead of all others."""
+    body: BundleSets
+    ranges: tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -350,7 +354,7 @@ class InFlight:
 
     entry: Entry
     done: bool = False
-    behind: list[QueuedPull | QueuedRead | QueuedPush | QueuedTick] = field(default_factory=list)
+    behind: list[QueuedPull | QueuedPush | QueuedSets | QueuedTick] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -360,14 +364,4 @@ class Propose:
     entry: Entry
 
 
-Effect = (
-    Propose
-    | Acknowledge
-    | AcknowledgeSteps
-    | AcknowledgeTick
-    | SendValues
-    | SendBehind
-    | SendStates
-    | SendPassed
-    | Refuse
-)
+Effect = Propose | Answer | SendValues | SendStates | SendSets | Refuse

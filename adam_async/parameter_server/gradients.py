@@ -4,91 +4,77 @@ A *delta* is the summed gradient of a shard, flat (AD-30). *Factors* are the act
 of K images, and the server multiplies them (AD-32): gradient = errors x^T.
 
 Letters: K images, I inputs (one row), R rows of the shard.
+
+From the tensors of a push to the gradients of its shards, without a copy.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from math import inf, isfinite, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Delta:
-    """A summed gradient, flat, as long as the shard."""
-
-    values: NDArray[Any]
-    rate: float
-    finite: bool = False
-    """Whether the values and their products with the rate are known to be finite; otherwise the applier scans
-    them."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Factors:
-    """Activations (I, K) and the error gradients (R, K) of the shard's rows; gradient = errors x^T."""
-
-    x_IK: NDArray[Any]
-    errors_RK: NDArray[Any]
-    rate: float
-    bound: float = inf
-    """Bound on each element of the product; inf if it is unknown, or an element is not finite."""
-    checked: bool = False
-    """Whether the product is known to be finite although the bound does not prove it."""
-
-
-Gradient = Delta | Factors
+from adam_async.messages import Push, check_tensor, fits
+from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.run.shard_table import ShardSpec
+from transport import RemoteProtocolError
 
 
 class DeltaPart(msgspec.Struct, frozen=True, eq=False):
-    """Deltas of several shards as they arrived: one after the other, in one flat tensor."""
+    """Deltas of one or several shards as they arrived: one after the other, in one flat tensor."""
 
     flat: NDArray[Any]
     sizes: tuple[int, ...]
     rate: float
     finite: bool
-    """Whether the values and their products with the rate are known to be finite."""
+    """Whether the values and their products with the rate are known to be finite; otherwise the applier scans
+    them."""
 
-    def each(self) -> list[Gradient]:
+    def each(self) -> "list[DeltaPart]":
         """Return one gradient per shard."""
         stops = list(accumulate(self.sizes))
         return [
-            Delta(self.flat[stop - size : stop], self.rate, self.finite)
+            DeltaPart(self.flat[stop - size : stop], (size,), self.rate, self.finite)
             for size, stop in zip(self.sizes, stops, strict=True)
         ]
 
 
 class FactorPart(msgspec.Struct, frozen=True, eq=False):
-    """Factors of several shards of one tensor as they arrived: shared activations, errors row after row."""
+    """Factors of one or several shards of one tensor as they arrived; gradient = errors x^T."""
 
     x_IK: NDArray[Any]
+    """Activations (I, K), which all shards share."""
     errors_RK: NDArray[Any]
+    """Error gradients (R, K) of the rows of all shards, one after the other."""
     sizes: tuple[int, ...]
     """Rows of each shard."""
     rate: float
     bound: float
-    """Bound on each element of the product."""
+    """Bound on each element of the product; inf if it is unknown, or an element is not finite."""
     checked: bool = False
     """Whether each product is known to be finite although the bound does not prove it."""
 
-    def each(self) -> list[Gradient]:
+    def each(self) -> "list[FactorPart]":
         """Return one gradient per shard."""
         stops = list(accumulate(self.sizes))
+        rows = [self.errors_RK[stop - size : stop] for size, stop in zip(self.sizes, stops, strict=True)]
         return [
-            Factors(self.x_IK, self.errors_RK[stop - size : stop], self.rate, self.bound, self.checked)
-            for size, stop in zip(self.sizes, stops, strict=True)
+            FactorPart(self.x_IK, mine, (len(mine),), self.rate, self.bound, self.checked) for mine in rows
         ]
+
+
+Gradient = DeltaPart | FactorPart
+"""Gradients in one of the two forms; the applier takes the shards of a part together, or one by one."""
 
 
 class PushGradients(msgspec.Struct, frozen=True, eq=False):
     """The gradients of one push, in the order of its shards."""
 
-    parts: tuple[DeltaPart | FactorPart, ...] = ()
+    parts: tuple[Gradient, ...] = ()
     checked: bool = False
     """Whether the server has checked each gradient, because its bound did not prove it finite."""
 
@@ -105,12 +91,14 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
 
     def at(self, rates: Sequence[float]) -> list[Gradient]:
         """Return one gradient per shard of the push, each with a rate of its own."""
-        return [replace(each, rate=rate) for each, rate in zip(self.each(), rates, strict=True)]
+        return [
+            msgspec.structs.replace(each, rate=rate) for each, rate in zip(self.each(), rates, strict=True)
+        ]
 
     def only(self, places: Sequence[int]) -> "PushGradients":
         """Return the same push for the shards at these places only, each in a part of its own."""
         each = self.each()
-        return PushGradients(tuple(part_of(each[place]) for place in places))
+        return PushGradients(tuple([each[place] for place in places]))
 
     @property
     def nbytes(self) -> int:
@@ -162,29 +150,133 @@ def is_finite(values: NDArray[Any], rate: float = 1.0) -> bool:
     return rate <= 1 or float(np.abs(values).max(initial=0.0)) * rate <= largest(values.dtype)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def is_surely_finite(values: NDArray[Any], rate: float) -> bool:
     """Return whether the sum of squares proves that every value and its product with a rate are finite."""
     return sqrt(squares(values)) * max(rate, 1.0) <= largest(values.dtype)
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def squares(values: NDArray[Any]) -> float:
-    """Return the sum of squares; inf if it overflows or a value is not finite."""
+    """Return the sum of squares; inf if it overflows or a value is not finite.
+
+    Call this function where NumPy does not warn of an overflow.
+    """
     flat = values.reshape(-1)
     total = float(np.dot(flat, flat))
     return total if isfinite(total) else inf
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def product_bound(x_IK: NDArray[Any], errors_RK: NDArray[Any]) -> float:
     """Bound every element of errors x^T, by Cauchy and Schwarz."""
     return sqrt(squares(x_IK)) * sqrt(squares(errors_RK))
 
 
-def part_of(gradient: Gradient) -> DeltaPart | FactorPart:
-    """Return a gradient of one shard as a part of a push."""
-    if isinstance(gradient, Delta):
-        return DeltaPart(gradient.values, (len(gradient.values),), gradient.rate, gradient.finite)
-    rows = len(gradient.errors_RK)
-    return FactorPart(
-        gradient.x_IK, gradient.errors_RK, (rows,), gradient.rate, gradient.bound, gradient.checked
-    )
+MOST_LAYOUTS = 8
+"""Number of layouts of a group of shards at which all of them are forgotten: a client chooses the parts."""
+
+
+class PartLayout(NamedTuple):
+    """The sizes of one part of a push, which depend on its shards alone."""
+
+    what: str
+    """Name for errors."""
+    row: int
+    """Number of values of a row, for factors; 0 for deltas."""
+    sizes: tuple[int, ...]
+    """Values of each shard; for factors its rows."""
+    size: int
+    """Sum of the sizes."""
+
+
+def read_gradients(
+    push: Push,
+    tensors: Sequence[NDArray[Any]],
+    table: Sequence[ShardSpec],
+    dtype: np.dtype[Any],
+    group: ShardGroup | None = None,
+) -> PushGradients:
+    """Decode the gradients of a push, without copying.
+
+    Args:
+        table: All shards of the store, by number.
+        group: The shards of the push, if they are known.
+
+    Raises:
+        RemoteProtocolError: Counts, shapes or types do not fit the shards named.
+    """
+    if not fits(len(push.shards), push.numbers, push.versions, push.own_applied):
+        raise RemoteProtocolError(
+            "push", "shards, numbers, versions and own_applied of a Push differ in length"
+        )
+    layout = None if group is None else group.layouts.get(push.parts)
+    if layout is None:
+        layout = _layout_of(push, table)
+        if group is not None:
+            if len(group.layouts) >= MOST_LAYOUTS:
+                group.layouts.clear()
+            group.layouts[push.parts] = layout
+    parts: list[Gradient] = []
+    rest = iter(tensors)
+    try:
+        for part in layout:
+            read = _read_factors if part.row else _read_deltas
+            parts.append(read(part, rest, push.rate, dtype))
+    except StopIteration:
+        raise RemoteProtocolError("push", "a Push carries fewer tensors than its parts need") from None
+    if next(rest, None) is not None:
+        raise RemoteProtocolError("push", "the parts of a Push do not cover its shards and tensors")
+    return PushGradients(tuple(parts))
+
+
+def _layout_of(push: Push, table: Sequence[ShardSpec]) -> tuple[PartLayout, ...]:
+    layout, at = [], 0
+    for part in push.parts:
+        shards = [_spec(table, number) for number in push.shards[at : at + part.count]]
+        at += part.count
+        layout.append(_factor_layout(shards) if part.factors else _delta_layout(shards))
+    if at != len(push.shards):
+        raise RemoteProtocolError("push", "the parts of a Push do not cover its shards and tensors")
+    return tuple(layout)
+
+
+def _spec(table: Sequence[ShardSpec], number: int) -> ShardSpec:
+    if number >= len(table):
+        raise RemoteProtocolError("push", f"the model has no shard {number}")
+    return table[number]
+
+
+def _delta_layout(shards: Sequence[ShardSpec]) -> PartLayout:
+    sizes = tuple([shard.size for shard in shards])
+    return PartLayout("deltas", 0, sizes, sum(sizes))
+
+
+def _factor_layout(shards: Sequence[ShardSpec]) -> PartLayout:
+    if not shards:
+        raise RemoteProtocolError("push", "factors need at least one shard")
+    row = shards[0].row_size
+    what = f"factors of {shards[0].tensor}"
+    if any(not shard.whole_rows or shard.row_size != row for shard in shards):
+        raise RemoteProtocolError("push", f"{what}: need shards of whole rows of {row} values")
+    sizes = tuple([shard.size // row for shard in shards])
+    return PartLayout(what, row, sizes, sum(sizes))
+
+
+def _read_deltas(
+    part: PartLayout, tensors: Iterator[NDArray[Any]], rate: float, dtype: np.dtype[Any]
+) -> DeltaPart:
+    flat = next(tensors)
+    check_tensor(flat, part.what, (part.size,), dtype)
+    return DeltaPart(flat, part.sizes, rate, is_surely_finite(flat, rate))
+
+
+def _read_factors(
+    part: PartLayout, tensors: Iterator[NDArray[Any]], rate: float, dtype: np.dtype[Any]
+) -> FactorPart:
+    x_IK, errors_RK = next(tensors), next(tensors)
+    if x_IK.ndim != 2:
+        raise RemoteProtocolError("push", f"{part.what}: need activations ({part.row}, K)")
+    images = x_IK.shape[1]
+    check_tensor(x_IK, part.what, (part.row, images), dtype)
+    check_tensor(errors_RK, part.what, (part.size, images), dtype)
+    return FactorPart(x_IK, errors_RK, part.sizes, rate, product_bound(x_IK, errors_RK))

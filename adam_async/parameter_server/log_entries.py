@@ -6,7 +6,7 @@ other tensors are those of the push, in their order; they are neither copied nor
 kind is one part.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Container, Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Push, Tick
+from adam_async.messages.bounds import Indices
+from adam_async.messages.replication import Copy, PieceCopy
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bundle import Bundle
-from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Apply,
     Contribute,
@@ -27,12 +28,21 @@ from adam_async.parameter_server.events import (
     QueuedTick,
     ReplicasChanged,
 )
-from adam_async.parameter_server.gradients import FactorPart
-from adam_async.parameter_server.shard import Session
+from adam_async.parameter_server.gradients import FactorPart, read_gradients
+from adam_async.run.bundle_record import Member
 from adam_async.run.group_ranges import groups_fault
-from adam_async.run.ids import Replica, ShardId
+from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
+
+MOST_PARTS = 64
+"""Maximum number of parts of an entry; a batch has fewer pushes."""
+
+MOST_PIECE_PARTS = 1024
+"""Maximum number of parts of a piece."""
+
+MOST_BYTES = 1 << 30
+"""Maximum size of an entry or a piece, in bytes."""
 
 Part = list[NDArray[Any]]
 """Tensors of one part of an entry, or of a piece; the first has its details."""
@@ -42,11 +52,17 @@ class PushDetails(msgspec.Struct, frozen=True, array_like=True, tag="push"):
     """A push of a batch or, if `sums` is set, a push whose places are contributions to sums."""
 
     push: Push
-    accepted: tuple[int, ...]
-    refused: tuple[int, ...]
+    accepted: Indices
+    refused: Indices
     checked: bool
     """Whether the primary has checked each gradient, because their bounds did not prove them finite."""
     sums: bool = False
+    known: tuple[int, ...] = ()
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """Places whose number the push uses up."""
+        return (*self.accepted, *self.refused, *self.known)
 
 
 class TickDetails(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
@@ -55,26 +71,7 @@ class TickDetails(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
     tick: Tick
 
 
-class LiveDetails(msgspec.Struct, frozen=True, array_like=True, tag="live"):
-    """The live replicas, each with its generation."""
-
-    live: dict[int, int]
-
-
-class EpochDetails(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
-    """The beginning of an epoch."""
-
-    number: int
-    first_clock: int
-
-
-class ForgetDetails(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
-    """Sessions without a live generation."""
-
-    sessions: tuple[Session, ...]
-
-
-_Details = PushDetails | TickDetails | LiveDetails | EpochDetails | ForgetDetails
+_Details = PushDetails | TickDetails | ReplicasChanged | EpochBegan | ForgetSessions
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Details] = msgspec.msgpack.Decoder(_Details)
@@ -89,12 +86,8 @@ def encode_entry(entry: Entry) -> list[Part]:
             return [_packed_part(entry.queued, sums=True)]
         case QueuedTick():
             details: _Details = TickDetails(entry.tick)
-        case ReplicasChanged():
-            details = LiveDetails({int(replica): number for replica, number in entry.live.items()})
-        case EpochBegan():
-            details = EpochDetails(entry.number, entry.first_clock)
-        case ForgetSessions():
-            details = ForgetDetails(tuple(entry.sessions))
+        case ReplicasChanged() | EpochBegan() | ForgetSessions():
+            details = entry
         case _:
             raise AssertionError(f"{entry!r} belongs to a run in place, which has one copy")
     return [[_packed(details)]]
@@ -129,7 +122,7 @@ def decode_entry(
     if not isinstance(first, PushDetails):
         if len(parts) != 1 or len(parts[0]) != 1:
             raise RemoteProtocolError("entry", f"{len(parts)} parts of a {type(first).__name__}")
-        return _other_entry(first)
+        return QueuedTick(None, first.tick) if isinstance(first, TickDetails) else first
     pushes = [each for each in details if isinstance(each, PushDetails)]
     if len(pushes) != len(details) or (first.sums and len(pushes) != 1):
         raise RemoteProtocolError("entry", "its parts are of several kinds")
@@ -151,15 +144,13 @@ def decode_entry(
 def _of_shards(details: PushDetails, bundle: Bundle) -> PushDetails:
     """Return the details of a push with only those places whose shards a bundle has."""
     numbers = details.push.shards
-    if any(place >= len(numbers) for place in (*details.accepted, *details.refused)):
+    if any(place not in range(len(numbers)) for place in details.counted):
         return details  # `queued_push` refuses such a place
-    accepted, refused = (
-        tuple(
-            [place for place in places if place >= len(numbers) or ShardId(numbers[place]) in bundle.shards]
-        )
-        for places in (details.accepted, details.refused)
+    accepted, refused, known = (
+        tuple([place for place in places if ShardId(numbers[place]) in bundle.shards])
+        for places in (details.accepted, details.refused, details.known)
     )
-    return msgspec.structs.replace(details, accepted=accepted, refused=refused)
+    return msgspec.structs.replace(details, accepted=accepted, refused=refused, known=known)
 
 
 def _has_factors(push: Push) -> bool:
@@ -173,7 +164,7 @@ def _check_batch(pushes: Sequence[QueuedPush]) -> None:
     for each in pushes[1:]:
         if each.accepted != first.accepted or [each.push.shards[place] for place in each.accepted] != shards:
             raise RemoteProtocolError("entry", "pushes of a batch are for different shards")
-    found = [first.shards[place] for place in (*first.accepted, *first.refused)]
+    found = [first.shards[place] for place in (*first.accepted, *first.unapplied)]
     if len({(shard.spec.rule, shard.spec.dtype) for shard in found if shard is not None}) > 1:
         raise RemoteProtocolError("entry", "pushes of a batch are for shards of several rules or types")
 
@@ -198,21 +189,8 @@ def _without(queued: QueuedPush, absent: Set[ShardId]) -> QueuedPush:
         queued,
         accepted=tuple([place for place in queued.accepted if shards[place] not in absent]),
         refused=tuple([place for place in queued.refused if shards[place] not in absent]),
+        known=tuple([place for place in queued.known if shards[place] not in absent]),
     )
-
-
-def _other_entry(details: _Details) -> Entry:
-    match details:
-        case TickDetails():
-            return QueuedTick(None, details.tick)
-        case LiveDetails():
-            return ReplicasChanged({Replica(each): number for each, number in details.live.items()})
-        case EpochDetails():
-            return EpochBegan(details.number, details.first_clock)
-        case ForgetDetails():
-            return ForgetSessions(details.sessions)
-        case _:
-            raise AssertionError(details)
 
 
 class PushPart(NamedTuple):
@@ -228,7 +206,12 @@ def push_part(queued: QueuedPush, *, sums: bool) -> PushPart:
     for part in queued.gradients.parts:
         tensors += [part.x_IK, part.errors_RK] if isinstance(part, FactorPart) else [part.flat]
     details = PushDetails(
-        queued.push, tuple(queued.accepted), tuple(queued.refused), queued.gradients.checked, sums
+        queued.push,
+        tuple(queued.accepted),
+        tuple(queued.refused),
+        queued.gradients.checked,
+        sums,
+        tuple(queued.known),
     )
     return PushPart(details, tensors)
 
@@ -246,13 +229,13 @@ def queued_push(
     if details.checked:
         gradients = gradients.trusted()
     shards = group or tuple([bundle.shards.get(ShardId(number)) for number in push.shards])
-    places, counted = range(len(push.shards)), (*details.accepted, *details.refused)
+    places, counted = range(len(push.shards)), details.counted
     for place in counted:
         if place not in places or shards[place] is None:
             raise RemoteProtocolError("entry", f"place {place} of a push of {len(push.shards)} shards")
     if len({push.shards[place] for place in counted}) < len(counted):
         raise RemoteProtocolError("entry", "a push counts twice on a shard")
-    return QueuedPush(None, push, shards, gradients, details.accepted, [], details.refused)
+    return QueuedPush(None, push, shards, gradients, details.accepted, [], details.refused, details.known)
 
 
 def _packed_part(queued: QueuedPush, *, sums: bool) -> Part:
@@ -262,3 +245,51 @@ def _packed_part(queued: QueuedPush, *, sums: bool) -> Part:
 
 def _packed(details: _Details) -> NDArray[Any]:
     return np.frombuffer(_encoder.encode(details), np.uint8)
+
+
+class PartCollector:
+    """Joins the parts of incomplete entries and pieces, by senders and classes of messages.
+
+    An entry and a piece of the primary may arrive at the same time, on two links. Only the parts of the
+    primary are kept, so the memory for one bundle is at most twice `MOST_BYTES`.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[Member, type[Copy | PieceCopy]], list[Part]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of incomplete messages."""
+        return len(self._parts)
+
+    def keep(self, members: Container[Member | None]) -> None:
+        """Forget the parts of all other senders."""
+        self._parts = {key: parts for key, parts in self._parts.items() if key[0] in members}
+
+    def forget(self, sender: Member) -> None:
+        """Forget the parts of a sender: its link has ended."""
+        self._parts = {key: parts for key, parts in self._parts.items() if key[0] != sender}
+
+    def add(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
+        """Add a part to those before it; return all of them with the last one.
+
+        Raises:
+            RemoteProtocolError: No correct member sends this part.
+        """
+        parts = self._parts.pop((sender, type(message)), [])
+        if message.part == 0:
+            parts = []  # those before it were of an earlier link
+        most = MOST_PARTS if isinstance(message, Copy) else MOST_PIECE_PARTS
+        if not tensors or message.part != len(parts) or not message.part < message.parts <= most:
+            raise RemoteProtocolError(
+                "replication", f"part {message.part} of {message.parts} after {len(parts)} parts"
+            )
+        parts.append(tensors)
+        size, is_last = entry_bytes(parts), len(parts) == message.parts
+        if not size <= message.nbytes <= MOST_BYTES or (is_last and size != message.nbytes):
+            raise RemoteProtocolError(
+                "replication", f"{size} bytes in {len(parts)} of {message.parts} parts, not {message.nbytes}"
+            )
+        if is_last:
+            return parts
+        self._parts[sender, type(message)] = parts
+        return None

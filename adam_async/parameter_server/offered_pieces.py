@@ -30,9 +30,10 @@ import msgspec
 
 from adam_async.errors import DataError
 from adam_async.messages.replication import Held, PieceCopy
-from adam_async.parameter_server.bundle_saver import BundleSaver, StoredPieces
+from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.replication.effects import CopyPiece, Message
+from adam_async.parameter_server.replication.local_copy import CopyPiece, Message
+from adam_async.persistence.keys import StateName
 from adam_async.run.bundle_record import Member
 from transport import RemoteProtocolError
 
@@ -57,7 +58,6 @@ class OfferedPieces:
         spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
     ) -> None:
         self._saver = saver
-        self._stored = saver.stored if saver is not None else None
         self._spawn = spawn
         self._is_offering = True
         self._reading: asyncio.Task[None] | None = None
@@ -68,11 +68,12 @@ class OfferedPieces:
 
     def with_offer(self, message: Message) -> Message:
         """Return a message; add the position of the next piece on the disk if it is an acknowledgement."""
-        if self._stored is None or not self._is_offering or not isinstance(message, Held):
+        if self._saver is None or not self._is_offering or not isinstance(message, Held):
             return message
         if not message.pieces:
             return message  # piece 0 has no arrays
-        return msgspec.structs.replace(message, offered=self._stored.position(message.pieces))
+        offered = self._saver.disk.position_of(StateName(self._saver.home, message.pieces))
+        return msgspec.structs.replace(message, offered=offered)
 
     def read(
         self, message: PieceCopy, arrays: int, then: Callable[[Part], None], failed: Callable[[str], None]
@@ -87,14 +88,14 @@ class OfferedPieces:
         Raises:
             RemoteProtocolError: This member has not offered the piece.
         """
-        if self._stored is None or not self._is_offering or self._reading is not None:
+        if self._saver is None or not self._is_offering or self._reading is not None:
             raise RemoteProtocolError("piece", f"{message.piece} lacks its arrays, which were not offered")
-        reading = self._read(self._stored, message, arrays, then, failed)
+        reading = self._read(self._saver, message, arrays, then, failed)
         self._reading = self._spawn(f"reads-piece-{message.piece}", reading)
 
     async def _read(
         self,
-        stored: StoredPieces,
+        saver: BundleSaver,
         message: PieceCopy,
         arrays: int,
         then: Callable[[Part], None],
@@ -103,7 +104,7 @@ class OfferedPieces:
         reason = f"it was not read in {READ_S:g} s"
         try:
             async with asyncio.timeout(READ_S):
-                found, digest = await stored.read(message.piece, arrays)
+                found, digest = await saver.disk.read_arrays(StateName(saver.home, message.piece), arrays)
             reason = "" if _is_same(digest, message.digest) else "it has other bits than the primary's"
         except TimeoutError:
             pass

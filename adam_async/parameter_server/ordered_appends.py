@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from adam_async.parameter_server.bundle_saver import Journal
+from adam_async.parameter_server.bundle_saver import BundleDisk
 from adam_async.parameter_server.log_entries import Part, entry_bytes
+from adam_async.persistence.keys import EntryKey
 from transport import RemoteProtocolError
 
 MOST_BYTES = 512 << 20
@@ -26,16 +27,19 @@ class OrderedAppends:
     """Steps in order. The step of an entry waits for the disk, and later steps wait for that step.
 
     Args:
-        journal: Log of the bundle on the disk.
+        disk: Disk of the store.
+        home: Name of the bundle.
         spawn: Starts a task of the server, by name.
     """
 
     def __init__(
         self,
-        journal: Journal,
+        disk: BundleDisk,
+        home: str,
         spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"],
     ) -> None:
-        self.journal = journal
+        self._disk = disk
+        self._home = home
         self._spawn = spawn
         self._steps: deque[_Step] = deque()
         self._nbytes = 0
@@ -77,7 +81,8 @@ class OrderedAppends:
         self._spawn(f"appends-{position}", self._append(step, position, generation, parts))
 
     async def _append(self, step: _Step, position: int, generation: int, parts: Sequence[Part]) -> None:
-        await self.journal.append(position, generation, parts, of_primary=step.item is not None)
+        key = EntryKey(self._home, position, generation)
+        await self._disk.append(key, parts, of_primary=step.item is not None)
         step.is_done = True
         self._advance()
 

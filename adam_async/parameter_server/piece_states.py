@@ -3,7 +3,8 @@
 A state has the tensors of a piece (`shard_pieces.py`), one part each, and before them a head with their types
 and shapes. In bsp the last tensor has the replicas and the epoch at the time of the copy, because the sums
 that later entries complete depend on them. The store's own record and its list of arrays are the state
-`CATALOGUE`, so that a folder alone tells which arrays its shards belong to.
+`CATALOGUE`, and for the store of a run the record of the run is the state `RUN`, so that a folder alone tells
+which arrays and which run its shards belong to.
 """
 
 from collections.abc import Sequence
@@ -16,24 +17,25 @@ from numpy.typing import NDArray
 from adam_async.errors import ConfigError, DataError
 from adam_async.messages.bounds import MOST_IN_A_META, Count
 from adam_async.messages.tensors import UNREADABLE
-from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
-from adam_async.parameter_server.storage import own_shards
-from adam_async.persistence.keys import Order, State, StateKey, StateName, WallTime
+from adam_async.persistence.keys import LEADING, Order, State, StateKey, StateName, WallTime
 from adam_async.persistence.keys import Part as Bytes
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.run_record import RunRecord, packed_record, read_run_record
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_checks import check_placed_store
-from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord, joined_arrays
-from transport import RemoteProtocolError
+from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays
 
-CONTENTS = 2
+CONTENTS = 4
 """Version of the encoding of states and entries."""
 
-CATALOGUE = StateName("", 0)
+CATALOGUE = StateName(LEADING, 0)
 """Name of the state with the record of the store."""
+
+RUN = StateName(LEADING, 1)
+"""Name of the state with the record of the run, in the store of a run."""
 
 _TYPES = frozenset(np.dtype(name).str for name in ("f4", "f8", "i8", "u1"))
 """Types of the tensors of pieces and entries."""
@@ -60,10 +62,7 @@ class Catalogue(msgspec.Struct, frozen=True):
 
 def catalogue_of(cluster: ClusterMap, name: str, store: StoreRecord, *, began: float) -> Catalogue:
     """Return the catalogue of a placed store. Raises ConfigError: see `joined_arrays`."""
-    pieces: list[ArraysPiece | None] = [
-        cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)
-    ]
-    return Catalogue(name, store, joined_arrays(store, pieces), began)
+    return Catalogue(name, store, joined_arrays(name, store, cluster.arrays), began)
 
 
 def catalogue_state(catalogue: Catalogue) -> State:
@@ -91,6 +90,19 @@ def read_catalogue(parts: Sequence[memoryview], origin: str) -> Catalogue:
     return catalogue
 
 
+def run_state(record: RunRecord, order: Order) -> State:
+    """Return the record of a run as a state."""
+    return State(StateKey(*RUN, *order, record.ended), [packed_record(record)])
+
+
+def read_run(parts: Sequence[memoryview], origin: str) -> RunRecord:
+    """Return the record of a run from a state. Raises DataError: the state is none."""
+    try:
+        return read_run_record(b"".join(parts))
+    except ValueError as error:
+        raise DataError(f"the record of the run in {origin} is not readable: {error}") from None
+
+
 def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order) -> State:
     """Copy a piece of a bundle, which is between two entries.
 
@@ -109,11 +121,6 @@ def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec
 
 def _bytes_of(tensor: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data if tensor.size else b""
-
-
-def clock_of(key: StateKey) -> int:
-    """Return the highest clock of a replica in the tables of a piece."""
-    return key.version
 
 
 def tensors_of(parts: Sequence[memoryview], origin: str) -> Part:
@@ -135,36 +142,6 @@ def tensors_of(parts: Sequence[memoryview], origin: str) -> Part:
     except (*UNREADABLE, ValueError, IndexError) as error:
         raise DataError(f"{origin} is no piece of a store: {error}") from None
     return tensors
-
-
-def bundle_of_piece(
-    catalogue: Catalogue,
-    specs: Sequence[ShardSpec],
-    table: Sequence[ShardSpec],
-    rules: Sequence[Rule],
-    tensors: Part,
-    origin: str,
-) -> Bundle:
-    """Return a bundle of the shards of one piece.
-
-    Args:
-        specs: The shards of the piece.
-        table: All shards of the store, by number.
-        tensors: The content of the piece.
-        origin: Name of the state, for errors.
-
-    Raises:
-        DataError: The content does not fit the shards.
-    """
-    record = catalogue.record
-    bundle = Bundle(
-        own_shards(specs, rules), clocked=record.slack is not None, summed_weight=record.summed_weight
-    )
-    try:
-        load_tensors(bundle, specs, table, tensors)
-    except RemoteProtocolError as error:
-        raise DataError(f"{origin} does not fit its store: {error}") from None
-    return bundle
 
 
 def load_tensors(

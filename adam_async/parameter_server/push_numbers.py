@@ -3,14 +3,19 @@
 The primary *orders* a push on a shard if its number follows the last ordered one; a lower number is a
 repetition, and a higher one leaves a gap. A repetition of a refused push is refused again, also by a later
 primary, because the tables of a shard keep the numbers of refused pushes.
+
+A shard also takes each group of an epoch once, whichever session sends it: a push whose groups the shard has
+uses up its number, and counts as a tick. A sum cannot be taken in part. So a push of which a shard has some
+groups must wait until the map names its replica generation as lost: no live replica sends such a push.
 """
 
 from collections.abc import Sequence
 
-from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Problem, Push
+from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Problem, Push, each_of, of_place
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.run.group_ranges import has_groups, has_groups_each, with_groups, with_groups_each
 
 
 def order_together(
@@ -51,7 +56,7 @@ def order_apart(
 
 def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
     """Return whether a push has a number that one of its shards has not ordered."""
-    numbered = zip(shards, push.numbers, strict=True)
+    numbered = zip(shards, each_of(push.numbers, len(shards)), strict=True)
     return any(shard is not None and shard.tables.ordered[session] < number for shard, number in numbered)
 
 
@@ -69,7 +74,47 @@ def _with_verdict(problem: Problem, queued: QueuedPush, session: Session) -> Pro
     if problem.status != DUPLICATE or shard is None:
         return problem
     refused = shard.tables.refusals[session]
-    return Problem(problem.index, REFUSED) if queued.push.numbers[problem.index] in refused else problem
+    is_refused = of_place(queued.push.numbers, problem.index) in refused
+    return Problem(problem.index, REFUSED) if is_refused else problem
+
+
+def knows_a_part(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
+    """Return whether a shard would take the push by its number, and has some of its groups, but not all."""
+    tables = {id(shard.tables): shard.tables for shard in shards if shard is not None}
+    # Usually no shard has any of the groups, so the numbers need no look.
+    has = has_groups_each([each.ordered_groups for each in tables.values()], push.groups)
+    parts = {key for key, found in zip(tables, has, strict=True) if found is None}
+    if not parts:
+        return False
+    numbered = zip(shards, each_of(push.numbers, len(shards)), strict=True)
+    return any(s is not None and id(s.tables) in parts and s.tables.ordered[session] < n for s, n in numbered)
+
+
+def order_groups(queued: QueuedPush, tables: ShardTables | None) -> None:
+    """Order the groups of a push; set the accepted places apart whose shards have them already.
+
+    A group counts once on a shard, whichever session and replica sends it.
+
+    Args:
+        tables: Tables of all shards of the push, and of no others; None if they have several tables.
+    """
+    named, known = queued.push.groups, queued.accepted
+    if tables is None:
+        found = {place: shard.tables for place in known if (shard := queued.shards[place]) is not None}
+        has = [*has_groups_each([each.ordered_groups for each in found.values()], named)]
+        known = tuple([place for place, has_all in zip(found, has, strict=True) if has_all])
+        fresh = [each for each, has_all in zip(found.values(), has, strict=True) if not has_all]
+        ordered = with_groups_each([each.ordered_groups for each in fresh], named)
+        for each, sets in zip(fresh, ordered, strict=True):
+            each.ordered_groups = sets
+    elif known and not has_groups(tables.ordered_groups, named):
+        tables.ordered_groups = with_groups(tables.ordered_groups, named)
+        return
+    if known:
+        apart = {*known}
+        queued.known = known
+        queued.accepted = tuple([place for place in queued.accepted if place not in apart])
+        queued.problems += [Problem(place, DUPLICATE) for place in known]
 
 
 def set_apart(queued: QueuedPush, finite: Sequence[bool]) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from adam_async.parameter_server.events import QueuedPull, QueuedPush, QueuedRead, QueuedTick
+from adam_async.parameter_server.events import QueuedPull, QueuedPush, QueuedSets, QueuedTick
 from adam_async.parameter_server.shard_group import ShardGroup
 
 MAX_BATCH = 32
@@ -25,12 +25,12 @@ copies the answers."""
 
 BATCH_BYTES = 512 << 20
 """Maximum size of the gradients of a batch of several pushes, in bytes. The other copies take an entry of at
-most `part_collector.MOST_BYTES`, with its details."""
+most `log_entries.MOST_BYTES`, with its details."""
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The shards of a push, and the indexes of the shards to which the server will apply the push."""
 
-Other = QueuedPull | QueuedRead | QueuedTick
+Other = QueuedPull | QueuedSets | QueuedTick
 
 
 @dataclass(slots=True)

@@ -20,18 +20,15 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from adam_async.messages import Pull, Push, ReadShards, ReportSteps, Tick
+from adam_async.messages import Pull, Push, ReadGroupSets, ReadShards, ReportSteps, Tick
+from adam_async.messages.body import each_of, fits, of_place
+from adam_async.messages.group_sets import MOST_BOUNDS
 from adam_async.parameter_server.shard import Shard, ShardTables
+from adam_async.parameter_server.shard_group import each_tables
 from adam_async.parameter_server.state import ServerState
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.epoch_shares import most_clock
-from adam_async.run.group_ranges import (
-    LEAST_BOUNDS,
-    MOST_BOUNDS,
-    MOST_WORK,
-    NO_GROUPS,
-    GroupSets,
-    groups_fault,
-)
+from adam_async.run.group_ranges import LEAST_BOUNDS, MOST_WORK, GroupSets, groups_fault
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -41,8 +38,11 @@ MOST_WAIT_S = 60.0
 PADDING_BYTES = 64
 """Maximum padding of a tensor in a message, in bytes."""
 
-TABLE_ROW_BYTES = 24
+TABLE_ROW_BYTES = 32
 """Maximum size of a row of the tables that precede the shards in an answer, in bytes."""
+
+LOSSES_ROW_BYTES = 72
+"""Size of a row of the table of losses there, in bytes."""
 
 EARLY_STEPS = 4096
 """Maximum number of steps that a replica may report from the start of the run while the server has no epoch.
@@ -81,7 +81,11 @@ def answer_bytes(shards: Sequence[Shard]) -> int:
 def state_bytes(shards: Sequence[Shard]) -> int:
     """Return the size of an answer with shards and their rule's arrays, a tensor each, in bytes."""
     arrays = [array for shard in shards for array in (shard.values, *shard.rule_state.values())]
+    sets = {id(shard.tables.groups): shard.tables.groups for shard in shards}
+    sums = {id(shard.tables.losses): len(shard.tables.losses) for shard in shards}
     tables = sum([TABLE_ROW_BYTES * (1 + len(shard.clocks)) for shard in shards])
+    tables += LOSSES_ROW_BYTES * sum(sums.values())
+    tables += sum([TABLE_ROW_BYTES + 8 * len(kept) for each in sets.values() for kept in each.values()])
     return sum([array.nbytes + PADDING_BYTES for array in arrays]) + tables
 
 
@@ -156,8 +160,6 @@ class QuestionChecks:
             case Tick():
                 text = self._repeated(body.shards) or self._epoch(body.epoch)
                 text = text or self._clock(body.clock) or self._leap(body)
-                if body.groups and not text:
-                    text = self.fault_of_groups(body.groups, self._tables(body.shards), body.epoch)
             case ReportSteps():
                 text = self._step_reports(body)
             case Pull():
@@ -170,15 +172,31 @@ class QuestionChecks:
             return Refusal("busy", text)
         return self._too_large(body, most_bytes)
 
+    def refusal_of_sets(self, asked: ReadGroupSets, cluster: ClusterMap | None) -> Refusal | None:
+        """Return the refusal of a question for groups; None if the server can take it.
+
+        Args:
+            cluster: Map that the bundle follows.
+        """
+        if not self._state.program:
+            return Refusal("malformed", "ReadGroupSets: a store without a program has no groups")
+        version = cluster.version if cluster is not None else 0
+        if version < asked.map_version:
+            text = f"this server follows map version {version}, not {asked.map_version} yet"
+            return Refusal("busy", text)
+        if text := self._epoch(asked.epoch) or ("" if asked.epoch else "no epoch has the number 0"):
+            return Refusal("malformed", f"ReadGroupSets: {text}")
+        return None
+
     def _push(self, push: Push) -> str:
-        if not len(push.shards) == len(push.numbers) == len(push.versions) == len(push.own_applied):
+        if not fits(len(push.shards), push.numbers, push.versions, push.own_applied):
             return "shards, numbers, versions and own_applied differ in length"
         # One test lets a correct push of one shard pass; the calls name the first of the faults.
         if (
             len(push.shards) > 1
             or push.epoch > self._most_epoch
             or push.clock > self._most_clock
-            or not 1 <= push.weight <= self._most_weight
+            or push.weight > self._most_weight
         ):
             text = (
                 self._repeated(push.shards)
@@ -201,11 +219,13 @@ class QuestionChecks:
             return ""
         group = self._state.bundle.group(push.shards)
         tables = group.shared() if group is not None else None
-        if tables is not None and max(push.versions) <= tables.version and not any(push.own_applied):
+        is_one = isinstance(push.versions, int) and push.own_applied == 0
+        if tables is not None and is_one and of_place(push.versions, 0) <= tables.version:
             return ""
         shards = self._state.shards
+        several = (push.versions, push.own_applied, push.numbers)
         for number, version, own_applied, count in zip(
-            push.shards, push.versions, push.own_applied, push.numbers, strict=True
+            push.shards, *[each_of(each, len(push.shards)) for each in several], strict=True
         ):
             shard = shards.get(ShardId(number))
             if shard is not None and version > shard.version:
@@ -242,7 +262,7 @@ class QuestionChecks:
     def _tables(self, shards: tuple[int, ...]) -> Collection[ShardTables]:
         """Return the tables of the shards that are here, each once."""
         found = [self._state.shards.get(ShardId(number)) for number in shards]
-        return {id(shard.tables): shard.tables for shard in found if shard is not None}.values()
+        return each_tables([shard for shard in found if shard is not None])
 
     def fault_of_groups(
         self,
@@ -253,11 +273,11 @@ class QuestionChecks:
         named: int = 0,
         steps: int = 1,
     ) -> str:
-        """Return why a push, a tick or a step may not name these groups; empty if it may.
+        """Return why a push or a step may not name these groups; empty if it may.
 
         Args:
             several: Tables of its shards.
-            epoch: Epoch of the push or tick; 0 for none.
+            epoch: Epoch of the push; 0 for none.
             named: Length of the groups of all steps of a report; 0 for one step.
             steps: Number of steps of a report that name groups.
         """
@@ -274,12 +294,13 @@ class QuestionChecks:
         sets: GroupSets | None = None
         named, work = named or len(groups), 0
         for tables in several:
-            if tables.groups == sets:
+            # Not the counted groups: those of pushes that wait are counted after this one passes.
+            if tables.ordered_groups == sets:
                 continue
-            sets = tables.groups
-            kept, again = sets.get(groups[0], NO_GROUPS)
+            sets = tables.ordered_groups
+            kept = sets.get(groups[0], ())
             most = min(MOST_BOUNDS, tables.shards * self._shard_bounds)
-            if len(kept) + len(again) + named > most:
+            if len(kept) + named > most:
                 return f"its groups are too scattered: a shard keeps {most // 2} ranges of an epoch"
             work += steps * len(kept) + named
         if work > MOST_WORK:
@@ -323,8 +344,6 @@ class QuestionChecks:
         return ""
 
     def _weight(self, weight: int) -> str:
-        if weight < 1:
-            return f"a step has a weight of at least 1, not {weight}"
         most = self._most_weight
         return "" if weight <= most else f"weight {weight}, and a step has at most {most}"
 

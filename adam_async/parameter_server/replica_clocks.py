@@ -19,11 +19,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from adam_async.messages import Push, Tick
 from adam_async.messages.bounds import Clock, Count, DrawnId, ReplicaNumber
 from adam_async.parameter_server.replica_generations import OVER_KEPT, REMEMBERED, EndedGenerations
 from adam_async.parameter_server.shard import EARLY_KEPT, Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup, tables_of
+from adam_async.parameter_server.shard_group import ShardGroup, each_tables, tables_of
 from adam_async.run.ids import Replica
 
 
@@ -33,6 +32,7 @@ class ClocksState(msgspec.Struct, frozen=True, array_like=True):
     live: dict[ReplicaNumber, DrawnId]
     known: dict[ReplicaNumber, DrawnId]
     first_clock: Clock
+    newest_clock: Clock
     over: Annotated[list[tuple[ReplicaNumber, DrawnId]], Meta(max_length=OVER_KEPT)]
     """Ended generations, oldest first."""
     newest: dict[ReplicaNumber, Annotated[list[DrawnId], Meta(max_length=REMEMBERED)]]
@@ -49,20 +49,37 @@ class ReplicaClocks:
     Attributes:
         live: Live generation of each replica; empty before the map names any.
         ended: Generations that have ended.
+        newest_clock: Highest clock of all generations that the map has named, in pushes, ticks and beginnings
+            of epochs.
     """
 
     def __init__(self, *, clocked: bool) -> None:
         self.live: Mapping[Replica, int] = {}
         self.ended = EndedGenerations()
+        self.newest_clock = 0
         self._clocked = clocked
         self._known: Mapping[Replica, int] = {}
         """Last live generations, kept while `live` is empty."""
         self._first_clock = 0
 
-    def advance(self, shards: Sequence[Shard], replica: Replica, incarnation: int, clock: int) -> None:
-        """Raise the clocks of a replica on these shards, if the clock of its generation counts."""
-        tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
+    def advance(
+        self,
+        shards: Sequence[Shard],
+        replica: Replica,
+        incarnation: int,
+        clock: int,
+        tables: ShardTables | None = None,
+    ) -> None:
+        """Raise the clocks of a replica on these shards, if the clock of its generation counts.
+
+        Args:
+            tables: Tables of all these shards, and of no others, if the caller has them.
+        """
+        if tables is None and isinstance(shards, ShardGroup):
+            tables = shards.own_tables()
         if self._counts(replica, incarnation):
+            if clock > self.newest_clock:
+                self.newest_clock = clock
             if tables is not None:
                 if tables.clocks.get(replica, 0) < clock and (self._known or _has_room(tables, replica)):
                     tables.clocks[replica] = clock
@@ -100,7 +117,7 @@ class ReplicaClocks:
         # A new generation starts at the slowest clock of the others; the clock of its predecessor is void.
         reborn = {replica for replica, number in live.items() if self._known.get(replica, number) != number}
         self._known = live
-        for tables in _tables_of(shards):
+        for tables in each_tables(shards):
             tables.name_replicas(live)
             # If no replica stays, the newcomers start at the slowest clock that the last ones had.
             staying = {r: c for r, c in tables.clocks.items() if r in live and r not in reborn}
@@ -116,14 +133,10 @@ class ReplicaClocks:
     def epoch_began(self, first_clock: int, shards: Iterable[Shard]) -> None:
         """Raise all clocks to the first clock of an epoch: all groups before the epoch are acknowledged."""
         self._first_clock = first_clock
-        for tables in _tables_of(shards):
+        self.newest_clock = max(self.newest_clock, first_clock)
+        for tables in each_tables(shards):
             for replica, clock in tables.clocks.items():
                 tables.clocks[replica] = max(clock, first_clock)
-
-    def is_over(self, message: Push | Tick) -> bool:
-        """Return whether the generation of a message has ended; False if the map has not named it yet."""
-        replica, replica_generation = Replica(message.replica), message.incarnation
-        return self.live.get(replica) != replica_generation and (replica, replica_generation) in self.ended
 
     def state(self) -> ClocksState:
         """Return a copy of the state."""
@@ -132,6 +145,7 @@ class ReplicaClocks:
             live={int(replica): number for replica, number in self.live.items()},
             known={int(replica): number for replica, number in self._known.items()},
             first_clock=self._first_clock,
+            newest_clock=self.newest_clock,
             over=over,
             newest=newest,
             forgotten=self.ended.forgotten,
@@ -141,15 +155,10 @@ class ReplicaClocks:
         """Take over a state of another server."""
         self.live = {Replica(replica): number for replica, number in state.live.items()}
         self._known = {Replica(replica): number for replica, number in state.known.items()}
-        self._first_clock = state.first_clock
+        self._first_clock, self.newest_clock = state.first_clock, state.newest_clock
         self.ended = EndedGenerations.of(state.over, state.newest, forgotten=state.forgotten)
 
 
 def _has_room(tables: ShardTables, replica: Replica) -> bool:
     """Return whether tables may have the clock of a replica before the map has named any."""
     return replica in tables.clocks or len(tables.clocks) < EARLY_KEPT
-
-
-def _tables_of(shards: Iterable[Shard]) -> Iterable[ShardTables]:
-    """Return the tables of shards, each once."""
-    return {id(shard.tables): shard.tables for shard in shards}.values()

@@ -23,7 +23,8 @@ from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.disk_counts import DiskCounts
+from adam_async.run.run_record import begun, followed
+from adam_async.run.series import DiskCounts
 from adam_async.run.store_record import StoreRecord, served_word
 from transport import LinkClosed, Message, Request
 
@@ -73,7 +74,23 @@ class SavedStores:
         found = self._disk.of(store.id)
         found.on_complete = self._report_soon
         found.begin(catalogue_of(cluster, name, store, began=self._begins(name, store)), self._spawn)
+        run = cluster.run
+        if run is not None and run.id == store.program and found.run is None:
+            earlier = [each.run for each in self._disk if each.run is not None]
+            found.note_run(begun(run, earlier), cluster.version)
+        self.note_run(cluster)
         return found
+
+    def note_run(self, cluster: ClusterMap) -> None:
+        """Take the record of the run from the map.
+
+        Call this before a bundle sees the same version, so that no shard on the disk has groups of an epoch
+        that the record does not know.
+        """
+        run = cluster.run
+        found = self._disk.find(run.id) if self._disk is not None and run is not None else None
+        if found is not None and found.run is not None:
+            found.note_run(followed(found.run, cluster, is_whole=found.is_whole), cluster.version)
 
     def _begins(self, name: str, store: StoreRecord) -> float:
         """Return the time at which a store begins, in seconds since 1970: after the stores that it replaces.
@@ -116,6 +133,7 @@ class SavedStores:
         for store in cluster.stores.values():
             if (found := self._disk.find(store.id)) is not None and is_saved(cluster, store):
                 found.whole()
+                self.note_run(cluster)
         before, self._seen = self._seen, cluster
         gone = self._disk.superseded(cluster)
         if before is not None:

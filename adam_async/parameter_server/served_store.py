@@ -10,7 +10,7 @@ one family only.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from adam_async.messages import (
     LoadShards,
     Pull,
     Push,
+    ReadGroupSets,
     ReadShards,
     ReportSteps,
     Statistics,
@@ -36,9 +37,8 @@ from adam_async.parameter_server.apply import Applier, appliers_of
 from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
-from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
-    Acknowledge,
+    Answer,
     Applied,
     ApplySum,
     Effect,
@@ -47,21 +47,20 @@ from adam_async.parameter_server.events import (
     Propose,
     PullArrived,
     PushArrived,
-    ReadArrived,
     ReplicasChanged,
+    SetsAsked,
     StepsArrived,
     SumApplied,
     TickArrived,
     is_torn,
 )
-from adam_async.parameter_server.gradients import PushGradients
+from adam_async.parameter_server.gradients import PushGradients, read_gradients
 from adam_async.parameter_server.question_checks import (
     MOST_WAIT_S,
     QUESTION_TYPES,
     SESSION_TYPES,
     QuestionChecks,
 )
-from adam_async.parameter_server.refused_senders import RefusedSenders
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.sender_checks import SenderChecks
@@ -81,8 +80,8 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord
-from transport import Request
+from adam_async.run.store_record import ArrayRecord, StoreRecord, served_word
+from transport import Link, Request
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,8 @@ class ServedStore:
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: StoreWork | None = None
         """Batch or sum that was taken from the queue and is not finished; None if there is none."""
-        self._refuse_sender = RefusedSenders(host.node, host.spawn).refuse
+        self._closing: set[Link] = set()
+        """Links that close because their peers sent in the name of others."""
         self._pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
         self._make()
         self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
@@ -132,6 +132,7 @@ class ServedStore:
             self._saver.is_ready, self._saver.wake = self._has_values, self._rest
         self._record = record
         self._cluster: ClusterMap | None = None
+        self._is_over = False
         self.is_primary = not store.has_log
         """Whether this server orders pushes and answers. With a log the first primary begins once it has all
         values."""
@@ -139,9 +140,7 @@ class ServedStore:
             self._missing.clear()
             self._start_copy()
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
-            host.spawn(
-                f"kernels-{store.id}-{home}", compile_kernels(self._appliers, host.make_pool, host.node)
-            )
+            host.spawn(f"kernels-{store.id}-{home}", compile_kernels(self._appliers, host))
         logger.info("%s has %s of store %s", host.node, counted(len(self.state.shards), "shard"), store.id)
 
     def _make(self) -> None:
@@ -175,7 +174,9 @@ class ServedStore:
             resumed_clock=store.first_clock,
         )
         changed = self._changed if self._host.disk is not None else None
-        self.short = ShortWay(self.state, self._checks, self._host, changed)
+        self.short = ShortWay(
+            *(self.state, self._checks, self._host, changed), self._take_charged, self._drain_soon
+        )
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
         self.state.alone = not store.has_log
         self._missing = {int(shard.spec.id) for shard in shards}
@@ -187,9 +188,14 @@ class ServedStore:
         """Whether this server is the primary, and all its shards have values."""
         return self.is_primary and not self._missing
 
+    @property
+    def lacks_values(self) -> bool:
+        """Whether the map names this server as the primary, and shards have no values yet."""
+        return bool(self._missing) and self._record.primary == self._host.me
+
     def home_of(self, shards: Sequence[int]) -> str:
         """Return the home of the first shard of a message; empty if the store has no such shard."""
-        if not shards or not 0 <= shards[0] < len(self._specs):
+        if not shards or shards[0] >= len(self._specs):
             return ""
         return self.store.buckets[self._specs[shards[0]].bucket]
 
@@ -361,6 +367,9 @@ class ServedStore:
 
     def _is_refused(self, request: Request, body: Body) -> bool:
         """Refuse a question that this server does not answer now. Returns whether it was refused."""
+        if self._is_over:
+            request.fail("wrong-run", f"store {self.store.id} left this server")
+            return True
         if self._copy is None and self.is_primary:
             return False
         refusal = self._why_not_now(isinstance(body, LoadShards))
@@ -368,10 +377,10 @@ class ServedStore:
             request.fail(*refusal)
         return refusal is not None
 
-    def _take_charged(self, request: Request, body: Body) -> None:
-        """Pass a push to the state after a wait for room: another server may be the primary by now."""
-        if not self._is_refused(request, body):
-            self._take(request, body)
+    def _take_charged(self, request: Request, push: Push) -> None:
+        """Take a push after a wait for room, unless the store or this primary has ended."""
+        if not self._is_refused(request, push) and not self.short.take(request, push, charged=True):
+            self._take(request, push)
 
     def _why_not_now(self, loads: bool) -> tuple[str, str] | None:
         """Return the code and the text of the refusal of all questions; None if this server answers them."""
@@ -423,7 +432,7 @@ class ServedStore:
             case ReadShards():
                 until = host.now() + host.waits.answer_s
                 deadline = until - host.waits.answer_s / 2
-                effects = state.handle(ReadArrived(request, body, deadline, request.link, until))
+                effects = state.handle(PullArrived(request, body, deadline, request.link, until))
                 state.waiting.fresh = True
             case ReportSteps():
                 effects = state.handle(StepsArrived(request, body))
@@ -431,6 +440,12 @@ class ServedStore:
                     self._saver.touched(map(ShardId, body.shards), len(body.steps))
             case Tick():
                 effects = state.handle(TickArrived(request, body))
+            case ReadGroupSets():
+                refusal = self._checks.refusal_of_sets(body, self._cluster)
+                if refusal is not None:
+                    request.fail(*refusal)
+                    return True
+                effects = state.handle(SetsAsked(request, body.generation, body.epoch))
             case GetRecord():
                 effects = []
                 send_record(request, body, state.bundle.log, node=host.node)
@@ -462,6 +477,10 @@ class ServedStore:
 
     def _may_ask(self, request: Request, body: Body) -> bool:
         """Refuse an invalid question, and close the link of a peer that sends in the name of another."""
+        # Elsewhere it would count groups without a gradient, also after their generation has ended.
+        if isinstance(body, ReportSteps) and not self.store.in_place:
+            request.fail("malformed", f"ReportSteps: store {self.store.id} is not trained in place")
+            return False
         if isinstance(body, QUESTION_TYPES):
             refusal = self._checks.refusal(body, most_bytes=request.link.max_message_bytes)
             if refusal is not None:
@@ -475,6 +494,19 @@ class ServedStore:
             if surplus := self._sender_checks.surplus(self.state.bundle.count_tables):
                 self._perform(self.state.forget(surplus))
         return True
+
+    def _refuse_sender(self, request: Request, text: str) -> None:
+        """Refuse a request, and close its link once the peer has the refusal.
+
+        A peer with an old identity learns the reason.
+        """
+        request.fail("not-yours", text)
+        link = request.link
+        if link not in self._closing:
+            self._closing.add(link)
+            logger.warning("%s: %s; its link is closed", self._host.node, text)
+            closing = self._host.spawn(f"closes {link.peer.node}", link.aclose())
+            closing.add_done_callback(lambda _: self._closing.discard(link))
 
     def _check_gradients(self, push: Push, gradients: PushGradients) -> list[bool]:
         """Check each gradient. The result is part of the entry, so all copies use the same one."""
@@ -514,6 +546,7 @@ class ServedStore:
 
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
+        self._is_over = True
         self.short.end()
         self._perform(self.state.end())
         self._answers.refuse("wrong-run", f"store {self.store.id} left this server")
@@ -584,7 +617,7 @@ class ServedStore:
             effects = state.handle(Applied(batch))
             self._perform(effects)
             self._changed(current.shards, len(batch.pushes))
-            done += sum([values_count(each.shards) for each in effects if isinstance(each, Acknowledge)])
+            done += sum([values_count(each.shards) for each in effects if isinstance(each, Answer)])
         if over:
             self._answers.whole()
         if over and self._host.timeline is not None:
@@ -606,3 +639,12 @@ class ServedStore:
 
     def __repr__(self) -> str:
         return f"<ServedStore {self.store.id} {len(self.state.shards)} shards, {len(self._missing)} missing>"
+
+
+def words_of(every: Collection[ServedStore]) -> tuple[str, ...]:
+    """Return the words (`served_word`) of the stores that a server serves.
+
+    After a failover the server may be the primary of several bundles of a store, and all need their values.
+    """
+    lacking = {served_word(each.store) for each in every if each.lacks_values}
+    return tuple(sorted({served_word(each.store) for each in every if each.complete} - lacking))

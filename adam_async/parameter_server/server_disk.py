@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from adam_async.errors import ConfigError
+from adam_async.messages import SavedStore
 from adam_async.parameter_server.disk_ports import DiskPorts
-from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of
+from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of, read_saved_store
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.scan import segment_name
 from adam_async.persistence.settings import FlushSettings
@@ -110,8 +111,9 @@ class ServerDisk:
         return self._stores.get(id)
 
     def of_name(self, name: str) -> list[StoreDisk]:
-        """Return the disks of all stores of a name."""
-        return [each for each in self if each.catalogue is not None and each.catalogue.name == name]
+        """Return the disks of all stores of a name; with an empty name those of all runs."""
+        known = [(each.catalogue, each) for each in self if each.catalogue is not None]
+        return [each for found, each in known if (found.name == name if name else found.record.program)]
 
     def __iter__(self) -> Iterator[StoreDisk]:
         return iter(tuple(self._stores.values()))
@@ -172,6 +174,17 @@ def is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
         if not isinstance(words, list) or word not in words:
             return False
     return bool(store.buckets)
+
+
+async def read_saved_stores(folder: Path, disk: Disk) -> list[SavedStore]:
+    """List the stores in the folder of a server, which may be running.
+
+    Raises:
+        ConfigError, DataError, OSError: See `read_saved_store`.
+    """
+    names = [name for name in await disk.folders(folder) if _NAME.fullmatch(name)]
+    found = [await read_saved_store(folder / name, disk) for name in names]
+    return [each for each in found if each is not None]
 
 
 @asynccontextmanager

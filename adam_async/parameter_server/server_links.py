@@ -26,13 +26,14 @@ from typing import Any
 from adam_async.messages import Body, pack, unpack_any
 from adam_async.messages.replication import Beat, PieceCopy
 from adam_async.parameter_server.piece_link import PieceLink, PieceTurns
-from adam_async.parameter_server.replication.effects import MESSAGES
-from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
+from adam_async.parameter_server.replication.local_copy import MESSAGES
+from adam_async.parameter_server.replication.local_copy import Message as ReplicationMessage
 from adam_async.run.bundle_record import Member
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     DialFailed,
     Link,
+    LocalProtocolError,
     Message,
     Network,
     ProtocolError,
@@ -411,6 +412,9 @@ class _Outgoing:
             self._link.send_nowait(message, ordered=True)
         except WouldBlock:
             return False
+        except LocalProtocolError as error:  # a defect: the copy has to begin anew without this message
+            logger.error("no link to %s can take %s: %s", self._link.peer.node, message.type, error)
+            self._link.abort()
         except TransportError:
             return True  # its loss ends the link
         return True

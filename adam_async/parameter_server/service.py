@@ -29,6 +29,7 @@ from adam_async.messages import (
     LoadShards,
     Pull,
     Push,
+    ReadGroupSets,
     ReadSaved,
     ReadShards,
     ReportSteps,
@@ -39,9 +40,9 @@ from adam_async.messages.replication import Begin
 from adam_async.parameter_server.bundle_copy import BACK_OFF_S
 from adam_async.parameter_server.copy_host import CopyHost, Observe
 from adam_async.parameter_server.joining_members import PAUSE_S
-from adam_async.parameter_server.replication.effects import Message as ReplicationMessage
+from adam_async.parameter_server.replication.local_copy import Message as ReplicationMessage
 from adam_async.parameter_server.saved_stores import SavedStores
-from adam_async.parameter_server.served_store import ServedStore
+from adam_async.parameter_server.served_store import ServedStore, words_of
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath, ServerLinks
 from adam_async.parameter_server.state import ServerState
@@ -49,8 +50,8 @@ from adam_async.parameter_server.statistics import ServerStatistics, count_serve
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
-from adam_async.run.cluster_map import COPIES, DISK, MOST_REASON, NOTICE, NUMERICS, ClusterMap
-from adam_async.run.store_record import StoreRecord, joined_arrays, served_word
+from adam_async.run.cluster_map import COPIES, DISK, ELSEWHERE, MOST_REASON, NOTICE, NUMERICS, ClusterMap
+from adam_async.run.store_record import StoreRecord, joined_arrays
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
@@ -64,7 +65,7 @@ NO_MEMORY = "it has no memory for them"
 TURN_WORK = 1 << 20
 """Work after which a round of the loop ends, see `PIECE_WORK`: four gradients of a shard of 2^18 values."""
 
-STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord)
+STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord, ReadGroupSets)
 """Types of the questions about a store; each question names the store."""
 
 
@@ -76,12 +77,14 @@ class ParameterServer(Role):
             reports.
         buffers: Memory for the copies of values in answers.
         storage_pool: Memory of the shards, which roles of one process may share.
-        make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
+        make_pool: Makes the pool that loads kernels of rules; without it, NumPy applies them.
         available_bytes: Returns the memory that shards could use, in bytes; None: it is not reported, and not
             checked.
         numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
         observe: Follows the entries of bundles with a log.
         copies: Path to the other servers; None: they share the listener of the clients.
+        elsewhere: Address of a second listener, for data servers of other processes if they cannot reach the
+            first one; empty: they can.
         disk: Disk of the states of its stores, which is open; None: they are in memory only.
         at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
 
@@ -99,6 +102,7 @@ class ParameterServer(Role):
         numerics: Mapping[str, str] | None = None,
         observe: Observe | None = None,
         copies: CopiesPath | None = None,
+        elsewhere: str = "",
         disk: ServerDisk | None = None,
         at_once: bool = True,
     ) -> None:
@@ -110,8 +114,10 @@ class ParameterServer(Role):
         super().__init__(settings, info=info)
         self._buffers = buffers
         self._make_pool = make_pool
+        self._compiling = asyncio.Lock()
         self._observe = observe
         self._copies = copies
+        self._elsewhere = elsewhere
         self._at_once = at_once
         self._storage_pool = storage_pool or StoragePool()
         self.served: dict[tuple[str, str], ServedStore] = {}
@@ -135,7 +141,9 @@ class ParameterServer(Role):
         self._links: ServerLinks
 
     async def _listen_further(self, stack: AsyncExitStack) -> None:
-        """Open the listener for other servers, whose address is in the cluster map."""
+        """Open the listeners for other servers and for data servers elsewhere, and note their addresses."""
+        if self._elsewhere:
+            self._info[ELSEWHERE] = await self._listen_at(self._elsewhere, stack)
         path = self._copies
         if path is None:
             return
@@ -207,6 +215,7 @@ class ParameterServer(Role):
     async def _follow(self) -> None:
         """Take up each bundle with a copy here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
+            self._saved.note_run(cluster)
             for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
                 self.served.pop(key).end()
                 self._loaded.set()
@@ -251,9 +260,8 @@ class ParameterServer(Role):
 
         Other stores are not affected, and the client that loads this store gets the reason.
         """
-        pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
         try:
-            arrays = joined_arrays(store, pieces)
+            arrays = joined_arrays(name, store, cluster.arrays)
             served = ServedStore(store, arrays, home, record, self._host_of(name, store, home, cluster))
         except (MemoryError, ConfigError) as error:
             why = NO_MEMORY if isinstance(error, MemoryError) else str(error)
@@ -281,6 +289,7 @@ class ParameterServer(Role):
             storage_pool=self._storage_pool,
             timeline=self._timeline,
             make_pool=self._make_pool,
+            compiling=self._compiling,
             now=self._loop.time,
             spawn=self._spawn,
             drain_soon=self._drain_soon,
@@ -402,9 +411,7 @@ class ParameterServer(Role):
         while True:
             await self._loaded.wait()
             self._loaded.clear()
-            serves = tuple(
-                sorted({served_word(each.store) for each in self.served.values() if each.complete})
-            )
+            serves = words_of(self.served.values())
             try:
                 await self._membership.set_node(serves=serves)
             except RunFailed as error:
@@ -445,6 +452,8 @@ class ParameterServer(Role):
             served = self._store_of(request, body.run, ())
         elif isinstance(body, LoadShards):
             served = self._store_of(request, body.store, ())
+        elif isinstance(body, ReadGroupSets):
+            served = self._bundle_of(request, body.store, body.home)
         else:
             served = self._store_of(request, body.store, body.shards)
         if served is not None:
@@ -470,14 +479,17 @@ class ParameterServer(Role):
         served = self.store(id)
         if served is not None and (served.store.copies == 1 or not shards):
             return served
-        of_store = [each for each in self.served.values() if each.store.id == id]
-        home = of_store[0].home_of(shards) if of_store else ""
+        of_store = next((each for each in self.served.values() if each.store.id == id), None)
+        return self._bundle_of(request, id, of_store.home_of(shards) if of_store is not None else "")
+
+    def _bundle_of(self, request: Request, id: str, home: str) -> ServedStore | None:
+        """Return the bundle of a store by its home; without it, refuse the request and return None."""
         served = self.served.get((id, home))
         if served is not None:
             return served
         if id in self._without_room:
             request.fail("no-room", self._without_room[id])
-        elif of_store:
+        elif any(store == id for store, _ in self.served):
             request.fail("not-primary", f"{self._identity.node} has no copy of bundle {home or 'of its own'}")
         elif self.served:
             here = ", ".join(sorted({id for id, _ in self.served})[:8])

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from adam_async.messages import Push, StepReport
+from adam_async.messages.loss_sums import LossSums
 from adam_async.parameter_server.bsp_barrier import PendingContributions
-from adam_async.run.group_ranges import GroupSets
+from adam_async.run.group_ranges import GroupSets, with_losses, without_groups, without_losses
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
 
@@ -117,8 +119,15 @@ class ShardTables:
     """Numbers of the newest refused pushes, per session: a repetition gets the same answer."""
     duplicates: int = 0
     """Number of pushes answered again without being applied."""
+    known: int = 0
+    """Number of pushes whose groups the shard had already. Each used its number and advanced the clock."""
     groups: GroupSets = field(default_factory=dict)
     """Groups that pushes named, also refused ones, whichever session sent them; never changed in place."""
+    ordered_groups: GroupSets = field(default_factory=dict)
+    """`groups`, with those of the pushes that are ordered and not yet counted. Only the primary uses them; a
+    new primary starts with `groups`."""
+    losses: LossSums = field(default_factory=dict)
+    """Losses of the groups in `groups` whose pushes have a loss."""
     shards: int = 1
     """Number of shards that have these tables."""
     shared_rows: set[int] = field(default_factory=set)
@@ -139,7 +148,10 @@ class ShardTables:
             self.refused,
             self.refusals.split(),
             self.duplicates,
+            self.known,
             self.groups,
+            self.ordered_groups,
+            self.losses,
             shards,
             {*self.staleness_of},
         )
@@ -174,17 +186,22 @@ class ShardTables:
             staleness = 1 << staleness.bit_length() - 1
         row[staleness] += pushes
 
-    def count_push(self, session: Session, number: int, replica: int, *, read: int, own_applied: int) -> None:
+    def count_push(self, session: Session, number: int, replica: int, read: int) -> None:
         """Count an applied push.
 
         Args:
-            read: Version that its gradients were computed from.
-            own_applied: Number of the client's own pushes that the values had in addition to this version.
+            read: Version that its gradients were computed from, with the client's own pushes that the values
+                had in addition to this version.
         """
         # Negative if the client claims more own pushes than were applied: it counts as current.
-        self.count_staleness(replica, max(self.version - read - own_applied, 0))
+        self.count_staleness(replica, max(self.version - read, 0))
         self.version = Version(self.version + 1)
         self.last_number[session] = number
+
+    def count_loss(self, push: Push | StepReport) -> None:
+        """Count the loss of groups that the shards did not have, if it is known."""
+        if push.loss_sum is not None:
+            self.losses = with_losses(self.losses, push.groups[0], push.weight, push.loss_sum)
 
     def note_early(self, replica: Replica, incarnation: int, clock: int) -> None:
         """Keep the clock of a generation until the map names it."""
@@ -269,11 +286,6 @@ class Shard:
         return self.tables.last_number.whole()
 
     @property
-    def ordered(self) -> Mapping[Session, int]:
-        """Number of the last push ordered, per session."""
-        return self.tables.ordered.whole()
-
-    @property
     def clocks(self) -> Mapping[Replica, int]:
         """Step that each live replica has finished."""
         return self.tables.clocks
@@ -282,62 +294,35 @@ class Shard:
     def clocks(self, clocks: dict[Replica, int]) -> None:
         self.separate().clocks = clocks
 
-    @property
-    def staleness_of(self) -> Mapping[int, Counter[int]]:
-        """Number of pushes applied at each staleness, by replica."""
-        return self.tables.staleness_of
-
-    @property
-    def loaded(self) -> Version:
-        """Version with which a resumed run began."""
-        return self.tables.loaded
-
-    @property
-    def refused(self) -> int:
-        """Number of pushes that were not applied."""
-        return self.tables.refused
-
-    @refused.setter
-    def refused(self, refused: int) -> None:
-        self.separate().refused = refused
-
-    @property
-    def duplicates(self) -> int:
-        """Number of pushes answered again without being applied."""
-        return self.tables.duplicates
-
     def count_duplicates(self, pushes: int = 1) -> None:
         """Count repeated pushes; tables of several shards stay shared, without the count."""
         if self.tables.shards == 1:
             self.tables.duplicates += pushes
 
-    def name_replicas(self, replicas: Iterable[int]) -> None:
-        """See `ShardTables.name_replicas`."""
-        self.separate().name_replicas(replicas)
-
-    def count_staleness(self, replica: int, staleness: int, pushes: int = 1) -> None:
-        """See `ShardTables.count_staleness`."""
-        self.separate().count_staleness(replica, staleness, pushes)
-
     @property
     def staleness(self) -> Counter[int]:
         """Number of pushes applied at each staleness, of all replicas together."""
         total: Counter[int] = Counter()
-        for counts in self.staleness_of.values():
+        for counts in self.tables.staleness_of.values():
             total.update(counts)
         return total
-
-    def slowest_clock(self) -> int:
-        """Return the clock of the slowest live replica; 0 if none is known."""
-        return self.tables.slowest_clock()
 
     def applied_clock(self) -> int:
         """Return the highest clock up to which all pushes of live replicas are in the values."""
         return self.tables.slowest_clock() if self.pending is None else self.pending.clock
 
+    def applied_groups(self) -> tuple[GroupSets, LossSums]:
+        """Return the groups of the values and their losses: in bsp without those of pending contributions."""
+        sets, losses = self.tables.groups, self.tables.losses
+        for push in self.pending.pushes_of_groups() if self.pending is not None else ():
+            sets = without_groups(sets, push.groups)
+            if push.loss_sum is not None:
+                losses = without_losses(losses, push.groups[0], push.weight, push.loss_sum)
+        return sets, losses
+
     def check_invariants(self) -> None:
         """Assert the invariants between two events."""
-        pushes, versions = self.staleness.total(), self.version - self.loaded
+        pushes, versions = self.staleness.total(), self.version - self.tables.loaded
         if self.pending is None:
             assert pushes == versions, (self.staleness, self.version)
         else:
@@ -345,7 +330,7 @@ class Shard:
             self.pending.check_invariants()
         assert len(self.values) == self.spec.size
         assert self.version >= 0
-        assert self.refused >= 0
+        assert self.tables.refused >= 0
 
     def __repr__(self) -> str:
         return (

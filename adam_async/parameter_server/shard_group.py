@@ -7,14 +7,16 @@ equal tables, so they share one until a message names some of them without the o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.messages import OfEach, Part, Push, StepReport, joined
+from adam_async.messages.loss_sums import LossSums
 from adam_async.parameter_server.shard import Shard, ShardTables
-from adam_async.run.group_ranges import GroupSets, with_groups
+from adam_async.run.group_ranges import with_groups_each
 
 STRIP_VALUES = 1 << 15
 """Maximum number of values of a strip of several shards: one round of the loop applies 32 pushes to it."""
@@ -71,8 +73,10 @@ class ShardGroup(tuple[Shard, ...]):
         largest: Number of values of the largest shard.
         strips: The shards in strips, in their order.
         flats: The values of each strip.
+        flat: The values in a row, if the shards follow one another in memory; None otherwise.
         has_counts: Whether a strip copies counts of its shards before and after a rule.
         places: Indexes of the shards, from 0.
+        layouts: Sizes of the parts of its pushes, by these parts; see `gradients.py`.
     """
 
     sizes: tuple[int, ...]
@@ -81,8 +85,10 @@ class ShardGroup(tuple[Shard, ...]):
     largest: int
     strips: tuple[Strip, ...]
     flats: tuple[NDArray[Any], ...]
+    flat: NDArray[Any] | None
     has_counts: bool
     places: tuple[int, ...]
+    layouts: dict[tuple[Part, ...], tuple[Any, ...]]
     _tables: ShardTables | None
 
     def __new__(cls, shards: Sequence[Shard]) -> "ShardGroup":
@@ -93,8 +99,13 @@ class ShardGroup(tuple[Shard, ...]):
         group.nbytes = group.size * shards[0].values.itemsize
         group.strips = tuple(_strips(shards))
         group.flats = tuple([strip.values for strip in group.strips])
+        group.flat = group.flats[0] if len(group.flats) == 1 else None
+        memory, start = group[0].memory, group[0].offset
+        if group.flat is None and memory is not None and all(map(_follows, group[1:], group)):
+            group.flat = memory.values[start : start + group.size]
         group.has_counts = any(strip.has_counts for strip in group.strips)
         group.places = tuple(range(len(shards)))
+        group.layouts = {}
         group._tables = None
         return group
 
@@ -123,19 +134,10 @@ class ShardGroup(tuple[Shard, ...]):
             shard.tables = self._tables
         return self._tables
 
-    def versions(self) -> tuple[int, ...]:
-        """Return the version of each shard."""
-        tables = self.shared()
-        if tables is not None:
-            return (int(tables.version),) * len(self)
-        return tuple([shard.tables.version for shard in self])
 
-    def applied_clock(self) -> int:
-        """Return the highest clock up to which all pushes of live replicas are in all the values."""
-        tables = self.shared()
-        if tables is not None and self[0].pending is None:
-            return tables.slowest_clock()
-        return min([shard.applied_clock() for shard in self])
+def each_tables(shards: Iterable[Shard]) -> Collection[ShardTables]:
+    """Return the tables of shards, each once."""
+    return dict.fromkeys([shard.tables for shard in shards])
 
 
 def partly_named(shards: Iterable[Shard]) -> list[ShardTables]:
@@ -150,18 +152,30 @@ def tables_of(shards: Sequence[Shard]) -> Iterable[ShardTables]:
     for shard in shards if partly else ():
         if id(shard.tables) in partly:
             shard.separate()
-    return dict.fromkeys([shard.tables for shard in shards])
+    return each_tables(shards)
 
 
-def count_groups(named: tuple[int, ...], several: Iterable[ShardTables]) -> None:
-    """Add the groups of a push to the sets of its shards' own tables; equal sets are shared from then on."""
-    before: GroupSets | None = None
-    after: GroupSets = {}
-    for tables in several:
-        # Not by identity: sets that arrived in pieces are equal, and not shared.
-        if tables.groups != before:
-            before, after = tables.groups, with_groups(tables.groups, named)
-        tables.groups = after
+def count_groups(
+    push: Push | StepReport, several: Sequence[ShardTables], fresh: Sequence[ShardTables]
+) -> None:
+    """Add the groups of a push to the sets of its shards' own tables; equal sets are shared from then on.
+
+    Args:
+        fresh: Those of the tables that did not have the groups: they count its loss.
+    """
+    sets_of = with_groups_each([each.groups for each in several], push.groups)
+    for tables, sets in zip(several, sets_of, strict=True):
+        tables.groups = sets
+    before: LossSums | None = None
+    after: LossSums = {}
+    # Shards with equal tables share them: each counts once.
+    for tables in dict.fromkeys(fresh):
+        if tables.losses == before:
+            tables.losses = after
+        else:
+            before = tables.losses
+            tables.count_loss(push)
+            after = tables.losses
 
 
 def share_equal_tables(shards: Iterable[Shard]) -> None:
@@ -171,7 +185,7 @@ def share_equal_tables(shards: Iterable[Shard]) -> None:
     new: dict[ShardTables, ShardTables] = {}
     """New tables, by the tables that they replace. Old tables never gain shards, because groups cache them
     with their number of shards."""
-    for tables in dict.fromkeys([shard.tables for shard in shards]):
+    for tables in each_tables(shards):
         key = (tables.version, tables.refused, tables.duplicates, len(tables.last_number.whole()))
         candidate = candidates.get(key)
         if candidate is None or not candidate.equals(tables):
@@ -183,16 +197,30 @@ def share_equal_tables(shards: Iterable[Shard]) -> None:
         shard.tables.shards += 1
 
 
+def versions_of(shards: Sequence[Shard | None]) -> OfEach:
+    """Return the versions of shards, as messages have them; 0 for a shard of another server."""
+    tables = shards.shared() if isinstance(shards, ShardGroup) else None
+    if tables is not None:
+        return int(tables.version)
+    return joined([0 if shard is None else int(shard.version) for shard in shards])
+
+
 def applied_clock(shards: Sequence[Shard]) -> int:
     """Return the highest clock up to which all pushes of live replicas are in the values of the shards."""
-    if isinstance(shards, ShardGroup):
-        return shards.applied_clock()
+    tables = shards.shared() if isinstance(shards, ShardGroup) else None
+    if tables is not None and shards[0].pending is None:
+        return tables.slowest_clock()
     return min([shard.applied_clock() for shard in shards], default=0)
 
 
-def same(numbers: Sequence[int]) -> bool:
-    """Return whether all numbers are equal."""
-    return numbers.count(numbers[0]) == len(numbers)
+def _follows(shard: Shard, before: Shard) -> bool:
+    """Return whether a shard comes directly behind another one in the same memory."""
+    return (
+        shard.memory is not None
+        and shard.memory is before.memory
+        and shard.place == before.place + 1
+        and shard.offset == before.offset + len(before.values)
+    )
 
 
 def _strips(shards: Sequence[Shard]) -> list[Strip]:
@@ -200,14 +228,7 @@ def _strips(shards: Sequence[Shard]) -> list[Strip]:
     size = 0
     for shard in shards:
         before = found[-1][-1] if found else None
-        if (
-            before is not None
-            and shard.memory is not None
-            and shard.memory is before.memory
-            and shard.place == before.place + 1
-            and shard.offset == before.offset + len(before.values)
-            and size + len(shard.values) <= STRIP_VALUES
-        ):
+        if before is not None and _follows(shard, before) and size + len(shard.values) <= STRIP_VALUES:
             found[-1].append(shard)
             size += len(shard.values)
         else:

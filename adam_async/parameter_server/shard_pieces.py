@@ -24,7 +24,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from adam_async.messages import Part as PushedPart
-from adam_async.messages import check_tensor
+from adam_async.messages import check_tensor, joined, of_place
 from adam_async.messages.bounds import (
     Clock,
     Count,
@@ -36,6 +36,8 @@ from adam_async.messages.bounds import (
     ShardNumber,
 )
 from adam_async.messages.bounds import Version as VersionNumber
+from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
+from adam_async.messages.loss_sums import UNIT_BYTES, LossSum
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import Bundle
@@ -53,7 +55,7 @@ from adam_async.parameter_server.shard import (
     Shard,
     ShardTables,
 )
-from adam_async.run.group_ranges import KEPT_EPOCHS, MOST_BOUNDS, GroupSet, groups_fault
+from adam_async.run.group_ranges import groups_fault
 from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -79,6 +81,7 @@ _ReplicaRow = Annotated[int, Meta(ge=OTHERS, le=(1 << 20) - 1)]
 _StalenessCounts = Annotated[dict[Count, Count], Meta(max_length=EXACT + 64)]
 
 
+_Units = Annotated[bytes, Meta(max_length=UNIT_BYTES)]
 _Ranges = Annotated[tuple[GroupNumber, ...], Meta(max_length=2 * MOST_BOUNDS)]
 
 
@@ -98,8 +101,11 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
         Meta(max_length=MOST_ENTRIES),
     ]
     duplicates: Count
-    groups: Annotated[list[tuple[Epoch, _Ranges, _Ranges]], Meta(max_length=KEPT_EPOCHS)]
-    """Epoch, counted groups, and groups counted more than once."""
+    known: Count
+    groups: Annotated[list[tuple[Epoch, _Ranges]], Meta(max_length=KEPT_EPOCHS)]
+    """Counted groups of each epoch."""
+    losses: Annotated[list[tuple[Epoch, Count, _Units]], Meta(max_length=KEPT_EPOCHS)]
+    """Losses of each epoch: number of images, and `LossSum.packed`."""
 
 
 class ContributionState(msgspec.Struct, frozen=True, array_like=True):
@@ -266,10 +272,12 @@ def read_piece(
         raise RemoteProtocolError("piece", "it has more tensors than its details name")
     for each in details.shards:
         _check_shard(each, len(details.tables), pushes, is_summed=bundle.summed)
-    for epoch, *sets in (kept for tables in details.tables for kept in tables.groups):
-        for ranges in sets:
-            if ranges and (text := groups_fault((epoch, *ranges))):
-                raise RemoteProtocolError("piece", text)
+    for epoch, ranges in (kept for tables in details.tables for kept in tables.groups):
+        if ranges and (text := groups_fault((epoch, *ranges))):
+            raise RemoteProtocolError("piece", text)
+    for _, images, packed in (kept for tables in details.tables for kept in tables.losses):
+        if text := LossSum.read(images, packed).fault:
+            raise RemoteProtocolError("piece", text)
     return Piece(details, arrays, pushes)
 
 
@@ -339,9 +347,9 @@ def _of_places(queued: QueuedPush, places: Sequence[int]) -> QueuedPush:
         push,
         parts=tuple([PushedPart(isinstance(part, FactorPart), 1) for part in gradients.parts]),
         shards=tuple([push.shards[place] for place in places]),
-        numbers=tuple([push.numbers[place] for place in places]),
-        versions=tuple([push.versions[place] for place in places]),
-        own_applied=tuple([push.own_applied[place] for place in places]),
+        numbers=joined([of_place(push.numbers, place) for place in places]),
+        versions=joined([of_place(push.versions, place) for place in places]),
+        own_applied=joined([of_place(push.own_applied, place) for place in places]),
     )
     shards = tuple([queued.shards[place] for place in places])
     return QueuedPush(None, push, shards, gradients, range(len(places)), [])
@@ -371,7 +379,9 @@ def _tables_state(tables: ShardTables) -> TablesState:
         tables.refused,
         list(tables.refusals.whole().items()),
         tables.duplicates,
-        [(epoch, kept.groups, kept.again) for epoch, kept in tables.groups.items()],
+        tables.known,
+        list(tables.groups.items()),
+        [(epoch, each.images, each.packed) for epoch, each in tables.losses.items()],
     )
 
 
@@ -386,7 +396,9 @@ def _tables_of(state: TablesState) -> ShardTables:
         refused=state.refused,
         refusals=BySession((), dict(state.refusals)),
         duplicates=state.duplicates,
-        groups={epoch: GroupSet(groups, again) for epoch, groups, again in state.groups},
+        known=state.known,
+        groups=dict(state.groups),
+        losses={epoch: LossSum.read(images, packed) for epoch, images, packed in state.losses},
         shards=0,
     )
 

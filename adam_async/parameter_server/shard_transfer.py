@@ -1,7 +1,8 @@
 """Pure: shards with their whole state as one message, read from one server and loaded into another.
 
-The message has tables of versions and clocks, then for each shard its values (flat) and the rule's arrays:
-the elementwise ones, as long as the values, then those of one number per shard. A reader gets copies.
+The message has tables of versions, clocks, sets of groups and their losses, then for each shard its values
+(flat) and the rule's arrays: the elementwise ones, as long as the values, then those of one number per shard.
+A reader gets copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from adam_async.messages import (
     read_state_tables,
     state_tables,
 )
+from adam_async.messages.group_sets import MOST_SETS_BOUNDS
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.gradients import is_finite
 from adam_async.parameter_server.shard import Shard
@@ -47,7 +49,7 @@ def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
     """
     clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
     return ShardCopy(
-        state=ShardState(shard.spec.id, shard.version, clocks),
+        state=ShardState(shard.spec.id, shard.version, clocks, *shard.applied_groups()),
         values=shard.values.copy(),
         rule_state={name: array.copy() for name, array in shard.rule_state.items()},
     )
@@ -78,7 +80,7 @@ def load_states(
         shards: The shards of this server. The message must have the arrays of their rule.
         body: Message with the names of the arrays.
         tensors: Tables and arrays, see `ShardStates`.
-        is_new: Whether the store is new: its shards have version 0, no clocks and finite values.
+        is_new: Whether the store is new: its shards have version 0, no clocks, no groups and finite values.
 
     Returns the numbers of the loaded shards.
 
@@ -87,7 +89,10 @@ def load_states(
             has another shape or type; or a shard of a new store is not new.
     """
     most_clocks = 0 if is_new else MOST_CLOCKS * len(shards)
-    states, tensors = read_state_tables(tensors, most_shards=len(shards), most_clocks=most_clocks)
+    most_bounds = 0 if is_new else MOST_SETS_BOUNDS
+    states, tensors = read_state_tables(
+        tensors, most_shards=len(shards), most_clocks=most_clocks, most_bounds=most_bounds
+    )
     arrays = len(body.arrays) + 1
     if len(tensors) != arrays * len(states):
         raise RemoteProtocolError(
@@ -117,9 +122,20 @@ def load_states(
                     f"not of version {state.version}",
                 )
             copies.append((target, source))
+    _check_room(shards, states)
     for target, source in copies:
         np.copyto(target, source)
     return {_set(shards[ShardId(state.shard)], state) for state in states}
+
+
+def _check_room(shards: Mapping[ShardId, Shard], states: Sequence[ShardState]) -> None:
+    """Raise RemoteProtocolError if all shards together would have more ranges than one answer may have."""
+    loaded = {state.shard for state in states}
+    kept = [shard.tables.groups for number, shard in shards.items() if int(number) not in loaded]
+    several = {id(sets): sets for sets in (*kept, *(state.groups for state in states))}
+    length = sum([len(ranges) for sets in several.values() for ranges in sets.values()])
+    if length > MOST_SETS_BOUNDS:
+        raise RemoteProtocolError("sets", f"{length} bounds of groups, {MOST_SETS_BOUNDS} are the most")
 
 
 def _set(shard: Shard, state: ShardState) -> ShardId:
@@ -129,10 +145,13 @@ def _set(shard: Shard, state: ShardState) -> ShardId:
     clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded
     version = Version(state.version)
     # The shards of a new store keep the tables that they share.
-    if (shard.version, shard.loaded, shard.clocks) != (version, version, clocks):
+    before = (shard.version, shard.tables.loaded, shard.clocks, shard.tables.groups, shard.tables.losses)
+    if before != (version, version, clocks, state.groups, state.losses):
         tables = shard.separate()
         tables.version = tables.loaded = version
         tables.clocks = clocks
+        tables.groups = tables.ordered_groups = state.groups
+        tables.losses = state.losses
     if shard.pending is not None:
         shard.pending.reached = slowest
     return shard.spec.id

@@ -28,6 +28,10 @@ waits until these pushes are applied, or until its deadline; in bsp a reading ge
 an epoch names all replicas, so pushes and ticks of a later epoch wait for it, and later messages of the same
 session wait behind them. Clocks of a replica that is not in the map are kept until it is.
 
+A data server may ask for the groups that the shards have (`SetsAsked`). The question waits in the queue
+behind all pushes before it, and the front orders no groups of a generation that the newest map does not
+name. So the answer is final for the generations that have ended in the map.
+
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
 read, minus the client's own pushes that local steps had already applied to the copy that the groups read.
 
@@ -38,24 +42,31 @@ absolute seconds on the caller's clock.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+from operator import attrgetter
 from typing import assert_never
 
 from adam_async.messages import (
     GAP,
     NOT_PRIMARY,
+    BundleSets,
     Pull,
     Push,
     Pushed,
     ReadShards,
     ReportSteps,
+    ShardStates,
+    StepsReported,
     Tick,
+    Ticked,
+    each_of,
+    fits,
 )
+from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_SETS_BOUNDS
+from adam_async.messages.loss_sums import LossSum
 from adam_async.parameter_server.bsp_barrier import PendingBytes
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import (
-    Acknowledge,
-    AcknowledgeSteps,
-    AcknowledgeTick,
+    Answer,
     Applied,
     Apply,
     ApplySum,
@@ -71,13 +82,13 @@ from adam_async.parameter_server.events import (
     PushArrived,
     QueuedPull,
     QueuedPush,
-    QueuedRead,
+    QueuedSets,
     QueuedTick,
-    ReadArrived,
     Refuse,
     ReplicasChanged,
     Request,
-    SendPassed,
+    SendSets,
+    SetsAsked,
     StepsArrived,
     SumApplied,
     TickArrived,
@@ -85,9 +96,12 @@ from adam_async.parameter_server.events import (
     moves_clocks,
     requests_of,
 )
+from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.push_numbers import (
     has_new_number,
+    knows_a_part,
     order_apart,
+    order_groups,
     order_together,
     problems_of,
     set_apart,
@@ -95,8 +109,9 @@ from adam_async.parameter_server.push_numbers import (
 from adam_async.parameter_server.push_queue import PushQueue, most_joined, shards_named
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, partly_named, same
+from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, partly_named, versions_of
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
+from adam_async.run.group_ranges import common_and_others, with_groups
 from adam_async.run.ids import Replica, ShardId
 
 MOST_NAMED = 1 << 13
@@ -152,6 +167,8 @@ class ServerState:
         """Whether pushes are added up (bsp)."""
         self._pending = PendingBytes(sum([shard.values.nbytes for shard in self.shards.values()]))
         self._replicas = self.bundle.replicas
+        self._named: Mapping[Replica, int] = {}
+        """Live generation of each replica in the newest map; its entry may not be applied yet."""
         self._queue = PushQueue()
         self._in_flight: deque[InFlight] = deque()
         self.waiting = WaitingRequests()
@@ -175,9 +192,12 @@ class ServerState:
                 return self._report_steps(event)
             case TickArrived():
                 return self._tick(event)
-            case ReadArrived():
-                return self._read(event)
-            case ReplicasChanged() | EpochBegan():
+            case SetsAsked():
+                return self._ask_sets(event)
+            case ReplicasChanged():
+                self._named = event.live
+                return self._enter(event)
+            case EpochBegan():
                 return self._enter(event)
         assert_never(event)
 
@@ -212,6 +232,8 @@ class ServerState:
         # A client sends each uncommitted push of the lost primary again, under a number that must be free.
         for tables in self.bundle.tables():
             tables.ordered = tables.last_number.split()
+            tables.ordered_groups = tables.groups
+        self._named = self.live
 
     def follow(self) -> list[Effect]:
         """Refuse all requests: another server is the primary. Entries in flight may still be committed."""
@@ -266,17 +288,24 @@ class ServerState:
                 self._pending.refused(entry.queued)
                 return [self._acknowledgement(entry.queued)]
             case QueuedTick():
-                return [AcknowledgeTick(entry.request)]
+                return [Answer(entry.request, Ticked())]
             case StepsArrived():
-                return [AcknowledgeSteps(entry.request)]
+                return [Answer(entry.request, StepsReported())]
             case ReplicasChanged() | EpochBegan() | ForgetSessions():
                 return []
         assert_never(entry)
 
-    def _answer_behind(self, item: QueuedPull | QueuedRead | QueuedPush | QueuedTick) -> list[Effect]:
-        if isinstance(item, QueuedTick):
-            return [AcknowledgeTick(item.request)]
-        return [self._acknowledgement(item)] if isinstance(item, QueuedPush) else self.waiting.take(item)
+    def _answer_behind(self, item: QueuedPull | QueuedPush | QueuedSets | QueuedTick) -> list[Effect]:
+        match item:
+            case QueuedTick():
+                return [Answer(item.request, Ticked())]
+            case QueuedPush():
+                return [self._acknowledgement(item)]
+            case QueuedSets():
+                return [self._sets_of(item)]
+            case QueuedPull():
+                return self.waiting.take(item)
+        assert_never(item)
 
     def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
         """Take the batch or sum that has waited longest, and the answers to all requests in front of it.
@@ -296,7 +325,7 @@ class ServerState:
                 effects += self._enter_tick(head)
                 continue
             pushes = head if isinstance(head, list) else []
-            if pushes and (pushes[0].accepted or pushes[0].refused):
+            if pushes and (pushes[0].accepted or pushes[0].unapplied):
                 effects += self._enter(Apply(tuple(pushes)))
                 continue
             # Duplicates queue so that their answer follows their push.
@@ -308,8 +337,8 @@ class ServerState:
 
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
         """Return whether a push for the same shards may be applied in one batch with `head`."""
-        # An assignment replaces values, so no gradient joins it. Refused gradients differ from push to push.
-        if follower.push.assign or head.push.assign or follower.refused or head.refused:
+        # An assignment replaces values, so no gradient joins it. Unapplied places differ from push to push.
+        if follower.push.assign or head.push.assign or follower.unapplied or head.unapplied:
             return False
         return follower.push.pull == head.push.pull  # the answer to the first push bounds the batch
 
@@ -329,54 +358,93 @@ class ServerState:
             ours = self.shards if push.generation == self.generation else {}
             shards = tuple([ours.get(ShardId(number)) for number in push.shards])
         # Numbers that were ordered before the end are answered again: their pushes took effect.
-        if self._replicas.is_over(push) and has_new_number(push, shards, session):
+        if self.is_over(push) and has_new_number(push, shards, session):
             return [_refuse_over(event.request, push)]
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self.bundle.epoch or session in self.epoch_gate:
             return self._wait_for_epoch(event, session)
-        if self.synchronous and not self.program and self._is_early(push, shards, session):
-            text = f"the map of this server has no generation {push.incarnation} of client {push.replica} yet"
+        if (push.groups or (self.synchronous and not self.program)) and self._is_early(push, shards, session):
+            text = (
+                f"the map of this server has no generation {push.incarnation} of replica {push.replica} yet"
+            )
             return [Refuse(event.request, "busy", text)]
         if self.synchronous and not push.assign and (text := self._pending.refusal(self._contributor(push))):
             if has_new_number(push, shards, session):
                 return [Refuse(event.request, "busy", text)]
+        if push.groups and knows_a_part(push, shards, session):
+            return [Refuse(event.request, "busy", f"a shard has some of the groups {push.groups[:9]}")]
         # Usually all shards of a push share one table and one number: a single comparison orders the push.
-        tables = group.shared() if group is not None and same(push.numbers) else None
+        number = push.numbers
+        tables = group.shared() if group is not None and isinstance(number, int) else None
         if tables is None or self.synchronous:
             if self._is_unnamed(push) and any(shard and shard.tables.shards > 1 for shard in shards):
                 return [self._refuse_split(event.request, push)]
-            tables = group.own_tables() if group is not None and same(push.numbers) else None
+            tables = group.own_tables() if group is not None and isinstance(number, int) else None
         accepted: Sequence[int]
-        if group is not None and tables is not None:
-            accepted, problems = order_together(group, tables, session, push.numbers[0])
+        if group is not None and tables is not None and isinstance(number, int):
+            accepted, problems = order_together(group, tables, session, number)
         else:
-            accepted, problems = order_apart(shards, session, push.numbers)
+            accepted, problems = order_apart(shards, session, each_of(number, len(shards)))
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
+        if push.groups:
+            order_groups(queued, tables if group is not None else None)
         if event.finite is not None:
             set_apart(queued, event.finite)
         if self.synchronous and not push.assign:
             return self._contribute(queued)
         # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.
-        if not queued.accepted and not queued.refused and self.idle:
+        if not queued.accepted and not queued.unapplied and self.idle:
             return [self._acknowledgement(queued)]
         self._queue.add(queued)
         return []
 
-    def applied_at_once(self, push: Push, session: Session, group: ShardGroup, tables: ShardTables) -> Pushed:
+    def applied_at_once(
+        self, push: Push, session: Session, group: ShardGroup, tables: ShardTables, read: int
+    ) -> Pushed:
         """Order, enter and count a push that was applied in the call of its arrival; returns its answer.
 
         The same steps as `_order`, `_enter` and `_finish`, for a push that `is_free` allows. `at_once.py` has
         checked that its number is the next one on all shards of the group.
         """
-        tables.ordered[session] = push.numbers[0]
-        self.bundle.count_at_once(push, session, group, tables)
+        tables.ordered[session] += 1
+        self.bundle.count_at_once(push, session, group, tables, read)
         self._clocks_moved |= push.clock > 0
         clock = tables.slowest_clock() if self.clocked and push.pull else 0
-        return Pushed(versions=(int(tables.version),) * len(group), problems=(), clock=clock)
+        return Pushed(versions=int(tables.version), problems=(), clock=clock)
 
-    def is_over(self, push: Push) -> bool:
-        """Return whether the generation of a push has ended."""
-        return self._replicas.is_over(push)
+    def may_queue(self, push: Push) -> bool:
+        """Return whether a push on a lane may be queued: its generation is live, and no message waits for an
+        epoch.
+
+        A change of the live replicas may be in the queue; until it is applied, lanes do not end.
+        """
+        return not self.epoch_gate.events and self.is_named(push)
+
+    def queue_checked(
+        self,
+        request: Request,
+        push: Push,
+        session: Session,
+        group: ShardGroup,
+        tables: ShardTables,
+        gradients: PushGradients,
+    ) -> None:
+        """Order and queue a push behind other work: the steps of `_order` for the checks of `at_once.py`."""
+        tables.ordered[session] += 1
+        if push.groups:
+            tables.ordered_groups = with_groups(tables.ordered_groups, push.groups)
+        self._queue.add(QueuedPush(request, push, group, gradients, group.places, []))
+
+    def is_over(self, message: Push | Tick) -> bool:
+        """Return whether the generation of a message has ended; False if the map has not named it yet."""
+        if self.is_named(message):
+            return False
+        pair = replica, generation = Replica(message.replica), message.incarnation
+        return self.live.get(replica) == generation or pair in self._replicas.ended
+
+    def is_named(self, message: Push | Tick) -> bool:
+        """Return whether the generation of a message is live in the newest map."""
+        return self._named.get(Replica(message.replica)) == message.incarnation
 
     def _is_unnamed(self, message: Push | Tick | ReportSteps) -> bool:
         """Return whether the map names generations, and this one neither now nor before.
@@ -394,14 +462,17 @@ class ServerState:
         return Refuse(request, "busy", f"{text} yet, and its {type(message).__name__} names shards apart")
 
     def _is_early(self, push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-        """Return whether a push would contribute to a sum before the map names its client."""
-        if push.assign or self._replicas.live.get(Replica(push.replica)) == push.incarnation:
+        """Return whether a push would take groups, or contribute to a sum, before the map names its sender.
+
+        The map may have named and ended the generation between two versions that this server saw.
+        """
+        if push.assign or self.is_named(push):
             return False
         return has_new_number(push, shards, session)
 
     def _contribute(self, queued: QueuedPush) -> list[Effect]:
         """Put a contribution to sums into the log. A repetition of one in flight is answered after it."""
-        if queued.accepted or queued.refused:
+        if queued.accepted or queued.unapplied:
             self._pending.add(self._contributor(queued.push), queued)
             return self._enter(Contribute(queued))
         if self._in_flight:
@@ -415,22 +486,18 @@ class ServerState:
 
     # --- acknowledge -------------------------------------------------------------------------
 
-    def _acknowledgement(self, queued: QueuedPush) -> Acknowledge:
+    def _acknowledgement(self, queued: QueuedPush) -> Answer:
         """Answer a push with the current versions, and with values only if no shard of it is open."""
-        group = queued.shards if isinstance(queued.shards, ShardGroup) else None
-        versions: tuple[int, ...]
-        if group is not None:
-            versions = group.versions()
-        else:
-            versions = tuple([0 if shard is None else shard.version for shard in queued.shards])
+        versions = versions_of(queued.shards)
         problems = problems_of(queued)
         # The client sends an open push again, and that answer will bring the values.
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
-            return Acknowledge(queued.request, Pushed(versions=versions, problems=problems))
+            return Answer(queued.request, Pushed(versions=versions, problems=problems))
+        group = queued.shards if isinstance(queued.shards, ShardGroup) else None
         shards = group or tuple([shard for shard in queued.shards if shard is not None])
         clock = applied_clock(shards) if self.clocked else 0
         body = Pushed(versions=versions, problems=problems, clock=clock)
-        return Acknowledge(queued.request, body, shards)
+        return Answer(queued.request, body, shards)
 
     # --- reports of steps applied in place ---------------------------------------------------
 
@@ -454,7 +521,7 @@ class ServerState:
         if min(seen) >= last_step:
             for shard in ours:
                 shard.count_duplicates(len(report.steps))
-            return [AcknowledgeSteps(event.request)]
+            return [Answer(event.request, StepsReported())]
         if min(seen) != max(seen) or min(seen) != report.number - 1:
             return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
         if any(shard.tables.shards > 1 for shard in ours) and self._is_unnamed(report):
@@ -470,9 +537,9 @@ class ServerState:
         tick = event.tick
         if tick.store != self.store or tick.generation != self.generation:
             return [self._wrong_run(event.request, tick)]
-        if self._replicas.is_over(tick):
+        if self.is_over(tick):
             return [_refuse_over(event.request, tick)]
-        if tick.numbers and len(tick.numbers) != len(tick.shards):
+        if not fits(len(tick.shards), tick.numbers):
             return [Refuse(event.request, "malformed", "shards and numbers of a Tick differ in length")]
         session: Session = (tick.session, tick.incarnation)
         if tick.epoch > self.bundle.epoch or session in self.epoch_gate:
@@ -483,11 +550,12 @@ class ServerState:
             named = [self.shards.get(ShardId(number)) for number in tick.shards]
             if partly_named([shard for shard in named if shard is not None]):
                 return [self._refuse_split(event.request, tick)]
-        tables = group.own_tables() if group is not None and tick.numbers and same(tick.numbers) else None
-        apart = zip(tick.shards, tick.numbers, strict=False)
-        if tables is not None and tables.ordered[session] >= tick.numbers[0]:
-            apart = zip((), (), strict=True)
-        for number, last in apart:
+        numbered = zip(tick.shards, each_of(tick.numbers, len(tick.shards)), strict=True)
+        if group is not None and isinstance(tick.numbers, int) and tick.numbers:
+            tables = group.own_tables()
+            if tables is not None and tables.ordered[session] >= tick.numbers:
+                numbered = zip((), (), strict=True)
+        for number, last in numbered:
             shard = self.shards.get(ShardId(number))
             if shard is not None and shard.tables.ordered[session] < last:
                 text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
@@ -523,31 +591,53 @@ class ServerState:
         """Number of generations with dropped push numbers."""
         return self._replicas.ended.forgotten
 
-    # --- pulls and readings ------------------------------------------------------------------
+    # --- questions for groups ----------------------------------------------------------------
 
-    def _pull(self, event: PullArrived) -> list[Effect]:
-        pull = event.pull
-        shards = self._asked_for(event.request, pull)
-        if isinstance(shards, Refuse):
-            return [shards]
-        queued = QueuedPull(event.request, shards, pull.clock, event.deadline, event.link)
-        # With an empty queue there is no push in front of the pull, and its values may leave now.
-        if self.idle:
-            return self.waiting.take(queued)
+    def _ask_sets(self, event: SetsAsked) -> list[Effect]:
+        if event.generation != self.generation:
+            text = f"store {self.store} is in generation {self.generation} here, not {event.generation}"
+            return [Refuse(event.request, "wrong-run", text)]
+        trainable = tuple([shard for shard in self.shards.values() if not shard.spec.frozen])
+        queued = QueuedSets(event.request, trainable, event.epoch)
+        # In bsp a sum in progress does not matter: the sets have its groups since they were contributed.
+        if self.idle or (self.synchronous and not self._queue and not self._in_flight):
+            return [self._sets_of(queued)]
         self._queue.add(queued)
         return []
 
-    def _read(self, event: ReadArrived) -> list[Effect]:
-        shards = self._asked_for(event.request, event.read)
+    def _sets_of(self, queued: QueuedSets) -> SendSets | Refuse:
+        """Answer a question for groups from the counted pushes."""
+        epoch, kept = queued.epoch, [*dict.fromkeys([shard.tables for shard in queued.shards])]
+        if any(len(each.groups) >= KEPT_EPOCHS and epoch < min(each.groups) for each in kept):
+            text = f"epoch {epoch} is over: these shards keep the groups of later epochs"
+            return Refuse(queued.request, "epoch-over", text)
+        several = {each.groups.get(epoch, ()) for each in kept}
+        if sum(map(len, several)) > MOST_SETS_BOUNDS:
+            text = f"{len(several)} sets of groups are too scattered, {MOST_SETS_BOUNDS} bounds are the most"
+            return Refuse(queued.request, "too-large", text)
+        clock = self._replicas.newest_clock if self.clocked else 0
+        # In a cut replica only the part that computes the loss sends it, to the shards that it pushes.
+        losses = [each.losses.get(epoch, LossSum()) for each in kept]
+        most = max(losses, key=attrgetter("images"), default=LossSum())
+        body = BundleSets(trainable=bool(several), clock=clock, images=most.images, loss_sum=most.total)
+        return SendSets(queued.request, body, common_and_others(several))
+
+    # --- pulls and readings ------------------------------------------------------------------
+
+    def _pull(self, event: PullArrived) -> list[Effect]:
+        pull, clock = event.pull, event.pull.clock
+        is_reading = isinstance(pull, ReadShards)
+        shards = self._asked_for(event.request, pull)
         if isinstance(shards, Refuse):
             return [shards]
-        # In asp no clock bounds the replicas, so no reading waits for one.
-        clock = event.read.clock if self.clocked else 0
-        if clock and self.synchronous:
+        if is_reading and not self.clocked:
+            clock = 0  # in asp no clock bounds the replicas, so no reading waits for one
+        if is_reading and clock and self.synchronous:
             # From here on a sum changes a shard only after the snapshot or the reader has a copy of it.
             if passed := self.bundle.keep_clock(clock, event.link, event.until):
-                return [SendPassed(event.request, passed)]
-        queued = QueuedRead(event.request, shards, event.deadline, clock, event.link)
+                return [Answer(event.request, ShardStates(arrays=(), passed=passed))]
+        queued = QueuedPull(event.request, shards, clock, event.deadline, event.link, is_reading)
+        # With an empty queue there is no push in front of the pull, and its values may leave now.
         if self.idle:
             return self.waiting.take(queued)
         self._queue.add(queued)
@@ -608,7 +698,7 @@ class ServerState:
 
     def forget(self, sessions: Sequence[Session]) -> list[Effect]:
         """Forget the pushes of sessions without a live generation, to make room for others."""
-        return self._enter(ForgetSessions(sessions))
+        return self._enter(ForgetSessions(tuple(sessions)))
 
     # --- inspection --------------------------------------------------------------------------
 

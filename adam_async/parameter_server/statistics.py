@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from adam_async.parameter_server.shard import OTHERS, Shard
 from adam_async.parameter_server.state import ServerState
-from adam_async.run.disk_counts import DiskCounts
+from adam_async.run.series import DiskCounts
 from adam_async.runtime.traffic import CommonStatistics
 
 PIECE_SHARDS = 1 << 11
@@ -94,8 +94,8 @@ def count_store(states: Sequence[ServerState]) -> Generator[None, None, StoreSta
             total.bytes += shard.values.nbytes
             total.state_bytes += sum([array.nbytes for array in shard.rule_state.values()])
             total.versions[str(shard.spec.id)] = int(shard.version)
-            total.refused += shard.refused
-            total.duplicates += shard.duplicates
+            total.refused += shard.tables.refused
+            total.duplicates += shard.tables.duplicates
             for replica, clock in shard.clocks.items():
                 counts = total.clients.setdefault(str(replica), ClientCounts())
                 counts.clock = clock if counts.clock is UNSET else min(counts.clock, clock)
@@ -128,8 +128,8 @@ def count_server(states: Sequence[ServerState]) -> ServerStatistics:
         clocks={str(shard.spec.id): {str(r): c for r, c in shard.clocks.items()} for shard in shards},
         clock=min((shard.applied_clock() for shard in shards), default=0),
         pending_contributions=sum(len(sums) for each in pending for sums in each.waiting.values()),
-        refused=sum(shard.refused for shard in shards),
-        duplicates=sum(shard.duplicates for shard in shards),
+        refused=sum(shard.tables.refused for shard in shards),
+        duplicates=sum(shard.tables.duplicates for shard in shards),
         parked=waiting,
         waiting_for=waiting_for,
         batches=batches,
@@ -164,7 +164,7 @@ def _staleness(shards: Collection[Shard]) -> tuple[dict[str, Counter[int]], dict
     by_replica: dict[str, Counter[int]] = {}
     by_tensor: dict[str, Counter[int]] = {}
     for shard in shards:
-        for replica, counts in shard.staleness_of.items():
+        for replica, counts in shard.tables.staleness_of.items():
             if not counts:
                 continue  # the map names the replica, and it has not pushed
             name = str(replica) if replica != OTHERS else "others"

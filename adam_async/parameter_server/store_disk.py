@@ -1,12 +1,13 @@
 """The states of one store on the disk of one server: written while it is served, read after a loss.
 
-The disk follows the changes of a store from its placement on the server until it leaves the server. Then its
-states are *saved*: a driver or client may read them for a new store, until the new store is on the disks too.
+The disk follows the changes of a store from its placement on the server until it leaves the server. Beside
+the states of a run's shards it has the record of the run, which is never older than they are. Then the states
+are *saved*: a driver or client may read them for a new store, until the new store is on the disks too.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from hashlib import blake2b
@@ -20,7 +21,6 @@ from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
 from adam_async.model.rules import Rule, rule_of
-from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.entry_replay import EntryReplay
@@ -28,26 +28,28 @@ from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import (
     CATALOGUE,
     CONTENTS,
+    RUN,
     Catalogue,
-    bundle_of_piece,
     catalogue_state,
-    clock_of,
     entry_parts,
     read_catalogue,
     read_entry,
+    read_run,
+    run_state,
     tensors_of,
 )
 from adam_async.parameter_server.shard_pieces import digest_of, pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
-from adam_async.persistence.findings import Recovery
-from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import EntryKey, Order, State, StateKey, StateName
-from adam_async.persistence.opening import LOCK
-from adam_async.persistence.segment_writer import FULL
+from adam_async.persistence.contents import Recovery
+from adam_async.persistence.folder import FULL
+from adam_async.persistence.keys import LEADING, EntryKey, Identity, Order, State, StateKey, StateName
+from adam_async.persistence.opening import LOCK, read_identity, read_newest
 from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
 from adam_async.run.ids import ShardId
+from adam_async.run.run_record import RunRecord, packed_record
 from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.runtime.disk import Disk
 
 PREFIX, REMOVED = "store-", "removed-"
 """Prefixes of the names of the folders of stores, and of folders that are being removed."""
@@ -83,6 +85,12 @@ class StoreDisk:
         self._left: set[BundleSaver] = set()
         """Bundles that have left the server and whose last changes are not written yet."""
         self._catalogue: Catalogue | None = None
+        self._run: RunRecord | None = None
+        self._run_order: Order = 0, 0
+        """Order of the record of the run."""
+        self._is_run_on_disk = True
+        """Whether the disk has the present record of the run; only a store with durable pushes keeps it up to
+        date."""
         self._is_serving = False
         """Whether states are written."""
         self._served = asyncio.Event()
@@ -92,7 +100,8 @@ class StoreDisk:
         self._is_whole = False
         """Whether the primaries of all bundles have reported the store as whole on their disks."""
         self._completed = asyncio.Event()
-        """Event that is set, and replaced, when `_complete` grows or `_is_whole` is set."""
+        """Event that is set, and replaced, when `_complete` grows, or `_is_whole` or `_is_run_on_disk` is
+        set."""
         self._joined = asyncio.Event()
         """Event that is set while the disk may lack pieces of a bundle on this server."""
         self._serving: asyncio.Task[None] | None = None
@@ -136,6 +145,16 @@ class StoreDisk:
         return self._catalogue
 
     @property
+    def run(self) -> RunRecord | None:
+        """The record of the run; None if the store is that of a client, or the record is not on the disk."""
+        return self._run
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the primaries of all bundles have reported the store as whole on their disks."""
+        return self._is_whole
+
+    @property
     def is_serving(self) -> bool:
         """Whether the disk follows the changes of the store."""
         return self._is_serving
@@ -159,6 +178,40 @@ class StoreDisk:
             self._spawn = spawn
             self._start()
 
+    def note_run(self, record: RunRecord, version: int) -> None:
+        """Take the record of the run, which a round writes before any later copy of a shard.
+
+        Args:
+            version: Version of the map that the record is of.
+        """
+        if record == self._run:
+            return
+        assert self._catalogue is not None
+        _, position = self._run_order
+        self._run = record
+        # Also records of other servers are compared by their order.
+        self._run_order = 1 + self._catalogue.record.generation, max(version, position + 1)
+        if self._is_serving:
+            self._mark_run()
+
+    def _mark_run(self) -> None:
+        if self._run is None:
+            return
+        self._segments.mark(RUN, len(packed_record(self._run)), 0)
+        assert self._catalogue is not None
+        if self._catalogue.record.durable:
+            self._is_run_on_disk = False
+            self._spawn(f"disk-{self.id}/run", self._write_run())
+
+    async def _write_run(self) -> None:
+        """Write the record of the run at once: entries behind it wait."""
+        record = self._run
+        with suppress(DiskFailed):  # `_serve` reports it
+            await self._segments.flush()
+            if record is self._run:
+                self._is_run_on_disk = True
+                self._announce()
+
     def _start(self) -> None:
         self._taken.clear()
         self._joined.set()
@@ -168,14 +221,13 @@ class StoreDisk:
     def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
         """Return the saver of a bundle. All pieces of the bundle are marked once the folder is open."""
         assert self._catalogue is not None
-        on_disk = _BundleOnDisk(self, home)
         saver = BundleSaver(
             home,
             pieces,
             state_arrays=self._catalogue.record.state_arrays,
             mark=partial(self._mark, home),
-            journal=on_disk if self._catalogue.record.durable else None,
-            stored=on_disk,
+            disk=self,
+            is_durable=self._catalogue.record.durable,
         )
         self._savers[home] = saver
         # Pieces of an earlier membership are older than the bundle's entries.
@@ -229,6 +281,7 @@ class StoreDisk:
         self._is_serving = True
         self._served.set()
         self._segments.mark(CATALOGUE, 1, 0)
+        self._mark_run()
         for saver in self._savers.values():
             saver.all_touched()
         try:
@@ -274,7 +327,8 @@ class StoreDisk:
         Args:
             of_primary: Whether this server orders the entries. If so, the first entry waits until the disks
                 have all pieces of the store: entries alone restore no state, and an earlier store is
-                preferred to one that lacks pieces.
+                preferred to one that lacks pieces. The entries after a change of the run's record wait until
+                it is on the disk.
 
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
@@ -292,7 +346,7 @@ class StoreDisk:
             self._appending.discard(task)
 
     def _is_restorable(self, home: str) -> bool:
-        return self._is_whole and home in self._complete
+        return self._is_whole and home in self._complete and self._is_run_on_disk
 
     def whole(self) -> None:
         """Note that the primaries of all bundles have reported the store as whole on their disks."""
@@ -353,6 +407,8 @@ class StoreDisk:
     async def _copy_of(self, name: StateName) -> State | None:
         if name == CATALOGUE:
             return catalogue_state(self._catalogue) if self._catalogue is not None else None
+        if name == RUN:
+            return run_state(self._run, self._run_order) if self._run is not None else None
         saver = self._savers.get(name.home)
         state = await saver.take(name.shard) if saver is not None else None
         # A bundle that has joined again may lack entries that it had before, until it has caught up.
@@ -462,17 +518,21 @@ class StoreDisk:
         return self._positions.get(name)
 
     async def read_arrays(self, name: StateName, arrays: int) -> tuple[Part, bytes]:
-        """Read the arrays of a piece of a store that is served; see `StoredPieces.read`."""
+        """Read the arrays of a piece of a store that is served; see `BundleDisk`."""
         await self._served.wait()
         origin = f"piece {name.shard} of bundle {name.home} in {self.folder}"
-        try:
-            _, parts = await self._segments.read_state(name)
-        except KeyError:
-            raise DataError(f"{origin} is not on the disk") from None
-        found = tensors_of(parts, origin)[1 : 1 + arrays]
+        found = (await self._read_piece(name, origin))[1][1 : 1 + arrays]
         if len(found) != arrays:
             raise DataError(f"{origin} has {len(found)} arrays, not {arrays}")
         return found, await self._ports.states.run(digest_of, found)
+
+    async def _read_piece(self, name: StateName, origin: str) -> tuple[Order, Part]:
+        """Read a piece; return its order and its tensors. Raises DataError: it is absent or damaged."""
+        try:
+            key, parts = await self._segments.read_state(name)
+        except KeyError:
+            raise DataError(f"{origin} is not on the disk") from None
+        return key.order, tensors_of(parts, origin)
 
     async def reopen(self) -> None:
         """Open the folder, and read its catalogue.
@@ -497,12 +557,11 @@ class StoreDisk:
         for name in recovery.states:
             if name.home == home:
                 self.specs_of(home, name.shard)  # raises for a piece that the store does not have
-                key, parts = await segments.read_state(name)
+                (generation, position), tensors = await self._read_piece(name, origin)
                 # A complete round drops entries, and has each piece that one of them changes. After damage
                 # an older piece may count.
                 floor = recovery.floors.get(home, 0) if name not in lost else 0
-                order = key.generation, max(key.position, floor)
-                found[name.shard] = (order, tensors_of(parts, origin))
+                found[name.shard] = (generation, max(position, floor)), tensors
         if not found or keys[-1].position <= min(at for (_, at), _ in found.values()):
             return
         replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
@@ -520,7 +579,10 @@ class StoreDisk:
         await self._stack.enter_async_context(self._segments.opened())
         self._table, self._pieces, self._replays = (), {}, {}
         states = self._segments.recovery.states
-        self._positions = {name: key.position for name, key in states.items() if name != CATALOGUE}
+        self._positions = {name: key.position for name, key in states.items() if name.home != LEADING}
+        if RUN in states and (self._run is None or self._run_order < states[RUN].order):
+            key, parts = await self._segments.read_state(RUN)
+            self._run, self._run_order = read_run(parts, str(self.folder)), key.order
         if CATALOGUE not in states:
             return None
         _, parts = await self._segments.read_state(CATALOGUE)
@@ -552,24 +614,16 @@ class StoreDisk:
     @property
     def saved_bytes(self) -> int:
         """Maximum size of the packed result of `saved`, in bytes."""
-        return self._catalogue_bytes + SAVED_PIECE_BYTES * len(self._segments.recovery.states)
+        run = len(packed_record(self._run)) if self._run is not None else 0
+        return run + self._catalogue_bytes + SAVED_PIECE_BYTES * len(self._segments.recovery.states)
 
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""
-        catalogue = self._catalogue
-        assert catalogue is not None
-        return SavedStore(
-            name=catalogue.name,
-            id=self.id,
-            record=msgspec.json.encode(catalogue.record),
-            arrays=msgspec.json.encode(catalogue.arrays),
-            pieces=tuple(
-                SavedPiece(key.home, key.shard, *self._order_of(key), clock_of(key))
-                for name, key in self._segments.recovery.states.items()
-                if name != CATALOGUE
-            ),
-            began_ms=int(catalogue.began * 1000),
-        )
+        assert self._catalogue is not None
+        states = self._segments.recovery.states.values()
+        orders = {key: self._order_of(key) for key in states if key.home != LEADING}
+        run = packed_record(self._run) if self._run is not None else b""
+        return _saved_store(self._catalogue, orders, run, self._run_order)
 
     def _order_of(self, key: StateKey) -> Order:
         replay = self._replays.get(key.home)
@@ -611,12 +665,16 @@ class StoreDisk:
             DataError: The disk has no such piece or shard, or the state is damaged.
         """
         catalogue = self._catalogue
-        specs, origin = self.specs_of(home, piece), f"piece {piece} of bundle {home} in {self.folder}"
+        self.specs_of(home, piece)  # raises for a piece that the store does not have
+        bundle_origin = f"bundle {home} in {self.folder}"
+        origin = f"piece {piece} of {bundle_origin}"
         assert catalogue is not None
-        if home in self._replays:
-            bundle = self._replays[home].bundle_of(piece)
-        else:
-            bundle = await self._bundle_of(catalogue, StateName(home, piece), specs, origin)
+        replay = self._replays.get(home)
+        if replay is None:
+            found = {piece: await self._read_piece(StateName(home, piece), origin)}
+            pieces, table = self._pieces[home], self._table
+            replay = EntryReplay(catalogue, pieces, table, self._rules, found, bundle_origin)
+        bundle = replay.bundle_of(piece)
         missing = [number for number in numbers if ShardId(number) not in bundle.shards]
         if missing or not numbers:
             raise DataError(f"{origin} has no shards {missing[:8]}")
@@ -625,42 +683,46 @@ class StoreDisk:
             raise DataError(f"shards {tuple(numbers[:8])} of {origin} have several rules: ask for each apart")
         return read_states(shards, self._rules[shards[0].spec.rule])
 
-    async def _bundle_of(
-        self, catalogue: Catalogue, name: StateName, specs: Sequence[ShardSpec], origin: str
-    ) -> Bundle:
-        try:
-            _, parts = await self._segments.read_state(name)
-        except KeyError:
-            raise DataError(f"{origin} is not on the disk") from None
-        tensors = tensors_of(parts, origin)
-        return bundle_of_piece(catalogue, specs, self._table, self._rules, tensors, origin)
-
     def __repr__(self) -> str:
         return f"<StoreDisk {self.id} {'serving' if self._is_serving else 'saved'}>"
 
 
-class _BundleOnDisk:
-    """The entries and pieces of one bundle on the disk of a store."""
+def _saved_store(catalogue: Catalogue, orders: Mapping[StateKey, Order], run: bytes, at: Order) -> SavedStore:
+    """Return the list of the pieces of a store.
 
-    def __init__(self, disk: StoreDisk, home: str) -> None:
-        self._disk = disk
-        self._home = home
+    Args:
+        orders: Generation and position of each piece.
+        run: Record of the run, if any.
+        at: Order of this record.
+    """
+    return SavedStore(
+        name=catalogue.name,
+        id=catalogue.record.id,
+        record=msgspec.json.encode(catalogue.record),
+        arrays=msgspec.json.encode(catalogue.arrays),
+        pieces=tuple(SavedPiece(key.home, key.shard, *order) for key, order in orders.items()),
+        began_ms=int(catalogue.began * 1000),
+        run=run,
+        run_order=at,
+    )
 
-    async def append(
-        self, position: int, generation: int, parts: Sequence[Part], *, of_primary: bool
-    ) -> None:
-        """See `Journal`."""
-        key = EntryKey(self._home, position, generation)
-        await self._disk.append(key, parts, of_primary=of_primary)
 
-    def applied(self, position: int) -> None:
-        """See `Journal`."""
-        self._disk.applied(self._home, position)
+async def read_saved_store(folder: Path, disk: Disk) -> SavedStore | None:
+    """List the pieces in the folder of a store that a server may have open; None before its first write.
 
-    def position(self, piece: int) -> int | None:
-        """See `StoredPieces`."""
-        return self._disk.position_of(StateName(self._home, piece))
-
-    async def read(self, piece: int, arrays: int) -> tuple[Part, bytes]:
-        """See `StoredPieces`."""
-        return await self._disk.read_arrays(StateName(self._home, piece), arrays)
+    Raises:
+        ConfigError, DataError: The folder is of another release, damaged, or has no readable record of its
+            store.
+        OSError: The folder cannot be read.
+    """
+    identity = await read_identity(disk, folder)
+    if identity is None:
+        return None
+    identity = Identity(run=identity.run, contents=CONTENTS)
+    keys, found = await read_newest(disk, folder, identity, (CATALOGUE, RUN))
+    if CATALOGUE not in found:
+        return None
+    orders = {key: key.order for key in keys if key.home != LEADING}
+    at = next((key.order for key in keys if key.name == RUN), (0, 0))
+    run = b"".join(found.get(RUN, ()))
+    return _saved_store(read_catalogue(found[CATALOGUE], str(folder)), orders, run, at)

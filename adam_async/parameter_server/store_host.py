@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from adam_async.errors import ConfigError
-from adam_async.model.kernels import available_kernels, make_batches
+from adam_async.model.kernels import available_kernels, is_uncompiled, make_batches
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.copy_host import CopyHost
@@ -18,6 +18,7 @@ from adam_async.run.bundle_record import Member
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.store_record import ArrayRecord, StoreRecord
+from adam_async.runtime.child_process import run_module
 from adam_async.runtime.timeline import Timeline
 from dataflow import MakePool, WaitTimedOut
 from transport import BufferPool
@@ -25,8 +26,10 @@ from transport import BufferPool
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 120.0
-"""Maximum time that the end of a store waits for a kernel that is compiling, in seconds: a thread cannot be
-stopped."""
+"""Deadline of a compilation in seconds. The end of a store kills a child that compiles, and waits for a
+thread, which compiles if the disk cannot keep kernels."""
+
+MODULE = "adam_async.model.fast.compiling"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +42,8 @@ class StoreHost:
         buffers: Memory for the copies of values in answers.
         storage_pool: Memory of runs in place.
         timeline: Notes applied batches, step reports and messages.
-        make_pool: Makes the pool that compiles kernels of rules; without it, NumPy applies them.
+        make_pool: Makes the pool that loads kernels of rules; without it, NumPy applies them.
+        compiling: Held during a compilation, so that the next bundle finds the kernel on the disk.
         now: Returns the time of the loop's clock, in seconds.
         spawn: Starts a task of the server, by name.
         drain_soon: Called with the `ServedStore` if it has work for a later round of the loop.
@@ -60,6 +64,7 @@ class StoreHost:
     storage_pool: StoragePool
     timeline: Timeline | None
     make_pool: MakePool | None
+    compiling: asyncio.Lock
     now: Callable[[], float]
     spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
     drain_soon: Callable[[Any], None]
@@ -109,13 +114,20 @@ def kernels_of(store: StoreRecord) -> str:
         return "numpy"
 
 
-async def compile_kernels(
-    appliers: Mapping[tuple[int, str], Applier], make_pool: MakePool, node: str
-) -> None:
+async def compile_kernels(appliers: Mapping[tuple[int, str], Applier], host: StoreHost) -> None:
     """Change to compiled kernels of the rules when they are ready; they give the same bits."""
+    assert host.make_pool is not None
+    why = ""
     try:
-        async with make_pool(threads=1, name=f"{node}-kernels", close_timeout_s=COMPILE_S) as pool:
+        async with host.make_pool(threads=1, name=f"{host.node}-kernels", close_timeout_s=COMPILE_S) as pool:
             for applier in appliers.values():
-                applier.batches = await pool.run(make_batches, applier.rule, applier.dtype, "numba")
+                async with host.compiling:
+                    if await pool.run(is_uncompiled, applier.rule, applier.dtype):
+                        why = await run_module((MODULE, applier.dtype.name), within_s=COMPILE_S)
+                    if why:
+                        break
+                    applier.batches = await pool.run(make_batches, applier.rule, applier.dtype, "numba")
     except (OSError, RuntimeError, WaitTimedOut) as error:
-        logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)
+        why = str(error)
+    if why:
+        logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", why)

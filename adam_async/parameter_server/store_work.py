@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from adam_async.messages import Push
 from adam_async.parameter_server.apply import Applier, Work
-from adam_async.parameter_server.events import Apply, ApplySum
+from adam_async.parameter_server.events import Apply, ApplySum, are_all_places
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.shard_table import ShardSpec
 
@@ -33,21 +32,17 @@ def begin_work(
     if isinstance(batch, ApplySum):
         applier = applier_of(batch.shards[0].spec)
         gradients = [
-            queued.gradients if places == _all_of(queued.push) else queued.gradients.only(places)
+            queued.gradients if are_all_places(places, queued.push) else queued.gradients.only(places)
             for queued, places in zip(batch.pushes, batch.places, strict=True)
         ]
         work = applier.work_on_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
         return StoreWork(batch, batch.shards, work, begin)
     shards = batch.shards()
     applier = applier_of(shards[0].spec)
-    whole = len(shards) == len(batch.pushes[0].push.shards)
+    is_whole = are_all_places(batch.pushes[0].accepted, batch.pushes[0].push)
     gradients = [
-        queued.gradients if whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
+        queued.gradients if is_whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
     ]
     if batch.pushes[0].push.assign:
         return StoreWork(batch, shards, applier.work_on_assignment(shards, gradients[0]), begin)
     return StoreWork(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
-
-
-def _all_of(push: Push) -> tuple[int, ...]:
-    return tuple(range(len(push.shards)))

@@ -6,13 +6,13 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
 
+from adam_async.messages import Values
 from adam_async.parameter_server.events import (
+    Answer,
     Effect,
     PushArrived,
     QueuedPull,
-    QueuedRead,
     Refuse,
-    SendBehind,
     SendStates,
     SendValues,
     TickArrived,
@@ -48,7 +48,7 @@ class WaitingRequests:
     """
 
     def __init__(self) -> None:
-        self.requests: dict[int, QueuedPull | QueuedRead] = {}
+        self.requests: dict[int, QueuedPull] = {}
         """Waiting requests by number, in the order of their arrival."""
         self._next_number = 0
         self._by_shard: dict[Shard, list[tuple[int, int]]] = {}
@@ -65,7 +65,7 @@ class WaitingRequests:
     def __len__(self) -> int:
         return len(self.requests)
 
-    def take(self, queued: QueuedPull | QueuedRead) -> list[Effect]:
+    def take(self, queued: QueuedPull) -> list[Effect]:
         """Answer a request if its values are ready; otherwise let it wait, or refuse it if too many do."""
         answer = _answer(queued)
         if answer is not None:
@@ -82,7 +82,7 @@ class WaitingRequests:
         self.fresh = True
         return []
 
-    def _wait_for_shard(self, number: int, queued: QueuedPull | QueuedRead) -> None:
+    def _wait_for_shard(self, number: int, queued: QueuedPull) -> None:
         shard, clock = _first_behind(queued)
         heappush(self._by_shard.setdefault(shard, []), (clock, number))
 
@@ -130,7 +130,7 @@ class WaitingRequests:
             emptied.clear()
         return requests
 
-    def _remove(self, number: int) -> QueuedPull | QueuedRead:
+    def _remove(self, number: int) -> QueuedPull:
         queued = self.requests.pop(number)
         self._stale += 1
         self._of_link[queued.link] -= 1
@@ -200,32 +200,32 @@ class EpochGate:
         return f"<EpochGate {len(self.events)} events of {len(self._sessions)} sessions>"
 
 
-def _answer(queued: QueuedPull | QueuedRead) -> SendValues | SendStates | None:
+def _answer(queued: QueuedPull) -> SendValues | SendStates | None:
     """Return the answer to a request; None if its values are not ready."""
     if queued.clock and applied_clock(queued.shards) < queued.clock:
         return None
-    if isinstance(queued, QueuedPull):
+    if not queued.is_reading:
         return SendValues(queued.request, queued.shards)
     is_exact = queued.shards[0].pending is not None
     return SendStates(queued.request, queued.shards, queued.clock if is_exact else 0)
 
 
-def _first_behind(queued: QueuedPull | QueuedRead) -> tuple[Shard, int]:
+def _first_behind(queued: QueuedPull) -> tuple[Shard, int]:
     """Return a shard whose values are not ready for a request, and the clock that it lacks."""
     return next((shard, queued.clock) for shard in queued.shards if shard.applied_clock() < queued.clock)
 
 
-def _late(queued: QueuedPull | QueuedRead) -> SendBehind | Refuse:
+def _late(queued: QueuedPull) -> Answer | Refuse:
     behind = _behind(queued)
-    if isinstance(queued, QueuedPull):
-        clock = applied_clock(queued.shards)
-        return SendBehind(queued.request, clock, behind)
+    if not queued.is_reading:
+        late = Values(versions=(), clock=applied_clock(queued.shards), behind=tuple(map(int, behind)))
+        return Answer(queued.request, late)
     names = ", ".join(map(str, behind)) or "none of those known"
     text = f"the values of clock {queued.clock} wait for all replicas; behind: {names}"
     return Refuse(queued.request, "not-settled", text)
 
 
-def _behind(queued: QueuedPull | QueuedRead) -> tuple[Replica, ...]:
+def _behind(queued: QueuedPull) -> tuple[Replica, ...]:
     """Return the replicas that a request waits for."""
     found: set[Replica] = set()
     group = queued.shards

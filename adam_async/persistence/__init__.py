@@ -1,21 +1,19 @@
 """States of shards on disk behind a server: segment files, flush rounds, durable log entries, recovery.
 
 The server marks changed shards in a `SegmentStore`. A flush round takes the newest state of each marked shard
-(`rounds.py`), appends the states to segment files (`segment_writer.py`), and syncs once. The next opening
+(`rounds.py`), appends the states to segment files (`folder.py`), and syncs once. The next opening
 scans all files, decides which states and entries count (`contents.py`), and repairs the folder.
 
     store.py                      start here: `SegmentStore`, the interface of the room
-    keys.py, identity.py          names and order of states and entries; owner of a folder
+    keys.py                       names and order of states and entries; owner of a folder
     settings.py, statistics.py    flush interval and sizes; counts, and ages of unwritten updates
 Writing:
-    rounds.py, dirty_states.py    write-back: many updates, one write, one sync; compaction
+    rounds.py                     write-back: many updates, one write, one sync; compaction
     entry_log.py                  write-ahead log for durable pushes, with group commit
     folder.py, usage.py           the open folder that rounds and log share; files that are still in use
-    segment_writer.py             appends to files of one kind; full disk; failed sync, which ends the process
     frames.py, records.py         file format: frames with CRC-32 and proofs of durability; their payloads.
                                   The log of the controllers consists of the same frames
 Opening and recovery, after a crash or damage:
     opening.py                    lock, read and repair: cuts off torn tails, puts damaged files in quarantine
     scan.py, contents.py          content of one file; of the folder: newest states, damage, lost states
-    findings.py                   the result, as the owner of the folder sees it
 """

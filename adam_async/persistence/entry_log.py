@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from adam_async.persistence.folder import Folder
+from adam_async.persistence.folder import DiskFull, Folder, payload_of
 from adam_async.persistence.keys import EntryKey, Part
 from adam_async.persistence.records import ENTRIES, EntryRecord, SyncedRecord
-from adam_async.persistence.segment_writer import DiskFull, payload_of
 
 
 @dataclass(slots=True, eq=False)

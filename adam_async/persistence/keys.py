@@ -6,6 +6,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from adam_async.errors import ConfigError
+
 Part = bytes | bytearray | memoryview
 """Contiguous bytes. An array is passed as ``memoryview(array.reshape(-1)).cast("B")``, or as ``array.data``
 if it is flat and not empty."""
@@ -20,6 +22,11 @@ WallTime = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 Order = tuple[int, int]
 """Generation and position of the last log entry in a state: of two states, the one with the greater order is
 newer."""
+
+
+LEADING = ""
+"""Home of the states of the owner itself. A round writes a changed one before each state that it copies
+later, so on the disk it is never older than the states of shards."""
 
 
 class StateName(NamedTuple):
@@ -78,3 +85,31 @@ class State:
     def nbytes(self) -> int:
         """Size of the content, in bytes."""
         return sum([memoryview(part).nbytes for part in self.parts])
+
+
+FORMAT = 2
+"""Number of the format of segment files; a reader refuses others."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Owner of a folder of segment files.
+
+    Attributes:
+        run: Id of the run or store whose states the folder has.
+        contents: Version of the owner's encoding of states and entries, from 1.
+    """
+
+    run: str
+    contents: int = 1
+
+
+class OtherRun(ConfigError):
+    """The folder has the states of another run. The message has both runs and the remedy."""
+
+
+class OtherContents(ConfigError):
+    """The folder has states in another encoding than this release's. The message has the remedy."""
+
+
+class OtherFormat(ConfigError):
+    """The folder has segment files of another release. The message has the remedy."""

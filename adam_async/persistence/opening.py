@@ -11,26 +11,33 @@ Repairs, in this order, so that a crash in between loses nothing and the next op
    include the lost states, so later openings name them until newer ones are on disk.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from adam_async.errors import ConfigError, DataError
 from adam_async.persistence.contents import Contents, Location, contents_of
-from adam_async.persistence.folder import Folder
+from adam_async.persistence.folder import DiskFull, Folder, disk_failed, payload_of
 from adam_async.persistence.frames import MAGIC, frame_at
-from adam_async.persistence.identity import Identity, OtherContents, OtherFormat, OtherRun
-from adam_async.persistence.keys import EntryKey
+from adam_async.persistence.keys import (
+    EntryKey,
+    Identity,
+    OtherContents,
+    OtherFormat,
+    OtherRun,
+    StateKey,
+    StateName,
+)
 from adam_async.persistence.records import (
     EntryRecord,
     Start,
     StateRecord,
     UnknownRecordError,
     decode_start,
+    split_content,
 )
 from adam_async.persistence.scan import Scan, SegmentName, scan, segment_name
-from adam_async.persistence.segment_writer import DiskFull, disk_failed, payload_of
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
 
@@ -110,6 +117,29 @@ async def read_identity(disk: Disk, path: Path) -> Identity | None:
     return None
 
 
+async def read_newest(
+    disk: Disk, path: Path, identity: Identity, names: Collection[StateName]
+) -> tuple[tuple[StateKey, ...], dict[StateName, list[memoryview]]]:
+    """Read a folder that another process may have open. Changes nothing.
+
+    Returns:
+        The keys of the newest states, and the parts of those with some names.
+
+    Raises:
+        OtherRun, OtherContents, OtherFormat: The folder is another owner's.
+        ConfigError: A file is too large.
+        OSError: The folder cannot be read.
+    """
+    scans, segments = await _read(disk, path, identity)
+    states, found = contents_of(scans, segments).states, {}
+    for name in names:
+        if name in states:
+            _, location = states[name]
+            data = await disk.read_part(path / location.segment, location.content, location.end)
+            found[name] = split_content(data, location.sizes)
+    return tuple(key for key, _ in states.values()), found
+
+
 async def _start(disk: Disk, path: Path) -> Start | None:
     data = await disk.read_part(path, 0, START_BYTES)
     frame = frame_at(data, 0)
@@ -147,7 +177,7 @@ async def _read(disk: Disk, path: Path, identity: Identity) -> tuple[list[Scan],
                 f"{path / str(name)} needs {size} bytes of memory, and {free} are available: end other "
                 "programs; or move it away, and other copies go on"
             )
-        data = await disk.read_bytes(path / str(name), size)
+        data = await disk.read_bytes(path / str(name), MOST_FILE_BYTES)  # its server may append
         found = await disk.run(scan, str(name), data, identity.run)
         _check(path / str(name), found, identity)
         scans.append(found)

@@ -16,8 +16,7 @@ from struct import Struct, error
 import msgspec
 
 from adam_async.persistence.frames import Frame
-from adam_async.persistence.identity import FORMAT, Identity
-from adam_async.persistence.keys import EntryKey, Home, Number, Part, StateKey, WallTime
+from adam_async.persistence.keys import FORMAT, EntryKey, Home, Identity, Number, Part, StateKey, WallTime
 
 _START = Struct("<8sI")
 _START_MAGIC = b"segments"

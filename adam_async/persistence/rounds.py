@@ -17,6 +17,10 @@ states, plus one file. Then the round appends the states of these shards again (
 stops once it has written as many bytes as the updates, so the disk writes at most about two bytes per byte
 folded, without heads and records.
 
+The owner may have states of its own (`keys.LEADING`), such as facts without which the states of shards cannot
+be read. Before a round keeps the copy of a shard, it copies the owner's states that have changed, so a crash
+after any byte leaves no state of a shard that is newer than they are.
+
 A round that takes longer than half of `flush_s` lengthens the pause before the next one, so the disk is busy
 for at most half of the time. The store reports this, because a crash may lose the updates of that time.
 A full disk ends a round early: its last batch is cut off, and the shards in it stay dirty.
@@ -28,13 +32,71 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from adam_async.persistence.contents import Location
-from adam_async.persistence.dirty_states import DirtyStates, Mark
-from adam_async.persistence.folder import DamagedState, Folder
-from adam_async.persistence.keys import State, StateKey, StateName
+from adam_async.persistence.folder import DamagedState, DiskFull, Folder, Payload, payload_of
+from adam_async.persistence.keys import LEADING, State, StateKey, StateName
 from adam_async.persistence.records import STATES, StateRecord, SyncedRecord
-from adam_async.persistence.segment_writer import DiskFull, Payload, payload_of
 from adam_async.persistence.settings import FlushSettings
 from adam_async.runtime.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A dirty shard."""
+
+    since: float
+    """Time of the first update that no round has taken, in seconds of the loop's clock."""
+    nbytes: int
+    """Size of its state, in bytes."""
+
+
+class DirtyStates:
+    """The dirty shards of one folder."""
+
+    def __init__(self) -> None:
+        self._marks: dict[StateName, Mark] = {}
+        self.leading: set[StateName] = set()
+        """Dirty states of the owner itself."""
+        self.nbytes = 0
+        """Size of the states of the dirty shards, in bytes."""
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def __contains__(self, name: StateName) -> bool:
+        return name in self._marks
+
+    def names(self) -> list[StateName]:
+        """Return the dirty shards."""
+        return list(self._marks)
+
+    def oldest(self) -> float | None:
+        """Return the time of the oldest update that no round has taken; None if there is none."""
+        return min([mark.since for mark in self._marks.values()], default=None)
+
+    def add(self, name: StateName, mark: Mark) -> None:
+        """Mark a shard; an earlier mark keeps its time."""
+        known = self._marks.get(name)
+        if known is not None:
+            self.nbytes -= known.nbytes
+            mark = Mark(min(known.since, mark.since), mark.nbytes)
+        self._marks[name] = mark
+        if name.home == LEADING:
+            self.leading.add(name)
+        self.nbytes += mark.nbytes
+
+    def pop(self, name: StateName) -> Mark | None:
+        """Remove the mark of a shard, before the shard is copied: later updates mark it again."""
+        mark = self._marks.pop(name, None)
+        self.leading.discard(name)
+        if mark is not None:
+            self.nbytes -= mark.nbytes
+        return mark
+
+    def forget(self, home: str) -> None:
+        """Remove the marks of a bundle."""
+        for name in [name for name in self._marks if name.home == home]:
+            self.pop(name)
+
 
 Take = Callable[[StateName], Awaitable[State | None]]
 """Callback that copies the newest state of a shard, on the loop, between two entries. It returns None if it
@@ -299,6 +361,9 @@ class Rounds:
         await self._copied(current, state, mark)
 
     async def _copied(self, current: _Round, state: State, mark: Mark | None) -> None:
+        if state.key.home != LEADING:
+            for name in sorted(self._dirty.leading):
+                await self._fold(current, name)
         self._folder.check_order(state.key)
         sizes = tuple([memoryview(part).nbytes for part in state.parts])
         payload = payload_of(StateRecord(self._folder.next_number(), state.key, sizes), state.parts)

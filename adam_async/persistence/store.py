@@ -23,12 +23,10 @@ from pathlib import Path
 
 from adam_async.errors import DiskFailed, first_cause
 from adam_async.persistence import opening
-from adam_async.persistence.contents import Contents
+from adam_async.persistence.contents import Contents, Recovery
 from adam_async.persistence.entry_log import EntryLog
-from adam_async.persistence.findings import Recovery
 from adam_async.persistence.folder import Folder
-from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import EntryKey, Part, StateKey, StateName
+from adam_async.persistence.keys import EntryKey, Identity, Part, StateKey, StateName
 from adam_async.persistence.rounds import Rounds, Take
 from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.statistics import SegmentStatistics

@@ -21,7 +21,7 @@ def _mode(report: Report) -> str:
 
 def _plan(report: Report) -> str:
     config = report.config
-    if config.get("partitions", 1) == 1:  # older reports lack this option
+    if config["partitions"] == 1:
         return ""
     halo = f", halo {config['halo']}" if config["halo"] != "auto" else ""
     return f"{config['plan']}{halo}"
@@ -73,7 +73,7 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("data", lambda report: report.data.name),
     ("consistency", _mode),
     ("replicas", lambda report: str(report.config["replicas"])),
-    ("partitions", lambda report: str(report.config.get("partitions", 1))),
+    ("partitions", lambda report: str(report.config["partitions"])),
     ("plan", _plan),
     ("servers", lambda report: str(report.config["servers"])),
     ("weights", lambda report: str(report.config["weights"])),

@@ -22,8 +22,7 @@ from adam_async.model import ModelSpec, Sgd, named_model
 from adam_async.model import Network as NeuralNetwork
 from adam_async.model.keyed_random import Dice
 from adam_async.model.working_set import working_sets
-from adam_async.report.baseline import measure
-from adam_async.report.sgemm import measure_sgemm
+from adam_async.report.baseline import measure, measure_sgemm
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import VARIABLE, KernelCache, kernel_folder
 from adam_async.runtime.machine import Machine, describe_machine, installed_version
@@ -110,12 +109,11 @@ def exit_code(findings: list[Finding]) -> int:
 
 
 def check_software(machine: Machine) -> list[Finding]:
-    """Check Python, numpy, its BLAS and the event loop."""
+    """Check Python, numpy and its BLAS."""
     return [
         _at_least("python", machine.python, LEAST_PYTHON),
         _at_least("numpy", machine.numpy, LEAST_NUMPY),
         _blas(machine),
-        _loop(machine),
     ]
 
 
@@ -133,14 +131,6 @@ def _blas(machine: Machine) -> Finding:
         return Finding("slow", "blas", f"{blas.name}: {machine.warnings[0]}")
     threads = "threads unknown" if blas.threads is None else f"{blas.threads} thread per product"
     return Finding("ok", "blas", f"{blas.name}, {threads}; the command line sets one")
-
-
-def _loop(machine: Machine) -> Finding:
-    if machine.uvloop is None:
-        return Finding("slow", "loop", "uvloop is not installed: links are slower")
-    if machine.loop != "uvloop":
-        return Finding("slow", "loop", f"{machine.loop} runs, uvloop is here: use it")
-    return Finding("ok", "loop", f"uvloop {machine.uvloop}")
 
 
 def check_extra(package: str, extra: str, purpose: str) -> Finding:

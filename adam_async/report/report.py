@@ -15,17 +15,21 @@ import msgspec
 from adam_async.model.network import Network
 from adam_async.model.working_set import Level, WorkingSet, working_sets
 from adam_async.report.baseline import Baseline
-from adam_async.report.defaults import explain_defaults
 from adam_async.report.schema import SCHEMA
 from adam_async.run.config import Config
-from adam_async.run.disk_counts import DiskCounts
-from adam_async.run.learning_rate import default_rate, squared_norm_of
+from adam_async.run.learning_rate import default_rate
 from adam_async.run.result import CheckpointResult, EpochResult, RunResult
-from adam_async.run.run_copies import BundleCopies, RunCopies
-from adam_async.run.series import Sample
-from adam_async.run.staleness import StalenessReport, add_up, add_up_by_name
+from adam_async.run.run_copies import RunCopies
+from adam_async.run.series import (
+    DiskCounts,
+    Sample,
+    StalenessReport,
+    WaitReport,
+    add_up,
+    add_up_by_name,
+    waits_of,
+)
 from adam_async.run.step_model import RunModel, StepModel
-from adam_async.run.waits import WaitReport, waits_of
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine
 from adam_async.runtime.traffic import TrafficRow
@@ -78,7 +82,6 @@ class EpochReport(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     images: int
     skipped: int
-    trained_again: int = 0
     train_loss: float | None
     test_accuracy: float
     validation_accuracy: float | None = None
@@ -92,7 +95,6 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     images: int
     skipped: int = 0
-    trained_again: int = 0
     images_per_s: float
     test_accuracy: float
     peak_rss_mb: float
@@ -108,10 +110,10 @@ class BaselineReport(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     before: float
     after: float
-    sgemm: float | None = None
-    """Operations per second of single-precision matrix products on all threads; None in older files."""
-    share: float | None = None
-    """Operations per second of training, divided by `sgemm`; None in older files."""
+    sgemm: float
+    """Operations per second of single-precision matrix products on all threads."""
+    share: float
+    """Operations per second of training, divided by `sgemm`."""
 
 
 class ProtocolRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,29 +133,19 @@ class EventReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one parameter server."""
+    """Counts of one parameter server; zeros without shards."""
 
     node: str
-    shards: int
-    versions: dict[str, int]
-    staleness: dict[str, int]
-    clocks: dict[str, dict[str, int]]
-    refused: int
-    duplicates: int
-    batches: int
-    batched_pushes: int
+    shards: int = 0
+    versions: dict[str, int] = {}
+    staleness: dict[str, int] = {}
+    clocks: dict[str, dict[str, int]] = {}
+    refused: int = 0
+    duplicates: int = 0
+    batches: int = 0
+    batched_pushes: int = 0
     disk: DiskCounts | None = None
     peak_rss_mb: float
-
-
-class CopiesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The copies of all shards at the end."""
-
-    copies: int
-    min_in_sync: int
-    lagging: list[str]
-    """Homes of the shards that have fewer than `copies` copies in sync."""
-    bundles: tuple[BundleCopies, ...]
 
 
 class ControllerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,15 +218,15 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one model worker."""
 
     node: str
-    parameters: PushReport | None
-    data: FetchReport | None
-    pool: PoolStatistics | None
-    engine: EngineStatistics | None
-    cpus: tuple[int, ...] | None
+    parameters: PushReport | None = None
+    data: FetchReport | None = None
+    pool: PoolStatistics | None = None
+    engine: EngineStatistics | None = None
+    cpus: tuple[int, ...] | None = None
     lag_s: Lag
     buffers: BufferPoolStatistics
     """Pool of receive buffers; roles of one process may share one."""
-    push_buffers: int
+    push_buffers: int = 0
     peak_rss_mb: float
     kernels: KernelReport | None = None
 
@@ -246,7 +238,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     ended: str
     config: dict[str, Any]
-    defaults: dict[str, str]
     machine: Machine
     model: ModelReport
     data: DataReport
@@ -260,7 +251,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Sample]
     events: list[EventReport]
     checkpoints: tuple[CheckpointResult, ...]
-    copies: CopiesReport | None = None
+    copies: RunCopies | None = None
     controllers: list[ControllerReport] = []
     servers: list[ServerReport]
     caches: list[CacheReport]
@@ -274,7 +265,6 @@ def build_report(
     command: Sequence[str],
     machine: Machine,
     baseline: Baseline | None,
-    asked: Config | None = None,
     ended: str = "finished",
 ) -> Report:
     """Build the report of a run.
@@ -282,7 +272,6 @@ def build_report(
     Args:
         config: The run's options; the report has them with the rate of the run.
         baseline: The bare kernel loop; None if it was not measured.
-        asked: The options before the run chooses the open ones, for `Report.defaults`; None: no explanations.
 
     Raises:
         msgspec.ValidationError, KeyError, TypeError: The counts of a node are invalid; `without_invalid`
@@ -300,7 +289,6 @@ def build_report(
             "memory": list(config.memory),
             "rate": default_rate(config),
         },
-        defaults=_explained(asked, config, result),
         machine=machine,
         model=ModelReport(
             name=model.spec.name,
@@ -319,9 +307,9 @@ def build_report(
         else None,
         series=list(result.series),
         events=msgspec.convert(result.events, list[EventReport]),
-        copies=_copies(result.copies) if result.copies is not None else None,
+        copies=result.copies,
         checkpoints=result.checkpoints,
-        **msgspec.structs.asdict(counts),
+        **counts,
     )
 
 
@@ -343,23 +331,10 @@ def without_invalid(result: RunResult) -> tuple[RunResult, list[str]]:
     return replace(result, statistics=kept), left_out
 
 
-class _CountReports(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of a report with the counts of nodes."""
-
-    traffic: list[TrafficRow]
-    protocols: list[ProtocolRow]
-    staleness: StalenessReport
-    waits: list[WaitReport]
-    controllers: list[ControllerReport]
-    servers: list[ServerReport]
-    caches: list[CacheReport]
-    workers: list[WorkerReport]
-
-
-def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports:
-    """Read the counts of nodes, by node id. Raises many kinds of errors for invalid counts."""
+def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Read the fields with the counts of nodes. Raises many kinds of errors for invalid counts."""
     workers = _of_role(statistics, "worker")
-    return _CountReports(
+    return dict[str, Any](
         traffic=[
             msgspec.convert(row, TrafficRow)
             for _, values in sorted(statistics.items())
@@ -374,7 +349,7 @@ def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports
             if "controllers" in values
         ],
         servers=[
-            msgspec.convert(_server(name, values), ServerReport)
+            msgspec.convert(_named(name, values), ServerReport)
             for name, values in _of_role(statistics, "ps").items()
         ],
         caches=[
@@ -382,7 +357,7 @@ def _count_reports(statistics: Mapping[str, Mapping[str, Any]]) -> _CountReports
             for name, values in _of_role(statistics, "data").items()
             if values.get("cache")
         ],
-        workers=[msgspec.convert(_worker(name, values), WorkerReport) for name, values in workers.items()],
+        workers=[msgspec.convert(_named(name, values), WorkerReport) for name, values in workers.items()],
     )
 
 
@@ -403,15 +378,6 @@ async def write(report: Report, path: Path, disk: Disk) -> None:
 def _epoch(epoch: EpochResult) -> EpochReport:
     report = msgspec.convert(epoch, EpochReport, from_attributes=True)
     return report if isfinite(epoch.train_loss) else msgspec.structs.replace(report, train_loss=None)
-
-
-def _copies(copies: RunCopies) -> CopiesReport:
-    return CopiesReport(
-        copies=copies.copies,
-        min_in_sync=copies.min_in_sync,
-        lagging=[bundle.home for bundle in copies.lagging],
-        bundles=copies.bundles,
-    )
 
 
 def _staleness(roles: Collection[Mapping[str, Any]]) -> StalenessReport:
@@ -440,13 +406,6 @@ def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
     )
 
 
-def _explained(asked: Config | None, decided: Config, result: RunResult) -> dict[str, str]:
-    if asked is None:
-        return {}
-    norm = squared_norm_of(result.data)
-    return explain_defaults(asked, decided, kernels=result.model.kernels, squared_norm=norm)
-
-
 def _totals(result: RunResult) -> Totals:
     images = sum(epoch.images for epoch in result.epochs)
     train_s = sum(epoch.train_s for epoch in result.epochs)
@@ -454,7 +413,6 @@ def _totals(result: RunResult) -> Totals:
         train_s=train_s,
         images=images,
         skipped=sum(epoch.skipped for epoch in result.epochs),
-        trained_again=sum(epoch.trained_again for epoch in result.epochs),
         images_per_s=images / train_s if train_s else 0.0,
         test_accuracy=result.test_accuracy,
         peak_rss_mb=round(_memory_mb(result.statistics), 1),
@@ -501,21 +459,5 @@ def _protocols(workers: Mapping[str, Mapping[str, Any]]) -> Sequence[Any]:
     return next((values["protocols"] for values in workers.values() if "protocols" in values), ())
 
 
-def _server(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the counts of a server; a server without shards has zeros."""
-    idle = {
-        "shards": 0,
-        "versions": {},
-        "clocks": {},
-        "staleness": {},
-        "refused": 0,
-        "duplicates": 0,
-        "batches": 0,
-        "batched_pushes": 0,
-    }
-    return {**idle, **values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}
-
-
-def _worker(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    idle = {"parameters": None, "data": None, "pool": None, "engine": None, "cpus": None, "push_buffers": 0}
-    return {**idle, **values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}
+def _named(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {**values, "node": name, "peak_rss_mb": values["process"]["peak_rss_mb"]}

@@ -20,25 +20,25 @@ Files, in reading order:
     model_selection.py               a model that fits the data: `auto`, named, or of a file
     memory_need.py                   memory of a run for its parameters, compared with the machine's
 
-    cluster_map.py                   nodes, stores, program, epoch, ledger record: one snapshot value
+    cluster_map.py                   nodes, stores, program, epoch, dealer: one snapshot value
     map_changes.py                   the change from one version of the map to the next, for watchers
-    program_record.py                a program: kind, phase, opaque blob in pieces, terms for the rules
     training_program.py              a training run as a program: its blob and its terms
+    run_record.py                    program, results and evaluations of a run, kept on the disks of servers
     store_record.py, arrays.py       a store: arrays, rules, consistency, servers; specification of an array
     store_checks.py                  bounds of a store's record, new or placed
     shard_table.py                   placement: arrays to shards, shards to buckets, buckets to servers
     partition.py                     the cut of a model over workers (model parallelism); arrays, shards
     bundle_record.py, primary.py     replication: copies in sync and joining; the primary that clients use
     epoch_shares.py                  groups of an epoch dealt to replicas: in a pool, in ranges, in rounds
-    group_ranges.py                  sets of groups as ranges: those of a step, and those counted by a shard
+    group_ranges.py                  sets of groups as ranges, of a step or counted by a shard; sums of losses
     group_limits.py                  limits of leased groups, by which a worker refuses a data server's answer
     ids.py                           types of the ids and numbers in messages
 
     train_step.py, step_model.py     a user's step in the place of a network; the step as a network
     user_code.py                     transforms, layers and steps imported by path; allowed modules
 
-    progress.py, series.py           state of a run for the live table; one sample per second of training
+    progress.py                      state of a run for the live table
+    series.py                        one sample per second of training; staleness, waits, counts of disks
     result.py                        results of epochs, of checkpoints and of a whole run
-    staleness.py, waits.py           histogram of staleness; waits of workers for servers, images and clocks
-    run_copies.py, disk_counts.py    copies of a run's shards; counts of a store on the disk of a server
+    run_copies.py                    copies of a run's shards
 """

@@ -3,7 +3,7 @@
 The map is the part of the controllers' state that nodes see. Nodes read it with `get` and `watch`, and change
 it with `compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
 ``bundles/<store>/<home>``, ``run`` (the program) and ``run/<n>``, and for training runs ``epoch`` and
-``lending``. Every record has the map version of its last change, which a compare-and-set expects.
+``dealer``. Every record has the map version of its last change, which a compare-and-set expects.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import msgspec
 
 from adam_async.errors import RunFailed
 from adam_async.run.bundle_record import BundleRecord, bundle_key
-from adam_async.run.program_record import ProgramPiece, ProgramRecord, program_prefix
 from adam_async.run.store_record import ArraysPiece, StoreRecord, served_word
+from adam_async.run.training_program import ProgramPiece, ProgramRecord, program_prefix
 
 RESULTS_KEPT = 32
 """Maximum number of epoch results in the map: the newest ones."""
@@ -31,6 +31,12 @@ NUMERICS = "numerics"
 
 COPIES = "copies"
 """Key of a server's `NodeRecord.info`: its address for other servers, if that is not `address`."""
+
+ELSEWHERE = "elsewhere"
+"""Key of a server's `NodeRecord.info`: its address for data servers that cannot reach `address`."""
+
+DATA_FACTS = ("shape", "classes", "train_images", "test_images", "digest")
+"""Keys of a data server's `NodeRecord.info` that are equal in all data servers of a run."""
 
 STORE_ROLES = ("ps", "client", "reader")
 """Roles that use stores. They wait for a controller for `Waits.controller_s`, and stay in a learned map."""
@@ -77,7 +83,7 @@ NO_SLOT = {"replica": -1, "partition": 0, "placed": 0}
 """Values of the fields of a node that has no replica and no part."""
 
 
-class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_groups": "turn"}):
+class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One epoch: the shares of its groups, and its result."""
 
     run: str
@@ -86,13 +92,12 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     shares: dict[str, tuple[int, int]]
     """Range of groups of each replica (as text, for msgpack). If `round_groups` is set, the replica's place
     and the number of places instead: the replica has each round whose number, from 0 and modulo the number of
-    places, is its place. Rounds contain only the groups left after `finished` and the warm start."""
+    places, is its place. Rounds contain only the groups left after the warm start. If shards have groups of
+    the epoch already, the dealer shares out the groups left among the same replicas."""
     round_groups: int = 0
     """With ssp and bsp, number of groups in a round, as many as in one step; 0 if shares are ranges."""
     first_clock: int = 0
     """Clock of every replica at the beginning of the epoch, in steps; 0 in asp."""
-    finished: tuple[tuple[int, int], ...] = ()
-    """Ranges of groups that the run trained before it was resumed."""
     carried: int = 0
     """Number of groups, at the beginning of the epoch, whose images the epoch before skipped; replicas always
     train these groups."""
@@ -103,25 +108,28 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"round_grou
     ssp and bsp those up to one clock for all replicas, the `clock` of the data server's statistics."""
     ended: bool = False
     result: dict[str, Any] = {}
-    """Values that the data server sets with `ended`: images, loss and seconds; the common clock, or in asp
-    the highest clock of any replica; numbers of images skipped and trained again; ranges of the skipped
-    groups, and the replicas with these groups in their shares."""
+    """Values that the dealer sets with `ended`: images, loss, number of images whose loss is known, seconds;
+    the common clock, or in asp the highest clock of any replica; number of images skipped; ranges of the
+    skipped groups, and the replicas with these groups in their shares."""
     changed: int = 0
 
 
-class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_replicas": "keepers"}):
-    """The data servers with the ledger of a run's leases (`data_server/ledger.py`)."""
+class DealerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The dealer: the data server that leases the groups of a run to its replicas. The controllers set it."""
 
     run: str
     term: int
-    """Term, which grows with each new ledger leader."""
-    ledger_replicas: tuple[tuple[str, int], ...]
-    """Node and incarnation of each data server. The first is the ledger leader, which adds replicas with a
-    complete ledger, and removes those that it cannot reach. The controller removes the lost ones."""
+    """Term, which grows with each new dealer."""
+    node: str
+    incarnation: int
+    data: dict[str, Any] = {}
+    """The `DATA_FACTS` of the first dealer, so that no data server with other data goes on with the run."""
     changed: int = 0
+    """Version of the map at which the term began. All replica generations before it have then ended, unless
+    the run had no epoch yet."""
 
 
-class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_record": "lending"}):
+class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     """The whole map."""
 
     version: int = 0
@@ -141,8 +149,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
     """Number of ended epochs of the run and of the runs that it continues."""
     results: tuple[dict[str, Any], ...] = ()
     """Results of the newest of these epochs, in order; at most `RESULTS_KEPT`."""
-    ledger_record: LedgerRecord | None = None
-    """Data servers that lease the run's groups; None before one is ready for the run."""
+    dealer: DealerRecord | None = None
+    """Dealer of the run, also after its loss until the next one is named; None before the first one."""
     pieces: dict[str, ProgramPiece] = {}
     """Pieces of the blob of a program, by key; the submission of the program's record removes them."""
 
@@ -159,7 +167,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         elif key.startswith("run/"):
             record = self.pieces.get(key)
         else:
-            record = {"run": self.run, "epoch": self.epoch, "lending": self.ledger_record}.get(key)
+            record = {"run": self.run, "epoch": self.epoch, "dealer": self.dealer}.get(key)
         return int(getattr(record, "changed", 0))
 
     @property
@@ -292,27 +300,26 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
         return int(self.run.terms.get("partitions", 1)) if self.run is not None else 1
 
     @property
-    def together(self) -> bool:
-        """Whether the first worker of each replica trains all parts of the model."""
-        return bool(self.run.terms.get("together", False)) if self.run is not None else False
+    def dealing(self) -> str:
+        """Data server that leases the groups of the run; empty while there is none."""
+        dealer, run = self.dealer, self.run
+        node = self.nodes.get(dealer.node) if dealer is not None else None
+        if dealer is None or node is None or run is None or dealer.run != run.id:
+            return ""
+        return dealer.node if node.live and node.incarnation == dealer.incarnation else ""
 
     @property
-    def takers(self) -> int:
-        """Workers of one replica that take its groups from a data server."""
-        return 1 if self.together else self.partitions
+    def dealer_address(self) -> str:
+        """Address of the dealer; empty while there is none."""
+        return self.nodes[self.dealing].address if self.dealing else ""
 
-    @property
-    def ledger_leaders(self) -> tuple[str, ...]:
-        """Data servers that a worker may ask for groups of the run; the first of them orders all leases."""
-        ledger_record, run = self.ledger_record, self.run
-        if ledger_record is None or run is None or ledger_record.run != run.id:
-            return ()
-        return tuple(node for node, _ in ledger_record.ledger_replicas)
-
-    def ledger_leader_for(self, replica: int, attempt: int = 0) -> str:
-        """Return the address of the data server for the workers of a replica; empty while there is none."""
-        servers = sorted(self.ledger_leaders)
-        return self.nodes[servers[(replica + attempt) % len(servers)]].address if servers else ""
+    def data_servers_for(self, replica: int) -> tuple[str, ...]:
+        """Return the addresses of the data servers that are ready for the run, for the workers of a replica:
+        first the one that they keep to, while it answers."""
+        run = self.run
+        ready = sorted(name for name in self.live("data") if run and self.nodes[name].ready == run.id)
+        first = replica % len(ready) if ready else 0
+        return tuple(self.nodes[name].address for name in (*ready[first:], *ready[:first]))
 
     def members(self, replica: int) -> tuple[str, ...]:
         """Return the live workers of a replica, in the order of their parts."""
@@ -356,6 +363,19 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, rename={"ledger_reco
 def skipped_groups(results: Sequence[dict[str, Any]]) -> list[list[tuple[int, int]]]:
     """Return the ranges of skipped groups for each ended epoch."""
     return [[(start, stop) for start, stop in result.get("skipped_groups", ())] for result in results]
+
+
+def must_train_all(results: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the next epoch must train all its groups.
+
+    The order of an epoch follows from the results since the last epoch without skipped groups, so one of the
+    last `RESULTS_KEPT` results must be of such an epoch: the map has no more.
+
+    Args:
+        results: Results of the epochs before, also of the runs that the run continues.
+    """
+    newest = results[1 - RESULTS_KEPT :]
+    return len(newest) == RESULTS_KEPT - 1 and all(skipped_groups(newest))
 
 
 def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> int:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,7 +11,7 @@ from adam_async.errors import ConfigError
 from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
-from adam_async.run.option_types import check_types
+from adam_async.run.option_types import bounds_of, check_types
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import read_slow
 from transport.config import Checksum
@@ -60,7 +60,7 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     clock_s: float = 120.0
     """Deadline for an advance of the slowest clock while a worker waits for it."""
     replica_s: float = 60.0
-    """Deadline for the next replica of a run without a live replica."""
+    """Deadline for the next replica or data server of a run without a live one."""
     checkpoint_s: float = 120.0
     """Deadline for the writing of a checkpoint, before the next one or the end of the run."""
     drain_s: float = 5.0
@@ -83,162 +83,156 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The options of one training run. Field names are those of the command line, with underscores."""
 
     model: str = "auto"
-    """``auto`` (the model that fits the data), a named model, or a TOML file with a spec."""
+    """Model: auto (fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: str = "auto"
-    """``auto``, the name of a data set, or a folder or file; see `data_server.sources.datasets`. Or
-    ``tcp://host:port`` of standalone data servers, separated by commas."""
+    """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
+    (docs/reference/data.md), package.module:function that returns a data set, or tcp://HOST:PORT of a data
+    server that stands alone; several addresses with commas."""
     damaged: Literal["error", "skip"] = "error"
-    """Policy for damaged images: the first one is an error, or the run skips up to one image in twenty."""
+    """Damaged images: error stops at the first one, skip leaves out up to one in twenty."""
     augment: bool = False
-    """Whether training changes images at random, differently in each epoch."""
+    """Change training images at random, differently in each epoch."""
     transforms: str = ""
-    """TOML file with the transforms of `augment`; empty: defaults that suit the images."""
+    """TOML file with the transforms of --augment; by default transforms that suit the images."""
     size: str = ""
-    """Size to which data servers scale and crop encoded images, ROWSxCOLUMNS such as ``48x64``; empty: the
-    model's size, or a size by the images."""
+    """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the model or the images
+    decide."""
     cache: str = "auto"
-    """Memory of a data server for images: a size such as ``4G``, or ``auto``, half of the available memory.
-    Data servers read folders, shards and .npy files above this size on demand; with a given size they read
-    all of these on demand, so they serve images at once."""
+    """Memory for images: auto, half of the available memory, or a size such as 4G. A data server reads
+    folders, shards and .npy files above this size on demand; with a given size it reads all of these on
+    demand, so it serves images at once."""
     spill: str = ""
-    """Folder for decoded images that do not fit into the `cache` of a data server; empty for none."""
-    epochs: int = 0
+    """Folder for decoded images that do not fit into the cache."""
+    epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Passes over the training images; 0 is as many as have 1,500 steps, at least 3 and at most 100. A step
     is one push, of one group by default."""
-    replicas: int = 1
-    """Number of model replicas, each a full copy of the model in training."""
-    partitions: int = 1
-    """Number of workers over which the model of a replica is cut."""
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    """Model replicas; each has its own workers."""
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Workers over which the model of each replica is cut."""
     plan: Literal["vertical", "layers"] = "vertical"
-    """Partition plan: a cut of each layer over all workers (the paper's), or consecutive layers to each."""
+    """Cut of the model: vertical, each layer over all workers, or layers, consecutive layers to each
+    worker."""
     halo: Literal["auto", "exchange", "recompute"] = "auto"
-    """Whether image rows that two workers need are sent, or computed twice, with plan ``vertical``."""
+    """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
+    (recompute)."""
     epoch_fraction: float = 0.75
-    """Share of the live replicas that must finish, or of the images that must be trained (`epoch_rule`),
-    before an epoch ends. Skipped images come first in the next epoch. The option has no effect with ``ssp``
-    and ``bsp``, which skip no images."""
+    """Share of the replicas that must finish to end an epoch; skipped images come first in the next epoch. No
+    effect with ssp and bsp, which skip no images."""
     epoch_rule: Literal["replicas", "images"] = "replicas"
-    """Unit of `epoch_fraction`: replicas that have trained their share, or images of one pool. No pool exists
-    with ``ssp`` and ``bsp``."""
+    """Unit of --epoch-fraction: replicas that have finished, or images of one pool; asp only."""
     slow: tuple[str, ...] = ()
-    """Intentional stragglers: ``worker-1:0.2`` computes a fifth of the time, ``worker-0~worker-1:5ms`` delays
-    messages between the two; in the environment separated by commas."""
-    threads: int = 0
-    """Compute threads per worker; 0 divides the cores among all workers, or is 1 in a recorded run."""
-    images_per_group: int = GROUP_IMAGES
-    """Number of training images that flow through the graph as one group; 1 is the paper's per-image flow."""
+    """Slow down a worker (worker-1:0.2, a share of its cores) or a link (worker-0~ps-0:5ms+1ms);
+    repeatable."""
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Compute threads per worker; 0 divides the cores among the workers, or is 1 in a recorded run."""
+    images_per_group: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = GROUP_IMAGES
+    """Images per group; 1 is the paper's flow."""
     pin_threads: bool = False
-    """Whether each compute thread keeps to one core; workers of a machine get different cores in turn."""
-    in_flight: int = 0
-    """Number of groups in flight of a replica; 0 is twice its threads, or in place as many as keep the
-    threads busy."""
-    servers: int = 1
-    """Number of parameter servers that share the shards."""
-    data_servers: int = 1
-    """Number of data servers; each has the whole data set."""
+    """Keep each compute thread on one core; helps if the system moves threads between cores."""
+    in_flight: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # each has its own memory
+    """Groups in flight per replica; 0 is twice its threads, or in place as many as keep the threads busy."""
+    servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1  # one for each bucket
+    """Parameter servers."""
+    data_servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Data servers; each has the whole data set."""
     controllers: int = 1
-    """Number of controllers: 1, or a group of 3 or 5, which survives the loss of one or two."""
-    copies: int = 0
+    """Controllers: 1, or 3 or 5, which survive the loss of one or two."""
+    copies: Annotated[int, msgspec.Meta(ge=0, le=MOST_COPIES)] = 0
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1. With
-    `record` or aliased `weights` 0 is always 1."""
-    min_in_sync: int = 0
-    """Number of copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
+    --record or --weights aliased 0 is always 1."""
+    min_in_sync: Annotated[int, msgspec.Meta(ge=0, le=MOST_COPIES)] = 0
+    """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     copies_bind: str = ""
-    """Address ``tcp://host:port`` on which the parameter servers, as processes, listen for each other, with
-    port 0 for any free port. Empty: they share the listener of the workers."""
+    """tcp://HOST:PORT on which the parameter servers listen for each other, with --processes."""
     processes: bool = False
-    """Whether each role is a child process over loopback TCP, instead of all in one event loop."""
+    """Run each role as a child process over loopback TCP, instead of all roles in this process."""
     rule: Literal["auto", "sgd", "adagrad", "adam", "adamw"] = "auto"
-    """Update rule, applied by the servers; ``auto`` is ``adam`` for the model that `model` ``auto`` makes for
-    photographs, else ``sgd``. Fewer than 240 photographs then also train in groups of 4 to 15 images, one in
-    flight, unless `in_flight`, or another `images_per_group` than 16, is given."""
-    rate: float = 0.0
-    """Learning rate; 0 is the rule's default (see `default_rate`)."""
+    """Update rule; auto is adam for the model that --model auto makes for photographs, else sgd. Fewer than
+    240 photographs then also train in groups of 4 to 15 images, one in flight, unless --in-flight, or another
+    --images-per-group than 16, is given."""
+    rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Learning rate; 0 is the rule's default."""
     momentum: float = 0.0
-    """Momentum of rule `sgd`, kept by the servers."""
+    """Momentum of rule sgd."""
     nesterov: bool = False
-    """Whether the momentum is Nesterov's, with gradients one step of the momentum ahead."""
-    weight_decay: float = 0.0
-    """Weight decay, applied once per update: to the gradient, or with rule `adamw` to the values."""
-    push_every: int = 1
-    """Number of groups whose gradients one push sums (n_push of Downpour)."""
-    pull_every: int = 1
-    """Number of steps between two pulls (n_fetch of Downpour)."""
+    """Use Nesterov's momentum, with gradients one step of the momentum ahead."""
+    weight_decay: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Weight decay: of the gradient, or with rule adamw of the values."""
+    push_every: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS_OF_STEP)] = 1
+    """Groups whose gradients are summed into one push."""
+    pull_every: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Steps between two pulls."""
     consistency: str = "asp"
-    """Bound on the distance of replicas: ``asp`` (none), ``ssp:S`` (S steps), ``bsp`` (lockstep)."""
-    warm_start: int = 0
-    """Number of groups that one replica trains alone, before the others begin."""
+    """Bound on the distance of replicas: asp (none), ssp:S (S steps), or bsp (lockstep)."""
+    warm_start: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Groups that one replica trains alone, before the others begin."""
     schedule: Literal["auto", "constant", "step", "cosine"] = "auto"
-    """Schedule of the rate: constant, by `decay` every `decay_every` epochs, or along half a cosine to 0.
-    ``auto`` is cosine after a short warm-up, but constant with `until_accuracy`, whose last epoch is
+    """Schedule of the rate: constant, step (by --decay every --decay-every epochs), or cosine (half a cosine,
+    to 0). auto is cosine after a short warm-up, but constant with --until-accuracy, whose last epoch is
     unknown."""
-    warm_up: float = 0.0
-    """Number of epochs over which the rate rises from 0, before its schedule."""
-    decay: float = 0.5
-    """Factor of schedule ``step``."""
-    decay_every: float = 1.0
-    """Number of epochs between two falls of schedule ``step``."""
-    clip: float = 0.0
+    warm_up: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Epochs over which the rate rises from 0, before its schedule."""
+    decay: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    """Factor of schedule step."""
+    decay_every: Annotated[float, msgspec.Meta(ge=0.001)] = 1.0
+    """Epochs between two falls of schedule step."""
+    clip: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Maximum norm of a pushed gradient over all tensors; 0 for no limit."""
-    layer_rate: float = 0.0
-    """Layer-wise rate control: maximum rate of a tensor, in multiples of |weights| / |gradient|; 0 is off."""
+    layer_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    """Maximum rate of each tensor, in multiples of |weights| / |gradient|; 0 is off."""
     scale_by_staleness: bool = False
-    """Whether servers divide a push's rate by 1 + its staleness."""
-    lag: int = 0
-    """With ``bsp``: number of steps, 0 or 1, by which the values of a gradient may be behind; with 1 sums
-    travel during the next step."""
-    checkpoint_every: int = 0
-    """Number of groups between two checkpoints in an epoch, given a folder for checkpoints; 0: only at the
-    ends of epochs."""
-    checkpoint_misses: int = 3
-    """Number of failed checkpoints in a row that end the run; 0: the run continues without checkpoints."""
-    keep: int = 2
-    """Number of checkpoints that stay in the folder, the newest ones."""
+    """Divide a push's rate by 1 + its staleness."""
+    lag: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
+    """Steps by which values may be behind in bsp, 0 or 1; with 1 sums travel during the next step."""
+    checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Groups between two checkpoints within an epoch; 0: at epoch ends only."""
+    checkpoint_misses: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 3
+    """Failed checkpoints in a row that end the run; 0: train on without checkpoints."""
+    keep: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 2
+    """Number of newest checkpoints that stay in the folder; older ones go once a new one is on the disk."""
     record: bool = False
     """Whether roles record the order, read versions and batch boundaries that a replay needs."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
-    """Form of the weight gradients of dense layers in messages; ``auto`` takes the smaller one."""
+    """Form of the weight gradients of dense layers in messages; auto takes the smaller one."""
     weights: Literal["auto", "copy", "aliased"] = "auto"
-    """Whether workers train on a copy, or in place on the servers' memory (one process only)."""
-    validation: int = 0
-    """Number of training images held back, in proportion from each class; `patience`, `keep_best` and
-    `until_accuracy` use the accuracy on them."""
-    patience: int = 0
-    """Number of epochs in a row without a better validation accuracy that end the run; 0: no limit."""
+    """Train on a copy, or in place on the servers' memory (aliased); auto is in place if possible."""
+    validation: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Training images to hold back as validation images, in proportion from each class; --patience,
+    --keep-best and --until-accuracy use the accuracy on them."""
+    patience: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Epochs in a row without a better validation accuracy that end the run; 0: no limit."""
     keep_best: bool = False
-    """Whether a run's weights are those of its epoch with the best validation accuracy instead of the last
-    epoch."""
+    """Keep the weights of the epoch with the best validation accuracy instead of the last epoch."""
     keep_going: bool = False
-    """Whether a run continues if its loss is not finite, or more than ten times the loss of guessing."""
-    seed: int = 0
-    """Seed of every keyed random value of the run."""
+    """Train on even if the loss is not finite, or more than ten times that of guessing."""
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Seed of every random value of the run."""
     until_accuracy: float = 0.0
-    """Accuracy that ends the run at the end of an epoch, on the validation images, or without any on the test
-    images; 0 trains all epochs."""
+    """Accuracy on validation images, else on test images, that ends the run at the end of an epoch; 0 trains
+    all epochs."""
     evaluation: Literal["wait", "concurrent"] = "wait"
-    """Whether training waits for the evaluation of the epoch's copied snapshot."""
-    shard_bytes: int = 1 << 20
-    """Maximum size of a shard, in bytes (AD-40)."""
+    """Whether training waits for the evaluation of an epoch, or continues during it."""
+    shard_bytes: Annotated[int, msgspec.Meta(ge=64, le=1 << 25)] = 1 << 20
+    """Maximum size of a shard, in bytes."""
     kernels: Literal["auto", "numpy", "numba"] = "auto"
-    """Implementation of the layers; ``auto`` is ``numba`` if installed (extra ``fast``), else ``numpy``."""
+    """Implementation of the layers; auto is numba, of the extra `fast`, if installed."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
     memory: tuple[str, ...] = ()
-    """Memory that each process of a role asks of its engine: ``worker=2G``; in the environment separated by
-    commas. Roles are controller, ps, data, worker and driver. Processes on one machine are not limited, but
-    the machine must have as much available."""
+    """Memory that each process of a role asks of its engine: ROLE=SIZE, such as worker=2G; repeatable. Roles
+    are controller, ps, data, worker and driver. Processes on one machine are not limited, but the machine
+    must have as much available."""
     memory_budget: str = "512M"
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Checksum = "auto"
-    """Whether tensors have a CRC-32C between processes; ``auto``: to other hosts."""
+    """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
     ack: Literal["auto", "single", "replicated", "durable"] = "auto"
-    """Time at which a push is acknowledged: with one copy in the memory of its server (``single``), in the
-    memory of all copies in sync (``replicated``), or on the disks of all of these too (``durable``). ``auto``
-    is single with one copy, else replicated."""
-    flush_s: float = FLUSH_S
-    """Time between two rounds in which each server writes its changed shards to its disk, in seconds, given a
-    folder for them."""
-    read_ahead: int = 64
+    """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
+    or on their disks too (durable)."""
+    flush_s: Annotated[float, msgspec.Meta(ge=0.01, le=3600.0)] = FLUSH_S
+    """Seconds between two rounds in which a server writes its changed shards to its disk."""
+    read_ahead: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # a worker has memory for each
     """Number of groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer
     if these are more than 32 MiB of images."""
     waits: Waits = Waits()
@@ -246,7 +240,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_ranges({name: getattr(self, name) for name in FIELDS})
         if self.controllers not in CONTROLLERS:
             raise ConfigError(f"controllers must be {CONTROLLERS_WORDS}, not {self.controllers}")
         if not 0 <= self.momentum < 1:
@@ -546,72 +539,10 @@ OF_CUTS = {"plan": "vertical", "halo": "auto"}
 """Options of cut models, with their defaults."""
 
 
-def check_ranges(values: Mapping[str, Any]) -> None:
-    """Check that the numbers among some options lie within their bounds.
+BOUNDS = bounds_of(Config)
+"""Minimum and maximum of each numeric option that has bounds, by name."""
 
-    Raises:
-        ConfigError: A number lies outside.
-    """
-    for name, value in values.items():
-        if name in _LEAST and not _LEAST[name] <= value < math.inf:
-            raise ConfigError(f"{name} must be a number of at least {_LEAST[name]}, not {value}")
-        if name in MOST and value > MOST[name]:
-            raise ConfigError(f"{name} must be at most {MOST[name]}, not {value}")
-
-
-_LEAST = {
-    "epochs": 0,
-    "replicas": 1,
-    "partitions": 1,
-    "threads": 0,
-    "images_per_group": 1,
-    "in_flight": 0,
-    "servers": 1,
-    "copies": 0,
-    "min_in_sync": 0,
-    "data_servers": 1,
-    "rate": 0.0,
-    "weight_decay": 0.0,
-    "push_every": 1,
-    "pull_every": 1,
-    "validation": 0,
-    "patience": 0,
-    "seed": 0,
-    "shard_bytes": 64,
-    "read_ahead": 1,
-    "warm_start": 0,
-    "warm_up": 0.0,
-    "decay": 0.0,
-    "decay_every": 0.001,
-    "clip": 0.0,
-    "layer_rate": 0.0,
-    "lag": 0,
-    "flush_s": 0.01,
-    "checkpoint_every": 0,
-    "checkpoint_misses": 0,
-    "keep": 1,
-}
-"""Minimum values of options, by name."""
-
-MOST = {
-    "checkpoint_misses": 1_000_000,
-    "keep": 1_000_000,
-    "images_per_group": 65_536,
-    "in_flight": 4096,  # each has its own memory
-    "push_every": MOST_GROUPS_OF_STEP,
-    "replicas": 1024,
-    "partitions": 64,
-    "servers": 64,  # one for each bucket
-    "copies": MOST_COPIES,
-    "min_in_sync": MOST_COPIES,
-    "data_servers": 64,
-    "lag": 1,
-    "flush_s": 3600.0,
-    "seed": (1 << 64) - 1,  # the cluster map's numbers have 64 bits
-    "decay": 1.0,
-    "shard_bytes": 1 << 25,  # half of the capacity of one message
-    "read_ahead": 1024,  # a worker has memory for each
-}
+MOST = {name: most for name, (_, most) in BOUNDS.items() if most is not None}
 """Maximum values of options, by name; larger values are mistakes, or would cause a less clear error later."""
 
 MOST_WORKERS = MOST["replicas"] * MOST["partitions"]

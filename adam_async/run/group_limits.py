@@ -18,8 +18,8 @@ class GroupLimits:
 
     images: int
     """Number of images of each group but the last one of an epoch, which may have fewer."""
-    pixels: int
-    """Number of values in the requested rows of an image; 0: labels only."""
+    shape: tuple[int, ...]
+    """Shape (C, H, W) of the requested rows of an image; with no rows there are labels only."""
     classes: int
     epochs: int
     """Number of epochs of the run."""
@@ -30,42 +30,42 @@ class GroupLimits:
 
     def map_changed(self, cluster: ClusterMap) -> None:
         """Take the size of the data set from the cluster map."""
-        servers = cluster.ledger_leaders or cluster.live("data")
-        if servers:
-            self.train_images = int(cluster.nodes[servers[0]].info.get("train_images", self.train_images))
+        server = cluster.dealing or next(iter(cluster.live("data")), "")
+        if server:
+            self.train_images = int(cluster.nodes[server].info.get("train_images", self.train_images))
 
     def images_of(self, number: int) -> int:
         """Return the number of images of a group; 0 if no epoch has this group."""
         return max(min(self.images, self.train_images - self.validation - number * self.images), 0)
 
-    def check(self, leases: Sequence[Lease], tensors: Sequence[NDArray[Any]]) -> None:
-        """Check that the run can have the groups of an answer.
-
-        Args:
-            tensors: Images (n, C, H, W) uint8, in any number of pieces, and labels (n,) int64; none without
-                a lease.
+    def check_leases(self, leases: Sequence[Lease]) -> None:
+        """Check that the run can have these groups.
 
         Raises:
-            RemoteProtocolError: The run has no such group, images or labels; the error names the wrong part.
+            RemoteProtocolError: The run has no such group; the error names it.
         """
         for lease in leases:
-            images = self.images_of(lease.number)
-            if not images or lease.images != images:
-                text = f"group {lease.number} has {images} images, not {lease.images}"
+            if not lease.images or lease.images != self.images_of(lease.number):
+                text = f"group {lease.number} has {self.images_of(lease.number)} images, not {lease.images}"
                 raise RemoteProtocolError("groups", text)
             if not 1 <= lease.epoch <= self.epochs:
                 raise RemoteProtocolError("groups", f"the run has no epoch {lease.epoch}")
-        if tensors:
-            *pieces, labels = tensors
-            for piece in pieces:
-                self._check_images(piece)
+
+    def check_tensors(self, tensors: Sequence[NDArray[Any]]) -> None:
+        """Check images (n, C, H, W) uint8, in any number of pieces, and labels (n,) int64.
+
+        Raises:
+            RemoteProtocolError: The run has no such images or labels; the error names the wrong part.
+        """
+        for piece in tensors[:-1]:
+            self._check_images(piece)
+        for labels in tensors[-1:]:
             self._check_labels(labels)
 
     def _check_images(self, images: NDArray[Any]) -> None:
-        if images.ndim != 4 or images.dtype != np.uint8 or images.size != len(images) * self.pixels:
-            text = (
-                f"images are {images.dtype} of shape {images.shape}, expected uint8 of {self.pixels} values"
-            )
+        # Not by their size alone: a model refuses other axes, which would end its worker.
+        if images.dtype != np.uint8 or images.shape[1:] != self.shape:
+            text = f"images are {images.dtype} of shape {images.shape[1:]}, expected uint8 of {self.shape}"
             raise RemoteProtocolError("groups", text)
 
     def _check_labels(self, labels: NDArray[Any]) -> None:

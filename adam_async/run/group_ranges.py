@@ -1,4 +1,4 @@
-"""Pure: sets of groups as ranges, and the groups that the gradients of a step sum.
+"""Pure: sets of groups as ranges, the groups that the gradients of a step sum, and sums of their losses.
 
 *Ranges* are one flat tuple of ascending numbers: the first group of a range and one past its last, then those
 of the next range. Ranges never touch, so equal sets are equal tuples. A step *names* its groups as their
@@ -8,21 +8,21 @@ epoch and their ranges:
 
 The tables of a shard have the groups that they have counted, by epoch (`GroupSets`). Sets are never changed:
 `with_groups` returns new ones, so tables with equal sets share them until one of them counts another push.
+
+Beside each set the tables have the sum of the losses of its images (`messages/loss_sums.py`).
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
-from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
+from adam_async.messages.loss_sums import MOST_IMAGES, MOST_LOSS, UNITS, LossSum, LossSums
 
 Ranges = tuple[int, ...]
-
-KEPT_EPOCHS = 3
-"""Number of the newest named epochs whose sets a shard keeps: the one before, the present and the next."""
-
-MOST_BOUNDS = 1 << 14
-"""Length of the ranges of one set above which a server takes no further groups of the epoch; a correct set
-has a few ranges for each replica."""
 
 LEAST_BOUNDS = 1 << 9
 """Length of the ranges of a set for each shard that has it, up to `MOST_BOUNDS`, on a server with many
@@ -31,19 +31,7 @@ shards."""
 MOST_WORK = 1 << 18
 """Length of the ranges of all sets that one message may change: some 80 ms."""
 
-
-class GroupSet(NamedTuple):
-    """Groups of one epoch on one shard."""
-
-    groups: Ranges = ()
-    """Groups that the shard has counted."""
-    again: Ranges = ()
-    """Groups that the shard has counted more than once."""
-
-
-NO_GROUPS = GroupSet()
-
-GroupSets = Mapping[int, GroupSet]
+GroupSets = Mapping[int, Ranges]
 """Groups that a shard has counted, by epoch."""
 
 
@@ -99,27 +87,105 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
     return found
 
 
+def common_and_others(several: Set[Ranges]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the groups that all of several sets have, and the others that some have, as ranges."""
+    bounds = np.array([bound for ranges in several for bound in ranges], np.int64)
+    numbers, places = np.unique(bounds, return_inverse=True)
+    steps = np.zeros(len(numbers), np.int64)
+    # Bounds alternate in each set: with the first of a range a set begins to have the groups.
+    np.add.at(steps, places, np.resize(np.array((1, -1)), len(bounds)))
+    having = np.cumsum(steps)
+    every, some = (
+        numbers[np.flatnonzero(np.diff(mask, prepend=False))]
+        for mask in (having == len(several), (0 < having) & (having < len(several)))
+    )
+    return every, some
+
+
+def has_groups(sets: GroupSets, named: tuple[int, ...]) -> bool | None:
+    """Return whether sets have all the named groups (True) or none (False); None if they have some of them.
+
+    Of an epoch whose set is dropped they have all.
+    """
+    groups = sets.get(named[0])
+    if groups is None:
+        return len(sets) >= KEPT_EPOCHS and named[0] < min(sets)
+    # Usually the groups of a step are behind all others.
+    if not groups or named[1] >= groups[-1]:
+        return False
+    spans = tuple(zip(named[1::2], named[2::2], strict=True))
+    parts = [common(groups, start, stop) for start, stop in spans]
+    if not any(parts):
+        return False
+    return True if all(part == span for part, span in zip(parts, spans, strict=True)) else None
+
+
 def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
-    """Return sets that also have the named groups, counted once more; a set that is full stays as it is."""
+    """Return sets that also have the named groups; a set that is full stays as it is."""
     epoch = named[0]
     if epoch not in sets and len(sets) >= KEPT_EPOCHS:
         oldest = min(sets)
         if epoch < oldest:
             return sets  # its set is dropped
         sets = {number: kept for number, kept in sets.items() if number != oldest}
-    groups, again = sets.get(epoch, NO_GROUPS)
-    if len(groups) + len(again) + len(named) > MOST_BOUNDS:
+    groups = sets.get(epoch, ())
+    if len(groups) + len(named) > MOST_BOUNDS:
         return sets  # the pushes before this one waited with it, so that the server saw a shorter set
     start, stop = named[1], named[2]
     if len(named) == 3 and (not groups or start >= groups[-1]):
         # Usually a step has one range, behind all others.
         joined = groups[:-1] if groups and start == groups[-1] else (*groups, start)
-        return {**sets, epoch: GroupSet((*joined, stop), again)}
-    # In lists, because each further range would copy a tuple.
-    every, twice = [*groups], [*again]
+        return {**sets, epoch: (*joined, stop)}
+    # In a list, because each further range would copy a tuple.
+    every = [*groups]
     for start, stop in zip(named[1::2], named[2::2], strict=True):
-        known = common(every, start, stop)
-        for begin, end in zip(known[::2], known[1::2], strict=True):
-            _add(twice, begin, end)
         _add(every, start, stop)
-    return {**sets, epoch: GroupSet(tuple(every), tuple(twice))}
+    return {**sets, epoch: tuple(every)}
+
+
+def without_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
+    """Return sets without the named groups."""
+    epoch = named[0]
+    left = without(sets.get(epoch, ()), named[1:])
+    others = {number: kept for number, kept in sets.items() if number != epoch}
+    return {**others, epoch: left} if left else others
+
+
+def has_groups_each(several: Iterable[GroupSets], named: tuple[int, ...]) -> Iterator[bool | None]:
+    """Yield what `has_groups` returns for each of several sets; equal neighbours are searched once."""
+    before: GroupSets | None = None
+    found: bool | None = False
+    for sets in several:
+        if sets != before:
+            before, found = sets, has_groups(sets, named)
+        yield found
+
+
+def with_groups_each(several: Iterable[GroupSets], named: tuple[int, ...]) -> Iterator[GroupSets]:
+    """Yield each of several sets with the named groups; neighbours that are equal share one from then on."""
+    before: GroupSets | None = None
+    after: GroupSets = {}
+    for sets in several:
+        # Not by identity: sets that arrived in pieces are equal, and not shared.
+        if sets != before:
+            before, after = sets, with_groups(sets, named)
+        yield after
+
+
+def with_losses(sums: LossSums, epoch: int, images: int, loss: float) -> LossSums:
+    """Return sums with the losses of more images, whose sum is `loss`, of the newest `KEPT_EPOCHS` epochs."""
+    before, units = sums.get(epoch, (0, 0))
+    # Not `>`: NaN fails each comparison.
+    units = None if units is None or not abs(loss) <= MOST_LOSS else units + round(loss * UNITS)
+    kept = {**sums, epoch: LossSum(min(before + images, MOST_IMAGES), units)}
+    return kept if len(kept) <= KEPT_EPOCHS else {key: kept[key] for key in sorted(kept)[1:]}
+
+
+def without_losses(sums: LossSums, epoch: int, images: int, loss: float) -> LossSums:
+    """Return sums without the losses of images that `with_losses` has added."""
+    if epoch not in sums:
+        return sums  # it is dropped
+    before, units = sums[epoch]
+    # A copy from a peer or a disk may claim a finite sum beside a contribution that is none.
+    units = None if units is None or not abs(loss) <= MOST_LOSS else units - round(loss * UNITS)
+    return {**sums, epoch: LossSum(max(before - images, 0), units)}

@@ -13,16 +13,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, EpochRecord, LedgerRecord, NodeRecord
-from adam_async.run.program_record import FIXED, PROGRAM_PIECES, ProgramPiece, ProgramRecord
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, DealerRecord, EpochRecord, NodeRecord
 from adam_async.run.store_record import ArraysPiece, StoreRecord
+from adam_async.run.training_program import FIXED, PROGRAM_PIECES, ProgramPiece, ProgramRecord
 
 _R = TypeVar("_R")
 
 
-class Change(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"ledger_record": "lending"}
-):
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The changes of one version of the map. Fields are those of `ClusterMap`; unset fields are unchanged."""
 
     version: int
@@ -51,7 +49,7 @@ class Change(
     results: tuple[dict[str, Any], ...] | UnsetType = UNSET
     """All results of the map, or with `more_results` the added ones."""
     more_results: bool = False
-    ledger_record: LedgerRecord | UnsetType | None = UNSET
+    dealer: DealerRecord | UnsetType | None = UNSET
     pieces: dict[str, ProgramPiece] | UnsetType = UNSET
 
 
@@ -159,7 +157,7 @@ def changed_records(change: Change) -> Iterator[tuple[str, Any]]:
         yield "run", change.run.without_fixed()
         if not change.same_run:
             yield "run/fixed", [getattr(change.run, name) for name in FIXED]
-    for key, record in (("epoch", change.epoch), ("lending", change.ledger_record)):
+    for key, record in (("epoch", change.epoch), ("dealer", change.dealer)):
         if record is not UNSET:
             yield key, record
     if change.results is not UNSET:

@@ -14,7 +14,7 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import read_toml
 from adam_async.run.config import FIELDS, OF_CUTS, Config, Waits
-from adam_async.run.option_types import described_type
+from adam_async.run.option_types import bounds_of, described_bounds, described_type
 
 PREFIX = "ADAM_"
 
@@ -167,9 +167,15 @@ def _check_force(config: Config, typed: Sequence[str]) -> None:
                 f"--{name} {getattr(config, name)} has no effect with partitions=1, which cuts no model: "
                 "give --partitions 2 or more too, or leave it out"
             )
-    if "halo" in typed and config.halo != OF_CUTS["halo"] and config.plan == "layers":
+    if "halo" in typed:
+        check_halo(config.halo, config.plan)
+
+
+def check_halo(halo: str, plan: str | None) -> None:
+    """Check that ``--halo`` has an effect with a plan. Raises ConfigError: it has none."""
+    if halo != OF_CUTS["halo"] and plan == "layers":
         raise ConfigError(
-            f"--halo {config.halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
+            f"--halo {halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
             "or give --plan vertical"
         )
 
@@ -200,6 +206,9 @@ def explain_type(
         if isinstance(values.get(name), Mapping):
             return f"{name}: {message[: found.start()]}"
     value = values[name][inner] if inner else values[name]
-    wanted = described_type(get_type_hints(hint)[inner] if inner else hint)
     key = f"{name}.{inner}" if inner else name
+    if re.match(r"Expected `\w+` [<>]=", message):
+        wanted = described_bounds(*bounds_of(kind)[name])
+        return f"{key} must be {wanted}, not {value}{where.get(name, '')}"
+    wanted = described_type(get_type_hints(hint)[inner] if inner else hint)
     return f"{key} must be {wanted}, not {value!r}{where.get(name, '')}"

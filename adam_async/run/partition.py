@@ -5,8 +5,7 @@ from typing import Any
 from adam_async.errors import ConfigError, ModelError
 from adam_async.model.network import Network
 from adam_async.model.partition.plan import Layout, PartitionPlan, planned_cuts
-from adam_async.model.partition.planner import layers_plan, vertical_plan
-from adam_async.model.partition.prediction import LayerTimes
+from adam_async.model.partition.planner import LayerTimes, layers_plan, vertical_plan
 from adam_async.run.config import Config
 from adam_async.run.shard_table import SHARD_BYTES, ShardTable, shard_table
 from adam_async.run.step_model import RunModel, StepModel
@@ -70,7 +69,7 @@ def arrays_of(network: RunModel, plan: dict[str, Any] | None) -> tuple[ArrayReco
     cuts = planned_cuts(plan, network.layers)
     dtype = network.dtype.name
     return tuple(
-        ArrayRecord(spec.name, spec.shape, dtype, cuts=tuple(cuts.get(spec.name, ())))
+        ArrayRecord(spec.name, spec.shape, dtype, cuts=tuple(cuts.get(spec.name, ())), frozen=spec.frozen)
         for spec in network.parameters
     )
 

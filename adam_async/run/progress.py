@@ -8,10 +8,8 @@ from typing import Any
 from adam_async.messages import read_number
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
-from adam_async.run.series import Sample, Series
-from adam_async.run.staleness import add_up
+from adam_async.run.series import Sample, Series, add_up, waits_of
 from adam_async.run.step_model import RunModel
-from adam_async.run.waits import waits_of
 
 RECENT_S = 3.0
 """Time over which the rate is measured, in seconds: three statistics, one of which may be late."""
@@ -29,8 +27,6 @@ class Progress:
     model: RunModel | None = None
     plan: dict[str, Any] | None = None
     """Partition plan, from `PartitionPlan.to_dict`; None for an uncut model, or before the plan is known."""
-    together: bool = False
-    """Whether one worker of each replica trains all parts of a cut model."""
     missing: str = ""
     """Roles that the run waits for, in words; empty for none."""
     consistency: str = "asp"
@@ -117,8 +113,7 @@ class Progress:
         """
         self.roles = dict(roles)
         values = list(roles.values())
-        ledger_leader = next((each for each in values if is_ledger_leader(each)), {"images": 0, "loss": 0.0})
-        at_data = ended or ledger_leader
+        at_data = ended or next((each for each in values if is_dealer(each)), {"images": 0, "loss": 0.0})
         self.images = int(at_data["images"])
         self.skipped = int(at_data.get("skipped", 0))
         self._measure_rate(now)
@@ -167,6 +162,6 @@ class Progress:
         return train_s, images
 
 
-def is_ledger_leader(values: Mapping[str, Any]) -> bool:
+def is_dealer(values: Mapping[str, Any]) -> bool:
     """Return whether statistics come from the data server that leases the run's groups."""
-    return bool(values.get("lending", {}).get("leads"))
+    return values.get("role") == "data" and bool(values.get("term"))

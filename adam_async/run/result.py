@@ -27,8 +27,6 @@ class EpochResult:
     train_s: float
     validation_accuracy: float | None = None
     """Accuracy on the training images held back; None without them."""
-    trained_again: int = 0
-    """Number of images trained again because their replica was lost."""
 
     @property
     def images_per_s(self) -> float:
@@ -65,10 +63,6 @@ class CheckpointResult:
     read_s: float
     """Time that the reading of the shards took, in seconds. Training continues meanwhile, except at the end
     of an epoch or of the run."""
-    groups_beyond: int
-    """Number of groups that were finished while the shards were read, in asp and ssp. The values of the
-    checkpoint have the updates of these groups, and a run that continues from the checkpoint trains them
-    again."""
     written_s: float
     """Time that the writing took, in seconds; training continues meanwhile."""
     bytes: int

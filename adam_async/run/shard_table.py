@@ -73,6 +73,8 @@ class ShardSpec:
     dtype: str = "float32"
     rule: int = 0
     """Index of the array's rule in the store's rules."""
+    frozen: bool = False
+    """Whether no push names the shard; see `ArrayRecord.frozen`."""
 
     @property
     def size(self) -> int:
@@ -174,6 +176,7 @@ def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES
             bucket=BucketId(buckets[index]),
             dtype=array.dtype,
             rule=array.rule,
+            frozen=array.frozen,
         )
         for index, (array, start, stop) in enumerate(ranges)
     )

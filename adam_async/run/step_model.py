@@ -284,13 +284,14 @@ class StepModel:
     def backward(self, weights: Mapping[str, NDArray[Any]], context: StepContext) -> None:
         """Do nothing: `forward` has computed the gradients."""
 
-    def delta(self, context: StepContext, name: str, *, out: NDArray[Any]) -> None:
-        """Write the gradient of one array into `out`."""
-        pair = context.gradients.factors(name, context.images)
-        if pair is None:
-            out[...] = context.gradients.dense(name)
-        else:
-            np.matmul(pair[1].T, pair[0], out=out)
+    def deltas(self, context: StepContext, out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the gradients of some arrays into the arrays of `out`, by name."""
+        for name, gradient in out.items():
+            pair = context.gradients.factors(name, context.images)
+            if pair is None:
+                gradient[...] = context.gradients.dense(name)
+            else:
+                np.matmul(pair[1].T, pair[0], out=gradient)
 
     def factors(self, context: StepContext, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """Return activations (K, I) and errors (K, R) of one array; None for a dense gradient.

@@ -75,6 +75,8 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
     """Whether the array may have several shards."""
     cuts: tuple[int, ...] = ()
     """Rows at which a shard must begin, in rising order: borders of the parts of a model."""
+    frozen: bool = False
+    """Whether training never changes the array, so that no push names its shards."""
 
     @property
     def size(self) -> int:
@@ -258,19 +260,21 @@ def cut_arrays(store: str, arrays: Iterable[ArrayRecord], *, creator: str = "") 
     ]
 
 
-def joined_arrays(store: StoreRecord, pieces: Sequence[ArraysPiece | None]) -> tuple[ArrayRecord, ...]:
+def joined_arrays(name: str, store: StoreRecord, found: Mapping[str, ArraysPiece]) -> tuple[ArrayRecord, ...]:
     """Return a store's arrays from its pieces, checked against the record.
+
+    Args:
+        found: Pieces by their key in the cluster map.
 
     Raises:
         ConfigError: A piece is missing, or an array or the list contradicts the record.
     """
-    if len(pieces) != store.pieces or not 1 <= store.pieces <= STORE_PIECES:
+    if not 1 <= store.pieces <= STORE_PIECES:
         raise ConfigError(f"a store has 1 to {STORE_PIECES} pieces of arrays, not {store.pieces}")
     texts = [
         piece.text
-        for piece in pieces
-        # Logs of earlier releases have pieces without a creator.
-        if piece is not None and piece.store == store.id and piece.creator in ("", store.creator)
+        for piece in [found.get(f"stores/{name}/{number}") for number in range(store.pieces)]
+        if piece is not None and piece.store == store.id and piece.creator == store.creator
     ]
     if len(texts) != store.pieces:
         raise ConfigError(f"store {store.id} lacks {store.pieces - len(texts)} pieces: create it again")

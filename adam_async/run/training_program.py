@@ -2,24 +2,173 @@
 
 The driver makes both (`TrainingProgram.record`). Workers and data servers read the blob with
 `read_training`, which checks it: a driver of another release may have written it.
+
+The record of a program in the cluster map, and its blob in pieces.
+
+A *program* is work that a driver submits, such as a training run. Its *kind* names the rules that the
+controllers apply to it. The *blob* has the work of the roles of the kind; the controllers pass it on
+undecoded, so two releases that read it differently still agree on the map. The *terms* are the facts that the
+rules read; the driver states them, and the rules check their bounds.
+
+A blob too long for the record precedes it, in pieces with the keys ``run/0``, ``run/1`` and so on. The
+controllers join them into the record that names their number.
 """
 
+from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
 from adam_async.run.option_sources import make_config
-from adam_async.run.program_record import ProgramRecord
+
+PROGRAM_PIECES = 24
+"""Maximum number of pieces of a blob."""
+
+PIECE_BYTES = 45 << 10
+"""Maximum size of one piece, in bytes; its JSON text is a third larger, and fits into a value of the map."""
+
+MOST_PROGRAM_ID = 160
+"""Maximum length of a program's id, in bytes of UTF-8; its store has the same id."""
+
+OVER = ("finished", "failed")
+"""Final phases of a program."""
+
+
+class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One program. Its driver submits it, advances it, and ends it."""
+
+    id: str
+    driver: str
+    """Node id of the driver. After its loss the program waits for another driver or fails, depending on the
+    rules of its kind."""
+    incarnation: int
+    """Incarnation of the driver."""
+    kind: str = "training"
+    """Kind of the program, which names its rules."""
+    blob: bytes = b""
+    """Work of the roles, as MessagePack; opaque to the controllers."""
+    pieces: int = 0
+    """Number of pieces with the blob, in a submission; 0 if the record has the blob."""
+    terms: dict[str, Any] = {}
+    """Facts that the rules of the kind read; their types are those of the kind."""
+    phase: str = "preparing"
+    """State of the program; each kind has its own phases, which include `OVER`."""
+    epoch: int = 0
+    """Round in progress, from 1; 0 while preparing."""
+    reason: str = ""
+    """Reason for the failure of the program."""
+    lost: str = ""
+    """Lost roles that caused the failure of the program, as text; empty if no lost role did."""
+    result: dict[str, Any] = {}
+    """Outcome of a finished program, set by its driver."""
+    notes: dict[str, Any] = {}
+    """Facts for a later driver that takes the program over, set by its driver; the rules do not read them."""
+    changed: int = 0
+
+    def without_fixed(self) -> Self:
+        """Return the record without blob, terms and pieces, which do not change after the submission."""
+        return msgspec.structs.replace(self, blob=b"", terms={}, pieces=0)
+
+    def with_fixed_of(self, program: "ProgramRecord") -> Self:
+        """Return the record with the `FIXED` fields of another record of the same program."""
+        return msgspec.structs.replace(self, **{name: getattr(program, name) for name in FIXED})
+
+    def has_fixed_of(self, program: "ProgramRecord") -> bool:
+        """Return whether another record belongs to the same program, with the same `FIXED` fields."""
+        pairs = ((getattr(self, name), getattr(program, name)) for name in FIXED)
+        return self.id == program.id and all(here is there or here == there for here, there in pairs)
+
+    @property
+    def driven_by(self) -> Member:
+        """Node id and incarnation of the driver."""
+        return self.driver, self.incarnation
+
+    @property
+    def over(self) -> bool:
+        """Whether the program has finished or failed."""
+        return self.phase in OVER
+
+
+FIXED = ("kind", "blob", "pieces", "terms")
+"""Names of the `ProgramRecord` fields that never change; a later change of the record may omit them."""
+
+
+class ProgramPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of the blob of a program in submission."""
+
+    run: str
+    """Id of the program."""
+    data: bytes
+    changed: int = 0
+
+
+def cut_blob(record: ProgramRecord) -> tuple[ProgramRecord, list[ProgramPiece]]:
+    """Cut the blob of a record for its submission.
+
+    Returns:
+        The record to submit, and the pieces to set before it; none if the record keeps the blob.
+
+    Raises:
+        ValueError: The blob needs more than `PROGRAM_PIECES` pieces.
+    """
+    blob = record.blob
+    if len(msgspec.json.encode(record)) <= MOST_VALUE_BYTES:
+        return record, []
+    if len(blob) > PROGRAM_PIECES * PIECE_BYTES:
+        raise ValueError(f"its blob has {len(blob)} bytes, {PROGRAM_PIECES * PIECE_BYTES} are the most")
+    pieces = [
+        ProgramPiece(run=record.id, data=blob[start : start + PIECE_BYTES])
+        for start in range(0, len(blob), PIECE_BYTES)
+    ]
+    return msgspec.structs.replace(record, blob=b"", pieces=len(pieces)), pieces
+
+
+def joined_blob(record: ProgramRecord, pieces: Mapping[str, ProgramPiece]) -> ProgramRecord | str:
+    """Return a submitted record with its blob from the pieces in the map, or the fault of the pieces."""
+    if not 0 <= record.pieces <= PROGRAM_PIECES:
+        return f"a program has up to {PROGRAM_PIECES} pieces, not {record.pieces}"
+    if not record.pieces:
+        return record
+    found = [pieces.get(f"run/{number}") for number in range(record.pieces)]
+    lacking = [number for number, piece in enumerate(found) if piece is None or piece.run != record.id]
+    if lacking:
+        return f"of program {record.id} piece {lacking[0]} of {record.pieces} is not there: submit it again"
+    blob = b"".join(piece.data for piece in found if piece is not None)
+    return msgspec.structs.replace(record, blob=blob, pieces=0)
+
+
+def check_program(record: ProgramRecord) -> str:
+    """Return the fault of the fields of a new program that all kinds have; empty if they have none."""
+    length = len(record.id.encode(errors="surrogatepass"))
+    if not record.id.isprintable() or not 1 <= length <= MOST_PROGRAM_ID:
+        return f"id {record.id[:80]!r} is not 1 to {MOST_PROGRAM_ID} bytes of printable characters"
+    return ""
+
+
+def is_piece(key: str) -> bool:
+    """Return whether a key of the map names a piece of a program."""
+    kind, _, number = key.partition("/")
+    return kind == "run" and number in _NUMBERS
+
+
+_NUMBERS = frozenset(map(str, range(PROGRAM_PIECES)))
+
+
+def program_prefix(driver: str, incarnation: int) -> str:
+    """Return the text with which the ids of one driver's programs begin; no client may use it."""
+    return f"{driver}-{incarnation:x}-"
+
 
 KIND = "training"
 """Kind of the programs that are training runs."""
 
-MOST_RANGES = 4096
-"""Maximum number of ranges of finished groups from which a run may continue."""
+MOST_REPLICAS = 4096
+"""Maximum number of replicas that the starting point of a run names."""
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Replica = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
@@ -30,18 +179,12 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     """Number of the epoch in progress."""
-    finished: tuple[tuple[int, int], ...]
-    """Ranges of groups of the epoch in progress that are trained already."""
     clock: int
     """Clock of the fastest replica, in steps."""
     results: tuple[dict[str, Any], ...] = ()
     """Results of the epochs before, in order; the run continues their clocks and counts."""
-    images: int = 0
-    """Number of images of the groups in `finished`."""
-    loss: float = 0.0
-    """Mean loss over the images of the groups in `finished`."""
     train_s: float = 0.0
-    """Training time of the images of the groups in `finished`, in seconds."""
+    """Training time of the epoch in progress, in seconds."""
 
 
 class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +192,11 @@ class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
     """Number of the epoch in progress."""
-    finished: Annotated[tuple[tuple[_Number, _Number], ...], msgspec.Meta(max_length=MOST_RANGES)] = ()
-    """Ranges of groups of the epoch in progress that are trained already."""
     clock: _Number = 0
     """Clock of the fastest replica, in steps."""
     skipped: _Number = 0
     """Number of images that the epoch before skipped."""
-    behind: Annotated[tuple[_Replica, ...], msgspec.Meta(max_length=MOST_RANGES)] = ()
+    behind: Annotated[tuple[_Replica, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
     """Replicas whose shares of the epoch before have skipped groups."""
 
 
@@ -65,8 +206,6 @@ class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST["replicas"])] = 1
     partitions: Annotated[int, msgspec.Meta(ge=1, le=MOST["partitions"])] = 1
     """Workers of one replica."""
-    together: bool = False
-    """Whether the workers of a replica share a process, and the first of them trains all parts."""
     epochs: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 1
     images_per_group: Annotated[int, msgspec.Meta(ge=1, le=MOST["images_per_group"])] = 1
     validation: _Number = 0
@@ -94,21 +233,13 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
     resumed: ResumeRecord | None = None
     """Starting point of a run that continues another run, with the results of the last epochs only: at least
     one, unless the run continues its first epoch."""
-    carried: bytes = b""
-    """Images with which the first epoch of `resumed.results` begins because the epoch before skipped them, as
-    in `EpochOrder.carried_images`."""
 
-    def terms(self, *, together: bool = False) -> TrainingTerms:
-        """Return the facts that the rules read.
-
-        Args:
-            together: Whether the first worker of a replica trains all parts.
-        """
+    def terms(self) -> TrainingTerms:
+        """Return the facts that the rules read."""
         config = self.config
         return TrainingTerms(
             replicas=config.replicas,
             partitions=config.partitions,
-            together=together,
             epochs=config.epochs,
             images_per_group=config.images_per_group,
             validation=config.validation,
@@ -118,7 +249,7 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
             start=_start_of(self.resumed) if self.resumed is not None else None,
         )
 
-    def record(self, id: str, driver: Member, *, together: bool = False) -> ProgramRecord:
+    def record(self, id: str, driver: Member) -> ProgramRecord:
         """Return the record of the run for its submission by a driver."""
         return ProgramRecord(
             id=id,
@@ -126,7 +257,7 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
             incarnation=driver[1],
             kind=KIND,
             blob=msgspec.msgpack.encode(self),
-            terms=msgspec.to_builtins(self.terms(together=together)),
+            terms=msgspec.to_builtins(self.terms()),
         )
 
 
@@ -134,7 +265,6 @@ def _start_of(resumed: ResumeRecord) -> StartTerms:
     before = resumed.results[-1] if resumed.results else {}
     return StartTerms(
         epoch=resumed.epoch,
-        finished=resumed.finished,
         clock=resumed.clock,
         skipped=int(before.get("skipped", 0)),
         behind=tuple(before.get("behind", ())),
@@ -149,7 +279,6 @@ class _Blob(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] | None = None
     transforms: tuple[dict[str, Any], ...] = ()
     resumed: ResumeRecord | None = None
-    carried: bytes = b""
 
 
 _BLOBS = msgspec.msgpack.Decoder(_Blob)
@@ -191,10 +320,9 @@ def read_training(run: ProgramRecord) -> TrainingProgram:
         plan=blob.plan,
         transforms=blob.transforms,
         resumed=resumed,
-        carried=blob.carried,
     )
     try:
-        expected = program.terms(together=terms.together)
+        expected = program.terms()
         for result in resumed.results if resumed is not None else ():
             ends = [*chain.from_iterable(msgspec.convert(result, _Skipped).skipped_groups)]
             if ends != sorted(ends):

@@ -21,7 +21,7 @@ import msgspec
 
 from adam_async.errors import ConfigError, install_command
 from adam_async.run.store_record import MOST_STEP_NAME
-from adam_async.runtime.user_thread import on_user_thread
+from adam_async.runtime.loop_thread import on_user_thread
 
 # Commands check import paths with this file before they import NumPy.
 if TYPE_CHECKING:

@@ -14,16 +14,14 @@ counts the link in `traffic.py`.
     channel.py                    one link at a time to a peer: dial, patience, growing pauses (back-off)
     traffic.py                    messages and bytes, by peer and message type
     callbacks.py                  an error in a callback of the event loop ends its block, or the command
-    task_group.py                 a task group that an exit stack may hold
-    user_thread.py                a thread for code of the user that may block, such as an import
+    loop_thread.py                a thread with an event loop; one for code of the user that may block
 
     role_handle.py                one process of a role, as its cluster sees it: address, log lines, end
     child_process.py              that process as a child of this one: start, kill, freeze
     network_namespaces.py         hosts on one machine (Linux network namespaces): cut and slow links
     health.py                     HTTP endpoint for liveness and readiness probes
     standard_streams.py           closed standard streams, and streams that cannot write every character
-    user_cache.py                 the folder of the user's caches, also without a home folder
-    kernel_cache.py               the folder of compiled kernels (Numba)
+    kernel_cache.py               the folder of compiled kernels (Numba), in that of the user's caches
 
     timeline.py, trace_events.py  profile of a run: noted events; Trace Event JSON for Perfetto
     fault_points.py               fault injection in product code, and marks of events, for simulations

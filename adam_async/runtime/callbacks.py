@@ -10,7 +10,7 @@ and continues. A role that missed one callback may wait for ever for the next. T
 - `ending_on_errors` installs an exception handler in a loop that this package owns. The handler logs every
   error. The first error in a callback cancels the command's task and replaces its result.
 
-A link closes itself after an error in one of its callbacks (`transport/endpoint.py`), and tasks report to
+A link closes itself after an error in one of its callbacks (`transport/link.py`), and tasks report to
 their groups. The handler only logs these two kinds of errors.
 """
 

@@ -19,6 +19,12 @@ therefore pauses after each link without progress. Each pause is longer than the
 The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
 after each round. A data client sets its channel to the next data server's address, and a client of a bundle
 to that of the new primary.
+
+`asyncio.TaskGroup` raises the `CancelledError` of its block anew. Below an `AsyncExitStack` this is harmful.
+Suppose that the block fails, and a cancellation arrives while a later entry of the stack waits, such as the
+report of a role that leaves. The group then raises this second error twice, and the stack makes the error the
+context of itself. The next stack outside looks for the end of the contexts and finds none: it runs in a loop
+without an await, and the process hangs. Two roles of one cluster that fail one after the other are enough.
 """
 
 import asyncio
@@ -26,6 +32,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Network, RetrySchedule
@@ -180,3 +187,17 @@ class Channel:
 
     def __repr__(self) -> str:
         return f"<Channel to {self} {'linked' if self.link is not None else 'away'}>"
+
+
+class StackedTaskGroup(asyncio.TaskGroup):
+    """An `asyncio.TaskGroup` for `AsyncExitStack.enter_async_context`."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        except BaseException as raised:
+            # Without a raise here the stack goes on with the error that it gave to the group.
+            if raised is not error:
+                raise

@@ -4,6 +4,10 @@ Numba's cache compares the file of a kernel and the processor, but not the files
 calls. The folder's name therefore has a digest of all files with kernels: a new version compiles again, and
 an old version finds its own kernels. Forced vector registers are part of the digest, because they shape the
 loops.
+
+The folder of the user's caches has compiled kernels, downloaded data and records of launches. A user may have
+no home folder, or that of another user, as in containers and batch jobs with a bare user id. Then the folder
+is in that of temporary files, never in the working directory.
 """
 
 import errno
@@ -11,6 +15,8 @@ import fcntl
 import hashlib
 import logging
 import os
+import pwd
+import stat
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
@@ -19,7 +25,37 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TextIO
 
-from adam_async.runtime.user_cache import user_cache
+NOWHERE = Path(os.devnull) / "no-folder-for-caches"
+"""Path that cannot be made: processes without a folder for caches keep nothing, and say so."""
+
+
+def user_cache(environment: Mapping[str, str]) -> Path:
+    """Return the folder of this package in the user's cache; the folder need not exist."""
+    caches = environment.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(caches):  # the standard ignores other paths
+        return Path(caches) / "adam-async"
+    home = environment.get("HOME", "")
+    if not home:
+        with suppress(KeyError):  # the user id has no name
+            home = pwd.getpwuid(os.getuid()).pw_dir
+    if os.path.isabs(home) and any(os.access(f"{home}{end}", os.W_OK | os.X_OK) for end in ("/.cache", "")):
+        return Path(home) / ".cache" / "adam-async"
+    return _temporary_cache(environment)
+
+
+def _temporary_cache(environment: Mapping[str, str]) -> Path:
+    """Return a folder of this user alone: kernels are code, which another user must not put there."""
+    temporary = environment.get("TMPDIR", "")
+    folder = Path(temporary if os.path.isabs(temporary) else "/tmp") / f"adam-async-{os.getuid()}"
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        found = os.lstat(folder)
+    except OSError:
+        return NOWHERE
+    is_private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return folder if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and is_private else NOWHERE
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ data, a freeze of a machine with steps to run. A fault of the network without an
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenario import Ledger, Node, Violation, World
 
 PATIENCE_S = 5.0
 """Longest extension of an unnoticed fault of the network, in seconds."""
@@ -167,19 +166,21 @@ async def _cut(world: World, fault: Fault, pairs: list[tuple[str, str]]) -> None
     for source, target in pairs:
         network.cut(source, target, both=False)
     await asyncio.sleep(fault.lasts_s)
-    noticed = await _until(world, lambda: waits(world, pairs))
+    noticed = await until(world, lambda: waits(world, pairs))
     for source, target in pairs:
         network.heal(source, target, both=False, reset=fault.amount > 0)
     check_noticed(noticed)
 
 
-async def _until(world: World, happened: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
-    """Wait for a condition, for ``patience_s`` at most. Returns whether the condition was reached."""
-    until = world.now + patience_s
+async def until(
+    world: World, happened: Callable[[], bool], limit_s: float = PATIENCE_S, step_s: float = STEP_S
+) -> bool:
+    """Wait for a condition, for `limit_s` at most. Returns whether the condition was reached."""
+    by = world.now + limit_s
     while not happened():
-        if world.now > until:
+        if world.now > by:
             return False
-        await asyncio.sleep(STEP_S)
+        await asyncio.sleep(step_s)
     return True
 
 
@@ -191,7 +192,7 @@ def waits(world: World, pairs: Iterable[tuple[str, str]]) -> bool:
 async def reset(world: World, fault: Fault) -> None:
     """Reset all connections between two machines, as soon as one exists."""
     source, target = _targets(fault, 2)
-    check_noticed(await _until(world, lambda: world.network.reset(source, target)))
+    check_noticed(await until(world, lambda: world.network.reset(source, target)))
 
 
 async def damage_between(world: World, pairs: list[tuple[str, str]], *, patience_s: float) -> None:
@@ -203,7 +204,7 @@ async def damage_between(world: World, pairs: list[tuple[str, str]], *, patience
     wires = [world.network.wire(*pair) for pair in pairs]
     for wire in wires:
         wire.damages = 1
-    noticed = await _until(world, lambda: not all(wire.damages for wire in wires), patience_s)
+    noticed = await until(world, lambda: not all(wire.damages for wire in wires), patience_s)
     for wire in wires:
         wire.damages = 0
     check_noticed(noticed)

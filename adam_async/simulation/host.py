@@ -1,8 +1,12 @@
-"""One machine of a simulated run, from the view of the loop: clock, state, and the steps of its code.
+"""One machine of a simulated run, from the view of the loop: clock, state, and the steps of its code;
+futures and tasks of the loop.
 
 Every task and callback belongs to the host that made it; a context variable passes the host to every task
 that a task starts. A host that is down never runs again: a restarted machine gets a new host with the same
 name. Steps of a frozen or busy host wait in `waiting`, in their order.
+
+asyncio's own futures and tasks hash by address, so a set of them has another order in each process. These
+classes hash by the number that the loop gave them.
 """
 
 import asyncio
@@ -10,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
+from types import CodeType
 from typing import Any
 
 HOST: ContextVar["Host"] = ContextVar("simulated host")
@@ -122,3 +127,53 @@ def label_of(call: Callable[..., object]) -> str:
         return owner.get_name()
     label: str = getattr(call, "__qualname__", "") or label_of(getattr(call, "func", type(call)))
     return label
+
+
+class SimulatedFuture(asyncio.Future[Any]):
+    """A future that hashes by a number from the loop."""
+
+    __slots__ = ("number",)
+
+    number: int
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimulatedTask(asyncio.Task[Any]):
+    """A task that hashes by its number and has a host."""
+
+    __slots__ = ("host", "number")
+
+    def __init__(
+        self,
+        coro: Any,
+        number: int,
+        host: Host,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        context: Context,
+    ) -> None:
+        self.number = number
+        self.host = host
+        super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def place_of(task: asyncio.Task[Any]) -> str:
+    """Return the place of a task's wait: the innermost line of the coroutines that await one another."""
+    awaited: Any = task.get_coro()
+    place = "its beginning"
+    while awaited is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_code")), None)
+        if kind is None:
+            break
+        code: CodeType = getattr(awaited, f"{kind}_code")
+        frame = getattr(awaited, f"{kind}_frame")
+        if frame is not None:
+            place = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+        awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+    return place

@@ -33,8 +33,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.host import HOST, Host, Step, label_of
-from adam_async.simulation.tasks import SimulatedFuture, SimulatedTask, place_of
+from adam_async.simulation.host import HOST, Host, SimulatedFuture, SimulatedTask, Step, label_of, place_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -6,7 +6,7 @@ Races of two threads on the same memory do not occur here; tests with real threa
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,10 +22,22 @@ JOB_S = 0.001
 
 
 class SimulatedPool(ComputePool):
-    """A compute pool of a simulated host, with the arguments of `ComputePool`; it ignores CPUs."""
+    """A compute pool of a simulated host, with the arguments of `ComputePool`; it ignores CPUs.
 
-    def __init__(self, *, affinity: Sequence[Sequence[int]] | None = None, pace: float = 1.0, **options: Any):
+    Args:
+        on_result: Called with the result of each job.
+    """
+
+    def __init__(
+        self,
+        *,
+        affinity: Sequence[Sequence[int]] | None = None,
+        pace: float = 1.0,
+        on_result: Callable[[object], None] = lambda _: None,
+        **options: Any,
+    ) -> None:
         super().__init__(pace=pace, **options)
+        self._on_result = on_result
         self._job_s = JOB_S / pace
         self._idle = deque(self._workers)
         self._jobs: deque[Job] = deque()
@@ -77,6 +89,7 @@ class SimulatedPool(ComputePool):
     def _end(self, worker: Any, job: Job) -> None:
         try:
             job.result = job.execute(worker.context)
+            self._on_result(job.result)
         except BaseException as error:  # as on a thread, which has no caller
             job.error = error
         job.finished = self.clock()

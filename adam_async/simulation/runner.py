@@ -7,7 +7,7 @@ runs again under its seed.
 import asyncio
 import gc
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 
@@ -16,9 +16,8 @@ import msgspec
 from adam_async.errors import first_cause
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.loop import Deadlock, Endless, SimulationFailed
-from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Case
-from adam_async.simulation.scenario import Ledger, Scenario, Span, Violation
+from adam_async.simulation.scenario import Ledger, Scenario, Span, Violation, World, simulate
 
 NOT_DONE = "every planned fault is done"
 """Name of the invariant that a run violates if it ends before all faults of its plan were done."""
@@ -172,13 +171,9 @@ def too_little(scenario: Scenario, ledger: Ledger) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def reached(results: Iterable[SeedResult]) -> set[str]:
-    """Return the marks and counts that any of these runs reached."""
-    return {name for result in results for name, count in result.counts.items() if count}
-
-
-def unreached(scenario: Scenario, seen: Collection[str]) -> list[str]:
+def unreached(scenario: Scenario, results: Iterable[SeedResult]) -> list[str]:
     """Return the marks of a scenario that none of its runs reached."""
+    seen = {name for result in results for name, count in result.counts.items() if count}
     return [mark for mark in scenario.marks if mark not in seen]
 
 

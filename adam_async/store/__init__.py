@@ -1,6 +1,6 @@
 """Public interface of stores: named arrays on parameter servers, and the work of one client of a store.
 
-A push of `ParameterStore` checks and gathers the arrays (`pushing.py`) by a cached plan (`layout.py`). A
+A push of `ParameterStore` checks and gathers the arrays (`values.py`) by a cached plan (`layout.py`). A
 `Call` takes its turn, sends its messages on the client's sessions with the bundles
 (`client/session.py`), and turns the answers into arrays with versions, or into an outcome.
 
@@ -10,12 +10,10 @@ A push of `ParameterStore` checks and gathers the arrays (`pushing.py`) by a cac
                                   rules; checks of gradients and factors
     joining.py, restoring.py      the opening: the client finds or creates the store, loads its first values,
                                   perhaps from the servers' disks, and gets a place among the clients
-    opening.py                    a store before `async with`: addresses, background task, end
-    link.py                       one client from its join to its end: background tasks, place, failures
+    opening.py                    a store before `async with`; one client from its join to its end
     calls.py                      calls of one client: turns, messages, answers; back-pressure, clocks
     layout.py                     plan of the messages: shards of one server and one family each
-    pushing.py                    messages of a push, from checked arrays by name
-    values.py                     results: values with their versions, refused parts of a push
+    values.py                     values of calls: messages of a push, from checked arrays by name; results
     survey.py                     all stores of a cluster: list, details with staleness, deletion
     local_servers.py              a controller and a server in the caller's loop, for the address ``local``
 """

@@ -84,7 +84,7 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
     """
     name = repr(record.name[:80])
     values = _as_array(array, record, f"{what} of {name}")
-    if values.dtype.name != record.dtype or not values.dtype.isnative:
+    if values.dtype != record.dtype:
         raise StoreError(
             f"{what} of {name} has values of type {values.dtype}, the array {record.dtype}: "
             f"{_cure(array, record.dtype)}"
@@ -144,7 +144,7 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
         ("errors", factors.errors, rows),
     ):
         values = _as_array(array, record, f"{what} of {name}")
-        if values.dtype.name != record.dtype or not values.dtype.isnative:
+        if values.dtype != record.dtype:
             raise StoreError(
                 f"{what} of {name} have type {values.dtype}, the array {record.dtype}: "
                 f"{_cure(array, record.dtype)}"
@@ -161,23 +161,22 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
     return found[0], found[1]
 
 
-def is_surely_finite(flat: NDArray[Any]) -> bool:
-    """Return whether the sum of squares is finite: a fast check, true for all finite values of usual size."""
-    # `vdot`, because `dot` warns of an overflow, and silencing it takes longer than a small product.
-    return isfinite(np.vdot(flat, flat))
+def fault_of_values(flat: NDArray[Any], what: str, cure: str) -> str:
+    """Return an error text for the first value that is not finite; empty if all are finite."""
+    # A finite sum of squares proves it fast. `vdot`, because `dot` warns of an overflow.
+    if isfinite(np.vdot(flat, flat)):
+        return ""
+    finite = np.isfinite(flat)
+    if finite.all():
+        return ""
+    place = int(np.argmin(finite))
+    return f"{what} has the value {flat[place]} at index {place} of its flat values: {cure}"
 
 
 def _check_finite(flat: NDArray[Any], what: str) -> None:
     """Refuse a value that is not finite."""
-    if is_surely_finite(flat):
-        return
-    finite = np.isfinite(flat)
-    if not finite.all():
-        place = int(np.argmin(finite))
-        raise StoreError(
-            f"{what} has the value {flat[place]} at index {place} of its flat values: leave the step out, or "
-            "lower the rate"
-        )
+    if fault := fault_of_values(flat, what, "leave the step out, or lower the rate"):
+        raise StoreError(fault)
 
 
 def out_memory(
@@ -191,10 +190,8 @@ def out_memory(
         if name not in wanted:
             raise StoreError(f"out names array {str(name)[:80]!r}, which is not pulled")
         record = arrays[name]
-        if not isinstance(array, np.ndarray) or (array.shape, array.dtype.name) != (
-            record.shape,
-            record.dtype,
-        ):
+        # `dtype.name` would run six Python functions for each array.
+        if not isinstance(array, np.ndarray) or array.shape != record.shape or array.dtype != record.dtype:
             shown = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             cure = (
                 "tensor.detach().numpy()"
@@ -205,11 +202,9 @@ def out_memory(
                 f"out of {name[:80]!r} is {shown}, the array {record.dtype}{record.shape}: give {cure}"
             )
         flags = array.flags
-        is_plain = flags.c_contiguous and flags.writeable and array.dtype.isnative
-        if not is_plain or isinstance(array, np.ma.MaskedArray):
+        if not (flags.c_contiguous and flags.writeable) or isinstance(array, np.ma.MaskedArray):
             raise StoreError(
-                f"out of {name[:80]!r} must be C-contiguous, writable, of native byte order and without a "
-                "mask: give a plain array"
+                f"out of {name[:80]!r} must be C-contiguous, writable and without a mask: give a plain array"
             )
         found[name] = np.asarray(array).reshape(-1)  # a matrix has two dimensions in each shape
     return found

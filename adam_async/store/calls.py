@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.client.parameter_client import ParameterClient, StepPush
+from adam_async.client.parameter_client import ParameterClient
 from adam_async.controller.client import Membership
 from adam_async.errors import DeadlineExceeded, StoreError
-from adam_async.messages import REFUSED, Pushed
+from adam_async.messages import REFUSED, OfEach, Pushed, each_of, fits, joined
 from adam_async.messages import Values as ValuesMessage
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import ShardId
@@ -24,8 +24,7 @@ from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.machine import available_bytes
 from adam_async.store.arrays import out_memory
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
-from adam_async.store.pushing import Outgoing, PushMessages
-from adam_async.store.values import PushOutcome, ReadVersions, RefusedShard, Values
+from adam_async.store.values import Outgoing, PushMessages, PushOutcome, ReadVersions, RefusedShard, Values
 from adam_async.store.wish import StoreWish
 from transport import RemoteProtocolError
 
@@ -61,7 +60,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     calls: "Calls"
     done: "asyncio.Future[None]"
     messages: Sequence[Outgoing] | None = None
-    versions: Sequence[tuple[int, ...]] = ()
+    versions: Sequence[OfEach] = ()
     own: Mapping[str, int] = {}
     weight: int = 1
     assign: bool = False
@@ -116,12 +115,15 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             clock, epoch = calls.clock + calls.is_summed, 1
         for number, message in enumerate(messages):
             of = message.shards
-            step = StepPush(
+            calls.connections[of.server].push(
+                message.tensors,
+                self,
+                number,
+                self._into(of),
                 parts=of.parts,
                 shards=of.shards,
-                tensors=message.tensors,
                 versions=self.versions[number],
-                own_applied=tuple([own.get(name, 0) for name in of.names]) if own else of.zeros,
+                own_applied=joined([own.get(name, 0) for name in of.names]) if own else 0,
                 clock=clock,
                 weight=self.weight,
                 rate=message.rate,
@@ -129,7 +131,6 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
                 assign=self.assign,
                 pull=self.plan is not None,
             )
-            calls.connections[of.server].push(step, self, number, self._into(of))
         if not messages:
             self.freed()
 
@@ -174,17 +175,17 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         assert self.messages is not None
         of, versions = self.messages[number].shards, self._versions
         count, problems = len(of.shards), answer.problems
-        if len(answer.versions) != count or (problems and any(each.index >= count for each in problems)):
+        if not fits(count, answer.versions) or (problems and any(each.index >= count for each in problems)):
             raise RemoteProtocolError(
                 "versions",
-                f"{len(answer.versions)} versions, and problems of shards "
+                f"{len(each_of(answer.versions, count))} versions, and problems of shards "
                 f"{[problem.index for problem in problems[:8]]}, do not fit {count} shards",
             )
         self.calls.note_versions(of.index, answer.versions)
         if isinstance(of, ShardMessage) and of.whole:
-            versions.update(zip(of.names, answer.versions, strict=True))
+            versions.update(zip(of.names, each_of(answer.versions, count), strict=True))
         else:
-            for name, version in zip(of.names, answer.versions, strict=True):
+            for name, version in zip(of.names, each_of(answer.versions, count), strict=True):
                 versions[name] = min(versions.get(name, version), version)
         for problem in problems:
             if problem.status == REFUSED:
@@ -195,7 +196,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         """Take the answer to a pull. For errors see `take`."""
         self.take(number, answer.versions, answer.clock, values)
 
-    def take(self, number: int, versions: Sequence[int], clock: int, flat: NDArray[Any]) -> None:
+    def take(self, number: int, versions: OfEach, clock: int, flat: NDArray[Any]) -> None:
         """Take the values of a message.
 
         Raises:
@@ -203,20 +204,16 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         """
         assert self.plan is not None
         message = self.plan.messages[number]
-        if (
-            len(versions) != len(message.shards)
-            or flat.shape != (message.size,)
-            or flat.dtype != message.dtype
-        ):
+        shards = len(message.shards)
+        has_versions = isinstance(versions, int) or len(versions) == shards
+        if not has_versions or flat.shape != (message.size,) or flat.dtype != message.dtype:
             raise RemoteProtocolError(
                 "values",
-                f"{len(versions)} versions and values {flat.dtype}{flat.shape} do not fit "
-                f"{len(message.shards)} shards of {message.size} values {message.dtype}",
+                f"{len(each_of(versions, shards))} versions and values {flat.dtype}{flat.shape} do not fit "
+                f"{shards} shards of {message.size} values {message.dtype}",
             )
         assert self._read is not None
-        read = np.array(versions, np.int64)
-        self._read[message.index] = read
-        self.calls.note_versions(message.index, read)
+        self._read[message.index] = self.calls.note_versions(message.index, versions)
         self.clocks.append(clock)
         if len(message.ranges) > 1 or message.ranges[0].name not in self.targets:
             flat.flags.writeable = False
@@ -413,7 +410,7 @@ class Calls:
                 raise StoreError("read holds versions of another store: pull from this one")
             seen, own = np.where(versions.of_shards < 0, seen, versions.of_shards), versions.own
         # Copied, because versions in later answers must not count as read before this call.
-        known = [tuple(seen[message.shards.index].tolist()) for message in messages]
+        known = [joined(seen[message.shards.index].tolist()) for message in messages]
         return Call(
             calls=self,
             done=self.loop.create_future(),
@@ -548,16 +545,15 @@ class Calls:
         if not assign:
             self._pushed |= shards
 
-    def note_versions(
-        self, index: slice | NDArray[np.intp], versions: Sequence[int] | NDArray[np.int64]
-    ) -> None:
-        """Take note of the versions of an answer."""
-        seen = self._seen
-        if isinstance(index, slice) and index.stop - index.start == 1:
+    def note_versions(self, index: slice | NDArray[np.intp], versions: OfEach) -> int | NDArray[np.int64]:
+        """Take note of the versions of an answer, and return them."""
+        seen, found = self._seen, versions if isinstance(versions, int) else np.array(versions, np.int64)
+        if isinstance(found, int) and isinstance(index, slice) and index.stop - index.start == 1:
             # One shard is the usual case of small stores; numpy would take several times as long.
-            seen[index.start] = max(versions[0], seen[index.start])
+            seen[index.start] = max(found, seen[index.start])
         else:
-            seen[index] = np.maximum(seen[index], versions)
+            seen[index] = np.maximum(seen[index], found)
+        return found
 
     def send_ticks(self) -> None:
         """End the step on all shards that no push of the step has ended."""

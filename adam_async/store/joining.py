@@ -106,7 +106,7 @@ class Joining:
                 raise StoreError(
                     f"store {wish.name!r} exists: choose another name, delete it, or leave create out"
                 )
-            arrays = arrays_of(membership.map, wish.name, store)
+            arrays = joined_arrays(wish.name, store, membership.map.arrays)
             if wish.values is not None:
                 _compare(wish, store, arrays)
             try:
@@ -393,12 +393,6 @@ def _first_values(given: Any, record: ArrayRecord) -> NDArray[Any]:
     if isinstance(given, ArraySpec):
         return np.zeros(record.size, record.dtype)
     return flat_values(record, given, "the first value")
-
-
-def arrays_of(cluster: ClusterMap, name: str, store: StoreRecord) -> tuple[ArrayRecord, ...]:
-    """Return the arrays of a store from the map. Raises ConfigError: see `joined_arrays`."""
-    pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
-    return joined_arrays(store, pieces)
 
 
 def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:

@@ -62,8 +62,6 @@ class ShardMessage:
     """Name of each shard's array."""
     whole: bool
     """Whether the message has several arrays, each of one shard."""
-    zeros: tuple[int, ...]
-    """A zero for each shard."""
 
 
 class Place(NamedTuple):
@@ -118,11 +116,6 @@ class FactorMessage:
     def names(self) -> tuple[str, ...]:
         """Name of each shard's array."""
         return (self.name,) * len(self.shards)
-
-    @property
-    def zeros(self) -> tuple[int, ...]:
-        """A zero for each shard."""
-        return (0,) * len(self.shards)
 
 
 class StoreLayout:
@@ -201,7 +194,6 @@ class StoreLayout:
             index=_index(specs),
             names=tuple([spec.tensor for spec in specs]),
             whole=1 < len(specs) == len(ranges) and all(each.is_whole for each in ranges),
-            zeros=(0,) * len(specs),
         )
 
     def _cut(self, names: Sequence[str]) -> list[ShardMessage]:

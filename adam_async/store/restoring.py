@@ -4,7 +4,6 @@ All its servers were lost, so a client creates it again, with another id. Its va
 its rules come from the disks; versions and clocks begin at 0, and each client begins with a new session.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,23 +12,16 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, Survey
+from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import StoreError
 from adam_async.messages import ShardState
-from adam_async.run.cluster_map import DISK, ClusterMap
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
-
-SEARCH_S = 10.0
-"""Maximum time of the search for pieces of a store that no server has, in seconds: servers with these pieces
-may still start."""
-
-PAUSE_S = 0.5
-"""Pause between two surveys of the disks, in seconds."""
 
 
 class SavedValues:
@@ -70,42 +62,15 @@ class _Family:
 async def find_saved(
     saved: SavedShards, name: str, maps: Callable[[], ClusterMap], *, without: str = ""
 ) -> FoundStore | None:
-    """Return the newest store of a name on the disks of the servers; None if there is none.
-
-    An older store that is whole counts only if the servers of the missing pieces of newer stores answer and
-    lack these pieces, which shows that the pieces were never on the disks.
-
-    Args:
-        maps: Returns the newest cluster map.
-        without: Id of a store that does not count.
+    """Return the newest store of a name on the disks of the servers; see `SavedShards.find`.
 
     Raises:
         StoreError: The disks have only a part of the store.
     """
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + SEARCH_S
-    while True:
-        cluster = maps()
-        if not any(cluster.nodes[node].info.get(DISK) for node in cluster.live("ps")):
-            return None
-        survey = await saved.survey(name, cluster)
-        stores = [store for store in survey.stores if store.record.id != without]
-        whole = next((store for store in stores if not store.missing()), None)
-        newer = stores[: stores.index(whole)] if whole is not None else stores
-        awaited = [store for store in newer if whole is None or not {*store.missing()} <= {*survey.servers}]
-        if not awaited:
-            return whole
-        if loop.time() > ends_at:
-            raise StoreError(_what_is_missing(name, awaited[0], survey))
-        await asyncio.sleep(PAUSE_S)
-
-
-def _what_is_missing(name: str, store: FoundStore, survey: Survey) -> str:
-    return (
-        f"store {name!r} is on the disks of {', '.join(survey.servers)}, without the shards of "
-        f"{', '.join(store.missing())}: start all its servers with their folders, or drop it with "
-        f"create='new'{survey.faults_text}"
-    )
+    try:
+        return await saved.find(name, maps, without=without)
+    except CheckpointError as error:
+        raise StoreError(str(error)) from error
 
 
 async def load_saved(

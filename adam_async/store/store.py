@@ -35,11 +35,9 @@ from adam_async.run.shard_table import SHARD_BYTES
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
-from adam_async.store.link import StoreLink
-from adam_async.store.opening import NO_COPY, Opening
-from adam_async.store.pushing import Rate
+from adam_async.store.opening import NO_COPY, Opening, StoreLink
 from adam_async.store.rules import Rule, Sgd
-from adam_async.store.values import PushOutcome, ReadVersions, Values
+from adam_async.store.values import PushOutcome, Rate, ReadVersions, Values
 from adam_async.store.wish import Create, StoreWish, check_is_default, slack_of
 
 RESERVED = "__metadata__"

@@ -19,8 +19,8 @@ from adam_async.run.config import Waits
 from adam_async.run.primary import primary_of
 from adam_async.run.run_copies import RunCopies, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
-from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord
-from adam_async.store.joining import ONLY_ON_DISKS, arrays_of
+from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord, joined_arrays
+from adam_async.store.joining import ONLY_ON_DISKS
 from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
 
@@ -143,7 +143,7 @@ class Survey:
             StoreError: The cluster has no store of this name.
         """
         cluster, store = self._membership.map, self._record(name)
-        arrays = arrays_of(cluster, name, store)
+        arrays = joined_arrays(name, store, cluster.arrays)
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
         reports, asked = [], set()
         for home in sorted(set(store.buckets)):

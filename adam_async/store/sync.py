@@ -17,25 +17,19 @@ daemon, so an open store does not keep its process alive. A forked child process
 calls on stores that were opened before the fork raise StoreError.
 """
 
-import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
-
-import uvloop
+from typing import Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from adam_async.cluster.sync import LocalCluster, load_checkpoint
-from adam_async.errors import DeadlineExceeded, StoreError
-from adam_async.run.arrays import ArraySpec
-from adam_async.runtime.standard_streams import hold_descriptors
+from adam_async.errors import StoreError
+from adam_async.runtime.loop_thread import Call, LoopThread
 from adam_async.store import store as face
 from adam_async.store.opening import NO_COPY, Opening
-from adam_async.store.rules import Rule
 
 __all__ = ["LocalCluster", "ParameterStore", "load_checkpoint"]
 
@@ -43,116 +37,19 @@ _T = TypeVar("_T")
 _P = ParamSpec("_P")
 _S = TypeVar("_S", bound="ParameterStore")
 
-CLOSE_S = 30.0
-"""Deadline of the thread's end, and of the end of a cancelled call, in seconds."""
 
-
-class StoreThread:
+class StoreThread(LoopThread):
     """A thread with an event loop, from the first open store of the process to the last."""
 
     def __init__(self) -> None:
         self.users = 0
         self.forked = False
         """Whether this object is a copy in a child process, without the thread."""
-        hold_descriptors()
-        self._loop = uvloop.new_event_loop()
-        self._group: asyncio.TaskGroup
-        self._ending = asyncio.Event()
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="adam-store", daemon=True)
-        self._thread.start()
+        super().__init__("adam-store")
 
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._live())
-
-    async def _live(self) -> None:
-        async with asyncio.TaskGroup() as self._group:
-            self._started.set()
-            await self._ending.wait()
-
-    def begin(self, work: Coroutine[Any, Any, _T]) -> "Call[_T]":
+    def run(self, work: Coroutine[Any, Any, _T]) -> "Call[_T]":
         """Begin to run a coroutine on the thread."""
-        call = Call(self._loop, work)
-        self._started.wait()
-        self._loop.call_soon_threadsafe(call.start, self._group)
-        return call
-
-    def end(self) -> None:
-        """End the thread, and wait for it.
-
-        Raises:
-            DeadlineExceeded: The thread did not end within `CLOSE_S`.
-        """
-        self._loop.call_soon_threadsafe(self._ending.set)
-        self._thread.join(CLOSE_S)
-        if self._thread.is_alive():
-            raise DeadlineExceeded("the thread of the stores to end", CLOSE_S)
-
-
-class Call(Future[_T]):
-    """A coroutine on the thread, and the future of its outcome.
-
-    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; a `Call` is done when
-    the coroutine has ended.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T]) -> None:
-        super().__init__()
-        self.set_running_or_notify_cancel()  # so that only the coroutine settles the call
-        self._loop = loop
-        self._work = work
-        self._task: asyncio.Task[None] | None = None
-
-    def wait(self) -> _T:
-        """Return the result. After an interrupt, cancel the coroutine, and wait up to `CLOSE_S` for it."""
-        try:
-            return self.result()
-        except BaseException:
-            if not self.done():
-                self._loop.call_soon_threadsafe(self._cancel)
-                try:
-                    self.exception(CLOSE_S)
-                except (CancelledError, TimeoutError):
-                    pass
-            raise
-
-    def start(self, group: asyncio.TaskGroup) -> None:
-        """Start the coroutine, on its thread."""
-        run = self._run()
-        try:
-            self._task = group.create_task(run, name="adam-store/call")
-        except RuntimeError:  # the last store has closed meanwhile
-            run.close()
-            self._work.close()
-            self.set_exception(StoreError("the store is closed: open it again"))
-            return
-        self._task.add_done_callback(self._ended)
-
-    def cancel(self) -> bool:
-        """Cancel the coroutine; the call is done once it has ended. Returns False for an ended call."""
-        if self.done():
-            return False
-        self._loop.call_soon_threadsafe(self._cancel)
-        return True
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        try:
-            result = await self._work
-        except Exception as error:
-            self.set_exception(error)
-        else:
-            self.set_result(result)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Settle a cancelled call, even if it had not begun."""
-        if not self.done():
-            self._work.close()
-            self.set_exception(CancelledError())
+        return self.begin(work, StoreError("the store is closed: open it again"))
 
 
 class _Shared:
@@ -202,6 +99,13 @@ def _blocking(
     return call
 
 
+def _fact(fact: Callable[[face.ParameterStore], _T]) -> _T:
+    """Return a property that reads one of the asynchronous store; its type is that of the value."""
+    read = cast(property, fact).fget
+    assert read is not None
+    return cast(_T, property(lambda self: read(self._store), doc=fact.__doc__))
+
+
 class _Opener(Generic[_P]):
     """A class method that opens a store as an asynchronous one does, and waits for it."""
 
@@ -214,7 +118,7 @@ class _Opener(Generic[_P]):
             opening = self._make(*args, **options)
             thread = _SHARED.enter()
             try:
-                return owner(thread, opening, thread.begin(_opened(opening)).wait())
+                return owner(thread, opening, thread.run(_opened(opening)).wait())
             except BaseException:
                 _SHARED.leave(thread)
                 raise
@@ -251,30 +155,11 @@ class ParameterStore:
 
     # --- facts ---------------------------------------------------------------------------------
 
-    @property
-    def arrays(self) -> Mapping[str, ArraySpec]:
-        """The arrays of the store by name."""
-        return self._store.arrays
-
-    @property
-    def clock(self) -> int:
-        """Clock of this client, in steps. See `store.ParameterStore.clock`."""
-        return self._store.clock
-
-    @property
-    def rules(self) -> Mapping[str, Rule]:
-        """The rule of each array by name, with the default rate of this client."""
-        return self._store.rules
-
-    @property
-    def consistency(self) -> str:
-        """The consistency of the store, as `open` takes it."""
-        return self._store.consistency
-
-    @property
-    def clients(self) -> int:
-        """Number of live clients of the store. See `store.ParameterStore.clients`."""
-        return self._store.clients
+    arrays: Final = _fact(face.ParameterStore.arrays)
+    clock: Final = _fact(face.ParameterStore.clock)
+    rules: Final = _fact(face.ParameterStore.rules)
+    consistency: Final = _fact(face.ParameterStore.consistency)
+    clients: Final = _fact(face.ParameterStore.clients)
 
     @property
     def closed(self) -> bool:
@@ -320,7 +205,7 @@ class ParameterStore:
             return
         self._closed = True
         try:
-            self._thread.begin(self._opening.close()).wait()
+            self._thread.run(self._opening.close()).wait()
         finally:
             _SHARED.leave(self._thread)
 
@@ -336,7 +221,7 @@ class ParameterStore:
         if refusal:
             work.close()
             raise StoreError(f"store {self.name!r} {refusal}: open it again")
-        return self._thread.begin(work)
+        return self._thread.run(work)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(NO_COPY.format(name=self.name))
@@ -368,4 +253,4 @@ def _abandon(thread: StoreThread, opening: Opening[face.ParameterStore]) -> None
             )
             reaper.start()
 
-    thread.begin(close())
+    thread.run(close())

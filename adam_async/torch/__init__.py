@@ -22,9 +22,8 @@ module (`module_copy.py`), and writes the gradients of a batch for the worker, w
     optimizer.py             start here: `RemoteOptimizer`: steps, local steps, pulled values, state
     parameters.py            parameters of a module as arrays of a store, checked
     groups.py                parameter groups, resolved and checked; the entry in a `state_dict`
-    local_steps.py           steps between pulls, and the versions that a push names
     gradients.py             gradients of one step, checked; their sums over several steps
-    exchanges.py             a push and the pull after it; the exchanges in flight, in order (`max_staleness`)
+    exchanges.py             pushes and pulls in flight, in order (`max_staleness`); steps between pulls
     overlap.py               pushes during the backward pass, from hooks on the parameters
     changes.py               changes of parameters by the program, found before a pull undoes them
     buffers.py               buffers of a module, such as BatchNorm statistics: local, averaged, push or pull

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adam_async.errors import ConfigError, StoreError
+from adam_async.store.arrays import fault_of_values
 from adam_async.store.rules import Rule, Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.torch.parameters import DTYPES, parameter_arrays
@@ -33,6 +34,9 @@ Policy = Literal["local", "averaged", "push", "pull"]
 """Treatment of a module's buffers; see the head of this file."""
 
 POLICIES: tuple[Policy, ...] = ("local", "averaged", "push", "pull")
+
+NOT_FINITE = "an input of its layer was not finite; skip such batches before the forward pass"
+"""Cause and remedy of a buffer's value that is not finite."""
 
 RULE = Sgd(rate=1.0)
 """Rule of buffers in a store: a push subtracts its gradient from the array."""
@@ -140,11 +144,8 @@ class Buffers:
         """
         found = {name: _array(self._buffer(name)) for name in self.names}
         for name, array in found.items():
-            if not np.isfinite(array).all():
-                raise StoreError(
-                    f"buffer {name!r} has a value that is not finite: an input of its layer was not finite; "
-                    "skip such batches before the forward pass"
-                )
+            if fault := fault_of_values(array.reshape(-1), f"buffer {name!r}", NOT_FINITE):
+                raise StoreError(fault)
         return found
 
     def gradients(

@@ -59,6 +59,8 @@ class _Written:
 
     checksum: int | Tensor | None = None
     """Checksum after the write; None if it is not known, as after an interrupted write."""
+    is_shared: bool = False
+    """Whether an optimizer has had another parameter in the same memory; its last writes outlive it."""
 
 
 _OF_STORE: "WeakKeyDictionary[ParameterStore, WeakKeyDictionary[Changes, None]]" = WeakKeyDictionary()
@@ -91,6 +93,12 @@ class Changes:
         self._written: dict[str, _Written] = {
             name: shared.get(id(parameter)) or _Written() for name, parameter in named.items()
         }
+        places = {parameter.data_ptr(): name for name, parameter in named.items()}
+        for other in [each for ref in _OF_STORE.keyrefs() if (known := ref()) for each in _present(known)]:
+            for name, parameter in other._named.items():
+                mine = places.get(parameter.data_ptr())
+                if mine is not None and named[mine] is not parameter:
+                    self._written[mine].is_shared = other._written[name].is_shared = True
         self._types = {name: (each.dtype, each.shape) for name, each in named.items()}
         self._module = module
         self._places = _places(module)
@@ -156,18 +164,10 @@ class Changes:
         return [name for name in changed if not self._is_in_shared_memory(name)]
 
     def _is_in_shared_memory(self, name: str) -> bool:
-        """Return whether another parameter of an optimizer has the same memory, as in Hogwild."""
+        """Return whether another client may write into a parameter's memory, as in Hogwild."""
         parameter = self._named[name]
-        if not parameter.is_cuda and parameter.is_shared() and self._store.clients > 1:
-            return True
-        address = parameter.data_ptr()
-        return any(
-            other is not parameter and other.data_ptr() == address
-            for ref in _OF_STORE.keyrefs()
-            if (store := ref()) is not None
-            for changes in _present(store)
-            for other in changes._named.values()
-        )
+        is_of_processes = not parameter.is_cuda and parameter.is_shared() and self._store.clients > 1
+        return is_of_processes or self._written[name].is_shared
 
     def others(self, names: Iterable[str]) -> str:
         """Return a text for the other clients that train some arrays; empty if there are none."""

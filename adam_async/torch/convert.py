@@ -23,8 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from adam_async.checkpoint.model_file import check_finite
-from adam_async.checkpoint.trained_model import Model
+from adam_async.checkpoint.trained_model import Model, check_finite
 from adam_async.errors import ConfigError
 from adam_async.model import layers as built_in
 from adam_async.model.layer import Layer

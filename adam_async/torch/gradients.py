@@ -1,6 +1,6 @@
 """The gradients of a module's parameters at one step, checked, and their sums over several steps."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from adam_async.errors import StoreError
 from adam_async.run.arrays import Factors
-from adam_async.store.arrays import Gradient
+from adam_async.store.arrays import Gradient, fault_of_values
 from adam_async.torch.factors import LinearGradient
 
 
@@ -177,18 +177,16 @@ def copied(factors: Factors) -> Factors:
 
 def fault_of(gradients: Mapping[str, Gradient]) -> str:
     """Return an error text for the first gradient that is not finite; empty if all are finite."""
+    cure = (
+        "the loss of this step is not finite, or its backward pass overflowed. Lower the rate, clip "
+        "gradients, or skip steps whose loss is not finite"
+    )
     for name, gradient in gradients.items():
-        parts: Sequence[Any] = (
-            (gradient.activations, gradient.errors) if isinstance(gradient, Factors) else (gradient,)
-        )
+        parts: tuple[Any, ...] = (gradient,)
+        if isinstance(gradient, Factors):
+            parts = gradient.activations, gradient.errors
         for part in parts:
             flat = np.asarray(part).reshape(-1)
-            finite = np.isfinite(flat)
-            if not finite.all():
-                place = int(np.argmin(finite))
-                return (
-                    f"the gradient of parameter {name!r} has the value {flat[place]} at index {place} of its "
-                    "flat values: the loss of this step is not finite, or its backward pass overflowed. "
-                    "Lower the rate, clip gradients, or skip steps whose loss is not finite"
-                )
+            if fault := fault_of_values(flat, f"the gradient of parameter {name!r}", cure):
+                return fault
     return ""

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from adam_async.errors import ConfigError
-from adam_async.store.pushing import MOST_RATE
 from adam_async.store.sync import ParameterStore
+from adam_async.store.values import MOST_RATE
 
 Parameters = Iterable[nn.Parameter] | Iterable[str] | Iterable[Mapping[str, Any]]
 """Parameters, their names, or groups of them with ``params`` and ``lr``."""

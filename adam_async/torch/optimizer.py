@@ -23,7 +23,7 @@ in flight during the next forward and backward passes, and a later `step()` copi
 into the parameters. Only methods such as `step()` change parameters, never a forward or backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` that does not
-wait for a pull takes a local step (`local_steps.py`), as the workers of this package do (DistBelief, section
+wait for a pull takes a local step (`exchanges.py`), as the workers of this package do (DistBelief, section
 4.1; decision 10).
 
 Before each push and pull the optimizer looks for parameters that the program has changed (`changes.py`). One
@@ -52,11 +52,10 @@ from adam_async.store.sync import ParameterStore
 from adam_async.torch.buffers import Buffers, Policy
 from adam_async.torch.changes import Changes
 from adam_async.torch.devices import Staging, copy_streams, to_host
-from adam_async.torch.exchanges import Exchange, Exchanges, check_cadence
+from adam_async.torch.exchanges import Exchange, Exchanges, LocalSteps, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
 from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
 from adam_async.torch.groups import ParameterGroups, Parameters, check_group, checked_counters
-from adam_async.torch.local_steps import LocalSteps
 from adam_async.torch.overlap import Overlap
 from adam_async.torch.parameters import ModuleParameters, check_values
 

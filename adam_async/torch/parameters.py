@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from adam_async.errors import ConfigError, StoreError
 from adam_async.run.arrays import ArraySpec
-from adam_async.store.arrays import is_surely_finite
+from adam_async.store.arrays import fault_of_values
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 """Types of parameters that a store can hold, with their names in the store."""
@@ -107,18 +107,13 @@ def check_values(values: Mapping[str, NDArray[np.floating]], store: str) -> None
     Raises:
         StoreError: A value is not finite; the error has its array, its index and the remedy.
     """
+    cure = (
+        "the training of the store has diverged, or a server is faulty; the module keeps its values: begin a "
+        "store under another name, with a lower rate"
+    )
     for name, array in values.items():
-        flat = array.reshape(-1)
-        if is_surely_finite(flat):
-            continue
-        finite = np.isfinite(flat)
-        if not finite.all():
-            place = int(np.argmin(finite))
-            raise StoreError(
-                f"array {name!r} of store {store!r} has the value {flat[place]} at index {place} of its flat "
-                "values: the training of the store has diverged, or a server is faulty; the module keeps its "
-                "values: begin a store under another name, with a lower rate"
-            )
+        if fault := fault_of_values(array.reshape(-1), f"array {name!r} of store {store!r}", cure):
+            raise StoreError(fault)
 
 
 def _problem(parameter: nn.Parameter) -> str:

@@ -14,16 +14,15 @@ Files, in reading order:
     training_mode.py                    interface of the three training modes and of the admission gate
 
     copy_mode.py                        mode on a copy of the values, over any link: asp, ssp and bsp
-    training.py                         one group on a compute thread: forward, backward, local step; graph
-    weights.py                          the copy: read without locks, replaced by pulls tensor by tensor
+    training.py                         one group on a compute thread, on a copy or in place; its graph
     push_plan.py                        deltas or factors per tensor, messages per server, push buffers
     gradient_clipping.py                clipping by the norm, layer-wise rate control
     stepper.py                          groups summed into steps; in ssp and bsp in order, behind a gate
     replica_clock.py                    arithmetic of clocks: the step of a group, the values that it reads
     pusher.py                           pushes of a step, with the versions for staleness; ticks
-    puller.py                           requests per server; tensors assembled from shards, installed whole
+    puller.py                           the copy, read without locks; pulls, installed whole by tensor
 
-    in_place_mode.py, in_place_step.py  mode in one process: the rule applied to the servers' memory, no locks
+    in_place_mode.py                    mode in one process: the rule applied to the servers' memory, no locks
     step_reports.py                     reports of steps in place, which servers count as they count pushes
 
     partition_mode.py                   mode on one part of a cut model (model parallelism)

@@ -7,20 +7,21 @@ from functools import partial
 from typing import Any
 
 from adam_async.client.parameter_client import SessionIdentity
+from adam_async.model.context import Context
 from adam_async.model.network import Network, Trainable
+from adam_async.run.config import Config
 from adam_async.run.step_model import StepModel
 from adam_async.worker.gradient_clipping import Scaling
-from adam_async.worker.puller import Puller
-from adam_async.worker.push_plan import BackwardSection, plan_pushes, plan_sections
+from adam_async.worker.puller import Puller, WorkerWeights
+from adam_async.worker.push_plan import BackwardSection, PushPlan, plan_pushes, plan_sections
 from adam_async.worker.pusher import Pusher
 from adam_async.worker.replay_log import Reader, ReadLog
 from adam_async.worker.replica_clock import ReplicaClock
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.stepper import Stepper
-from adam_async.worker.training import GroupTrainer, ThreadScratch, Trained, replica_graph
+from adam_async.worker.training import GroupTrainer, ThreadScratch, replica_graph
 from adam_async.worker.training_mode import ModeSetup
-from adam_async.worker.weights import WorkerWeights
-from dataflow import Firing, Graph
+from dataflow import Graph
 from transport import BufferPool
 
 OPEN_GROUPS = 8
@@ -35,6 +36,14 @@ OPEN_STEPS = 2
 def open_steps(push_every: int) -> int:
     """Return the maximum number of steps that one server may leave unacknowledged before the worker waits."""
     return max(OPEN_STEPS, OPEN_GROUPS // push_every)
+
+
+def context_of(model: Trainable, config: Config, plan: PushPlan) -> Any:
+    """Make a training context of a run, for one group at a time."""
+    images = config.images_per_group
+    if isinstance(model, StepModel):
+        return model.context(images, factored=plan.factor_rows)
+    return model.context(images)
 
 
 class CopyMode:
@@ -112,6 +121,7 @@ class CopyMode:
             replica=session.replica,
             most_steps=in_flight + 2,
             timeout_s=config.waits.clock_s,
+            landed=None if self._background else setup.events.landed,
         )
         self.gate = None if config.slack is None else self._stepper
         """See `TrainingMode.gate`."""
@@ -160,31 +170,19 @@ class CopyMode:
         await self._setup.client.flush()
         await landed.wait()
 
-    def new_context(self) -> Any:
+    def new_context(self) -> Context | None:
         """See `TrainingMode.new_context`."""
-        images = self._config.images_per_group
-        if isinstance(self._model, StepModel):
-            return self._model.context(images, factored=self._plan.factor_rows)
-        return self._model.context(images)
+        return None
 
     def new_scratch(self) -> object:
         """See `TrainingMode.new_scratch`."""
-        return ThreadScratch(self._model)
+        return ThreadScratch(self._model, context_of(self._model, self._config, self._plan))
 
     def graph(self) -> Graph:
         """See `TrainingMode.graph`."""
-        ahead = [partial(self._on_ahead, section.messages) for section in self._sections[:-1]]
+        ahead = [partial(self._stepper.ahead, section.messages) for section in self._sections[:-1]]
         waits = not self._background
-        return replica_graph(self._trainer.train, self._on_trained, waits_for_pull=waits, ahead=ahead)
-
-    def _on_trained(self, firing: Firing, trained: Trained) -> None:
-        landed = None if self._background else partial(self._setup.events.landed, firing.tag)
-        self._stepper.add(trained, landed)
-
-    def _on_ahead(self, messages: Sequence[int], firing: Firing, trained: Trained | None) -> None:
-        if trained is not None:
-            landed = None if self._background else partial(self._setup.events.landed, firing.tag)
-            self._stepper.ahead(trained, messages, landed)
+        return replica_graph(self._trainer.train, self._stepper.add, waits_for_pull=waits, ahead=ahead)
 
     def flush(self, sync_clock: int) -> None:
         """See `TrainingMode.flush`."""

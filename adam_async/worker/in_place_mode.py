@@ -12,11 +12,10 @@ from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.learning_rate import Schedule
-from adam_async.worker.in_place_step import InPlaceTrainer, ThreadMemory, TrainedInPlace
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.step_reports import StepReports
-from adam_async.worker.training import replica_graph
+from adam_async.worker.training import InPlaceTrainer, ThreadMemory, TrainedInPlace, replica_graph
 from adam_async.worker.training_mode import ModeSetup
 from dataflow import Firing, Graph
 
@@ -98,7 +97,7 @@ class InPlaceMode:
         firsts = {setup.buckets[spec.bucket]: spec.id for spec in reversed(setup.table.shards)}
         clocks = _Clocks()
         for server, shard in firsts.items():
-            setup.client.pull(server, (shard,), clocks)
+            setup.client.connections[server].pull((shard,), clocks)
         await setup.client.flush()
         self._step_reports.start(min(clocks.pulled_clocks))
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from threading import Event
 
 from adam_async.model.context import Engine
-from adam_async.model.network import Network, Trainable
+from adam_async.model.network import Network
 from adam_async.runtime.child_process import run_module
 from adam_async.worker.statistics import KernelStatistics
 from dataflow import ComputePool
@@ -37,16 +37,14 @@ class KernelChange:
 
     Args:
         network: The whole model.
-        trained: The model, or its partitions.
         waits: Whether the first group waits for compiled kernels, because results must not depend on the
             compile time, or the model is cut.
         cores: Number of cores that this process may use.
     """
 
-    def __init__(self, network: Network, trained: Trainable, *, waits: bool, cores: int) -> None:
+    def __init__(self, network: Network, *, waits: bool, cores: int) -> None:
         self._cores = cores
         self._network = network
-        self._trained = trained
         self._engine = network.engine
         """Engine of the kernels that are compiled during training; None without such a compilation."""
         if not waits:
@@ -69,7 +67,7 @@ class KernelChange:
         if self._only_reads and not await pool.run(self._read, paced=False):
             self._network.use_ready()
             self._engine = engine if self._network.kernels == "numpy" else None
-        await pool.run(self._trained.warm_up, self._on_compiled, paced=False)
+        await pool.run(self._network.warm_up, self._on_compiled, paced=False)
 
     def _read(self) -> bool:
         """Read the kernels from the disk. Returns whether the disk has all of them."""
@@ -77,7 +75,7 @@ class KernelChange:
 
         try:
             with only_read():
-                self._trained.warm_up(self._on_compiled)
+                self._network.warm_up(self._on_compiled)
         except NotOnDiskError:
             return False
         return True

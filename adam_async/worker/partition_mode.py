@@ -3,6 +3,7 @@
 from weakref import WeakKeyDictionary
 
 from adam_async.client.parameter_client import SessionIdentity
+from adam_async.model.context import Context
 from adam_async.model.partition.network import Partition
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.partition_trainer import PartitionTrainer, SendBlock, partition_graph
@@ -59,6 +60,10 @@ class PartitionMode(CopyMode):
         )
         return self._partition_trainer
 
+    def new_context(self) -> Context:
+        """See `TrainingMode.new_context`: a group in flight waits for blocks between two jobs."""
+        return self._partition.network.context(self._config.images_per_group)
+
     def new_scratch(self) -> WeakKeyDictionary[PartitionTrainer, ThreadScratch]:
         """See `TrainingMode.new_scratch`: a thread may work for several partitions."""
         return WeakKeyDictionary()
@@ -69,7 +74,7 @@ class PartitionMode(CopyMode):
             self._partition_trainer,
             self._partition,
             self._send_block,
-            self._on_trained,
+            self._stepper.add,
             waits_for_pull=not self._background,
         )
 

@@ -27,10 +27,10 @@ from adam_async.model.context import Context
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import Crossing
 from adam_async.run.config import Config
+from adam_async.worker.puller import Snapshot, WorkerWeights
 from adam_async.worker.push_plan import PushBuffer, PushPlan
 from adam_async.worker.reliable_stream import Parcel
-from adam_async.worker.training import Admitted, GroupTrainer, ThreadScratch, Trained, complete
-from adam_async.worker.weights import Snapshot, WorkerWeights
+from adam_async.worker.training import Admitted, GroupTrainer, ThreadScratch, Trained
 from dataflow import Firing, Graph, Node
 
 SendBlock = Callable[[int, Parcel], None]
@@ -44,7 +44,7 @@ class Passage:
     admitted: Admitted
     read: Snapshot
     arrays: Mapping[str, NDArray[Any]]
-    loss: float = 0.0
+    loss: float | None = None
     """Mean loss over the group's images, if this partition computes the loss."""
 
 
@@ -271,7 +271,6 @@ def partition_graph(
     nodes.append(Node("push", push, inputs=("trained",)))
     if waits_for_pull:
         inputs.append("landed")
-        nodes.append(Node("land", complete, inputs=("landed",)))
     return Graph(inputs=tuple(inputs), nodes=tuple(nodes))
 
 

@@ -5,25 +5,152 @@ tensor that is whole in an answer is installed at its arrival: the answer's memo
 ranges of a larger tensor are collected in one new buffer; an answer with only one range arrives there
 directly from the socket. The tensor is installed when its last range has arrived. The layout of each answer
 is fixed, so it is planned once (`AnswerLayout`).
+
+The worker's copy of the model: compute threads read it, and pulled values replace it.
+
+Theory of operation
+-------------------
+The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the dictionary at
+the start of a group, and uses its arrays to the end. A pull arrives in new memory and is *installed* by new
+entries in the dictionary. The installation copies no value and takes no lock, and no reader sees a tensor, or
+the tensors of one answer, half replaced. The old memory returns to its pool when the last group that reads it
+has ended.
+
+Local steps (plain SGD between pulls) write into the current arrays, from several threads at once and without
+locks; updates are additive, and the servers have the authoritative values (AD-11, AD-14). A local step into
+an array that is being replaced is lost with the array; a later pull contains its push, as in Downpour.
+
+In ssp and bsp each copy also has a clock: the values contain all pushes of live replicas up to it.
+`WorkerWeights.clock` is the clock of the whole copy, and only rises: answers of different servers may arrive
+in any order, and the values with the newer clock stay.
+
+Answers also cross if steps overtake one another: the thread that sent its piece of a split tensor first may
+send the next piece last. Each of the two pulls then has a newer version of one shard. The values of the first
+complete pull stay, so that no shard returns to an older version, unless the second pull raises the clock of
+the tensor. The next step ends this state: an answer to a request made after a copy was installed is no older
+in any shard, so it replaces the copy.
+
+Only the event loop changes the dictionary; reading or copying it is one atomic operation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from operator import le, lt
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.client.parameter_client import ParameterClient
-from adam_async.messages import Values
+from adam_async.messages import OfEach, Values
 from adam_async.model.network import Trainable
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.worker.push_plan import cut_messages
-from adam_async.worker.weights import WorkerWeights
 from transport import BufferPool, RemoteProtocolError
+
+
+@dataclass(slots=True, eq=False)
+class TensorCopy:
+    """One version of one tensor."""
+
+    array: NDArray[Any]
+    versions: tuple[int, ...]
+    """Version of each of the tensor's shards."""
+    clock: int = 0
+    """Clock up to which the tensor contains all pushes of live replicas; 0 in asp."""
+    own_applied: int = 0
+    """Number of own pushes that a local step has put into this array since its installation."""
+    local: int = 0
+    """Number of local steps in the array; exact with one compute thread."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The arrays that one group reads, and their age."""
+
+    copies: dict[str, TensorCopy]
+    own_applied: dict[str, int]
+    """Values of `TensorCopy.own_applied` at the snapshot, by tensor."""
+    clock: int
+    """Clock up to which the arrays contain all pushes of live replicas; 0 in asp."""
+    local: dict[str, int] | None = None
+    """Values of `TensorCopy.local` at the snapshot, by tensor; None if the run is not recorded."""
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Values of each tensor by its name, for the layers."""
+        return {name: copy.array for name, copy in self.copies.items()}
+
+
+class NewValues(NamedTuple):
+    """Values of one tensor that have arrived."""
+
+    tensor: str
+    array: NDArray[Any]
+    versions: Sequence[int]
+    """Version of each of the tensor's shards."""
+    clock: int = 0
+    """See `TensorCopy.clock`."""
+
+
+class WorkerWeights:
+    """The current copy of every tensor of the partition.
+
+    Args:
+        recorded: Whether snapshots also count local steps, for a record of the run.
+    """
+
+    def __init__(self, *, recorded: bool = False) -> None:
+        self._current: dict[str, TensorCopy] = {}
+        self._recorded = recorded
+        self.installed = 0
+        self.clock = 0
+        """Clock up to which all trained copies contain all pushes of live replicas; 0 in asp."""
+        self.newest = 0
+        """Highest clock of any values that arrived."""
+
+    def snapshot(self) -> Snapshot:
+        """Take the current copies. Safe from any thread."""
+        clock = self.clock  # read before the copies, whose clock is then equal or newer
+        copies = self._current.copy()
+        local = {name: copy.local for name, copy in copies.items()} if self._recorded else None
+        return Snapshot(copies, {name: copy.own_applied for name, copy in copies.items()}, clock, local)
+
+    def current(self, tensor: str) -> TensorCopy:
+        """Return the newest copy of one tensor. Safe from any thread."""
+        return self._current[tensor]
+
+    def install(self, arrived: Iterable[NewValues]) -> None:
+        """Replace tensors, except those that are not newer or older in some shard. For the loop only."""
+        new: dict[str, TensorCopy] = {}
+        for tensor, array, versions, clock in arrived:
+            old = self._current.get(tensor)
+            if old is not None:
+                if all(map(le, versions, old.versions)):
+                    old.clock = max(old.clock, clock)
+                    continue
+                if clock < old.clock or (clock == old.clock and any(map(lt, versions, old.versions))):
+                    continue
+            new[tensor] = TensorCopy(array, tuple(versions), clock)
+        # One step: the shards of a message that a group read at different versions would part their tables.
+        self._current.update(new)
+        self.installed += len(new)
+
+    def landed(self, clock: int) -> None:
+        """Raise the clock: values of all trained tensors up to it are installed. For the loop only."""
+        self.clock = max(self.clock, clock)
+
+    def count_local_steps(self, copies: Mapping[str, TensorCopy]) -> None:
+        """Count a sent push whose local step changed these copies. For the loop only."""
+        for copy in copies.values():
+            copy.own_applied += 1
+
+    def __repr__(self) -> str:
+        return f"<WorkerWeights {len(self._current)} tensors, {self.installed} installed>"
+
 
 OnBehind = Callable[[int, Values], None]
 """Function that takes the number of a request, and an answer without values, but with the slowest clock and
@@ -128,15 +255,16 @@ class Landing:
     def freed(self) -> None:
         """See `Receiver`."""
 
-    def arrived(self, number: int, versions: tuple[int, ...], flat: NDArray[Any], clock: int) -> None:
+    def arrived(self, number: int, versions: OfEach, flat: NDArray[Any], clock: int) -> None:
         """Take one answer: the shards' versions, their concatenated values, and their clock.
 
         Raises:
             RemoteProtocolError: The answer has another number of shards or values.
         """
-        layout, puller = self.layouts[number], self._puller
-        weights = puller.weights
+        layout, puller, weights = self.layouts[number], self._puller, self._puller.weights
         assert layout is not None
+        if isinstance(versions, int):
+            versions = (versions,) * len(layout.shards)
         if len(versions) != len(layout.shards) or flat.shape != (layout.size,) or flat.dtype != puller.dtype:
             raise RemoteProtocolError(
                 "values",
@@ -148,13 +276,14 @@ class Landing:
         else:
             self._clock = clock if self._clock is None else min(self._clock, clock)
             weights.newest = max(weights.newest, clock)
+        new = []
         for piece in layout.ranges:
-            values = flat[piece.values]
+            values, read = flat[piece.values], versions[piece.versions]
             if piece.whole:
-                shaped = values.reshape(piece.shape)
-                weights.install(piece.tensor, shaped, versions[piece.versions], clock)
+                new.append(NewValues(piece.tensor, values.reshape(piece.shape), read, clock))
             else:
-                self._add(piece, versions[piece.versions], values, clock)
+                new += self._add(piece, read, values, clock)
+        weights.install(new)
         self._missing -= 1
         if not self._missing:
             if self._clock is not None:
@@ -162,8 +291,10 @@ class Landing:
             if self.on_landed is not None:
                 self.on_landed()
 
-    def _add(self, piece: AnswerRange, versions: tuple[int, ...], values: NDArray[Any], clock: int) -> None:
-        """Add a range to its tensor, and install the tensor if it is the last range."""
+    def _add(
+        self, piece: AnswerRange, versions: tuple[int, ...], values: NDArray[Any], clock: int
+    ) -> list[NewValues]:
+        """Add a range to its tensor; returns the tensor if it is the last range."""
         assembly = self._assembly(piece.tensor)
         assembly.clock = min(assembly.clock, clock)
         place = assembly.array[piece.start : piece.start + len(values)]
@@ -171,9 +302,10 @@ class Landing:
             place[:] = values
         assembly.versions[piece.place : piece.place + len(versions)] = versions
         assembly.missing -= len(versions)
-        if not assembly.missing:
-            shaped = assembly.array.reshape(piece.shape)
-            self._puller.weights.install(piece.tensor, shaped, assembly.versions, assembly.clock)
+        if assembly.missing:
+            return []
+        shaped = assembly.array.reshape(piece.shape)
+        return [NewValues(piece.tensor, shaped, assembly.versions, assembly.clock)]
 
     def _assembly(self, tensor: str) -> _Assembly:
         found = self._assemblies.get(tensor)
@@ -280,7 +412,7 @@ class Puller:
         layout = landing.layouts[number]
         assert layout is not None
         into = landing.into(number)
-        self._client.pull(server, layout.shards, landing, number, clock=clock, into=into)
+        self._client.connections[server].pull(layout.shards, landing, number, clock, into)
 
     def fresh(self, tensor: str) -> NDArray[Any]:
         """Return new memory for a whole tensor, flat."""

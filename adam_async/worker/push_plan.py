@@ -13,9 +13,10 @@ Letters: K rows of factors of one step, I inputs, R rows of one server, O all ou
     with these K rows last, (I, K) and (R, K), as in a context.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any, Literal
 
@@ -263,7 +264,7 @@ def _message(
 class _Fill:
     """The arrays from which one message of a push buffer is filled."""
 
-    deltas: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
+    deltas: dict[str, NDArray[Any]] = field(default_factory=dict)
     pieces: list[tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=list)
     inputs: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
     errors: list[tuple[str, NDArray[Any], list[slice]]] = field(default_factory=list)
@@ -351,7 +352,8 @@ class PushBuffer:
             for part in message.parts:
                 add = self._add_factors if part.factors else self._add_deltas
                 add(part, fill)
-        self._deltas = {name: delta for fill in self._fills for name, delta in fill.deltas}
+        self.deltas_by_name = {name: delta for fill in self._fills for name, delta in fill.deltas.items()}
+        """Memory of each whole delta, by the tensor's name."""
         self._errors = [errors for fill in self._fills for errors in fill.errors]
         self._full = [[tensor for tensor, _ in tensors] for tensors in self._tensors]
         """Tensors of each message of a buffer with its full number of images."""
@@ -371,13 +373,13 @@ class PushBuffer:
             self._shares.append((shard.tensor, piece))
             if sizes[shard.tensor] == size:  # the message has all shards of the tensor, in order
                 if not shard.start:
-                    fill.deltas.append((shard.tensor, flat[at : at + size].reshape(shape)))
+                    fill.deltas[shard.tensor] = flat[at : at + size].reshape(shape)
                 at += shard.size
                 continue
             at += shard.size
             if shard.tensor not in apart:
                 apart[shard.tensor] = np.zeros(shape, self._dtype)
-                fill.deltas.append((shard.tensor, apart[shard.tensor]))
+                fill.deltas[shard.tensor] = apart[shard.tensor]
             fill.pieces.append((piece, apart[shard.tensor].reshape(-1)[shard.start : shard.stop]))
 
     def _add_factors(self, part: PushPart, fill: _Fill) -> None:
@@ -392,6 +394,51 @@ class PushBuffer:
         fill.errors.append((tensor, errors, [shard.rows for shard in part.shards]))
         self._tensors[-1] += [(self._inputs[tensor], each), (errors, each)]
 
+    def train(
+        self,
+        weights: Mapping[str, NDArray[Any]],
+        context: Any,
+        images: NDArray[Any] | None,
+        labels: NDArray[Any],
+        **keyed: Any,
+    ) -> float:
+        """Train on a group: load it, run forward and backward, write the gradients; return its mean loss.
+
+        Runs on a compute thread. One call does all of it if the network has compiled kernels: between two
+        calls the thread would wait for the interpreter, which the event loop uses.
+
+        Args:
+            keyed: The arguments `dice` and `keys` of `Context.load`.
+        """
+        network, self.images = self._network, len(labels)
+        if self.images == self._capacity and isinstance(network, Network):
+            loss = network.train(weights, context, images, labels, self)
+            if loss is not None:
+                return loss
+        context.load(images, labels, **keyed)
+        loss = network.forward(weights, context)
+        network.backward(weights, context)
+        self.fill(context)
+        return loss
+
+    def copies(self, context: Any) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """See `GradientTargets.copies`; requires the full number of images."""
+        return [pair for fill in self._fills for pair in self._copies_of(fill, context)]
+
+    def _copies_of(self, fill: _Fill, context: Any) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """Return the arrays to copy into one message, each with its source."""
+        pairs = fill.pieces.copy()
+        for name, inputs in fill.inputs:
+            pairs.append((inputs[:, : self.images * self._rows[name]], self._factors_of(context, name)[0].T))
+        for name, errors, rows in fill.errors:
+            columns, count = self._factors_of(context, name)[1].T, self.images * self._rows[name]
+            stops = accumulate([piece.stop - piece.start for piece in rows])
+            pairs += [
+                (errors[stop - piece.stop + piece.start : stop, :count], columns[piece])
+                for piece, stop in zip(rows, stops, strict=True)
+            ]
+        return pairs
+
     def fill(self, context: Any) -> None:
         """Write the gradients of the group in `context`. Runs on a compute thread."""
         self.images = context.images
@@ -405,19 +452,10 @@ class PushBuffer:
         """
         for message in messages:
             fill = self._fills[message]
-            for name, delta in fill.deltas:
-                self._network.delta(context, name, out=delta)
-            for piece, source in fill.pieces:
-                piece[:] = source
-            for name, inputs in fill.inputs:
-                inputs[:, : self.images * self._rows[name]] = self._factors_of(context, name)[0].T
-            for name, errors, rows in fill.errors:
-                columns, count = self._factors_of(context, name)[1].T, self.images * self._rows[name]
-                at = 0
-                for piece_rows in rows:
-                    end = at + piece_rows.stop - piece_rows.start
-                    errors[at:end, :count] = columns[piece_rows]
-                    at = end
+            if fill.deltas:
+                self._network.deltas(context, fill.deltas)
+            for target, source in self._copies_of(fill, context):
+                target[:] = source
 
     def _factors_of(self, context: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
         pair = self._network.factors(context, name)
@@ -496,4 +534,25 @@ class PushBuffer:
 
     def delta(self, tensor: str) -> NDArray[Any] | None:
         """Return the delta of a whole tensor after `fill`; None for a tensor sent as factors."""
-        return self._deltas.get(tensor)
+        return self.deltas_by_name.get(tensor)
+
+
+class PushBufferPool:
+    """Pool of free push buffers. Lending and returning are atomic, from any thread."""
+
+    def __init__(self, make: Callable[[], PushBuffer], made: int) -> None:
+        self._make = make
+        self._free = deque(make() for _ in range(made))
+        self.made = made
+
+    def take(self) -> PushBuffer:
+        """Take a free buffer; makes one more if all are in use."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            self.made += 1
+            return self._make()
+
+    def give_back(self, buffer: PushBuffer) -> None:
+        """Return a buffer after it is settled and released."""
+        self._free.append(buffer)

@@ -12,16 +12,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.client.parameter_client import ParameterClient, StepPush
-from adam_async.messages import Finished, Pushed
+from adam_async.client.parameter_client import ParameterClient
+from adam_async.messages import Finished, OfEach, Pushed, joined
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import name_groups
 from adam_async.worker.gradient_clipping import Scaling
-from adam_async.worker.puller import Landing, Puller
+from adam_async.worker.puller import Landing, Puller, Snapshot, TensorCopy
 from adam_async.worker.push_plan import PushBuffer, PushPlan, ServerShards
 from adam_async.worker.replay_log import ReadLog
 from adam_async.worker.training import GroupTrainer, OnStep, Trained
-from adam_async.worker.weights import Snapshot, TensorCopy
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +60,8 @@ class Step:
     """Pull after the step; None without a pull."""
     named: tuple[int, ...] = ()
     """Groups of the step; see `Push.groups`."""
+    loss_sum: float | None = None
+    """Sum of the losses of their images; see `Push.loss_sum`."""
     gone: set[int] = field(default_factory=set)
     """Numbers of the messages sent while the others were computed."""
     unsettled: int = 0
@@ -80,9 +81,9 @@ class Step:
         assert self.buffer is not None
         pusher.trainer.step_buffers.give_back(self.buffer)
         for group in self.groups:
-            lease = group.lease
+            lease, loss = group.lease, group.loss or 0.0
             pusher.on_finished(
-                Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, self.clock)
+                Finished(lease.epoch, lease.number, lease.attempt, lease.images, loss, self.clock)
             )
 
 
@@ -151,15 +152,17 @@ class Pusher:
         if self._log is not None:
             for group in groups:
                 self._log.note(group.lease, clock, group.read)
-        first = groups[0]
+        first, lease = groups[0], groups[0].lease
         if first.stepped:
             self.puller.weights.count_local_steps(_stepped_by_all(groups))
-        lease = first.lease
         step.named = (lease.epoch, lease.number, lease.number + 1)
+        step.loss_sum = None if first.loss is None else first.loss * lease.images
         if len(groups) > 1:
             # An epoch ends after the pushes of its groups, so a step has groups of one epoch.
             assert all(group.lease.epoch == lease.epoch for group in groups)
             step.named = name_groups(lease.epoch, [group.lease.number for group in groups])
+            losses = [group.loss * group.lease.images for group in groups if group.loss is not None]
+            step.loss_sum = sum(losses) if losses else None
         step.rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
         if self._scaling is not None:
             assert step.buffer is not None
@@ -197,18 +200,21 @@ class Pusher:
             if len(groups) > 1:
                 versions, own_applied = _oldest(groups, message.reads)
             else:
-                copies, own_applied = read.copies, (0,) * len(message.reads)
-                versions = tuple([copies[tensor].versions[place] for tensor, place in message.reads])
+                copies, own_applied = read.copies, 0
+                versions = joined([copies[tensor].versions[place] for tensor, place in message.reads])
                 if self._has_local_steps:
-                    own_applied = tuple([read.own_applied[tensor] for tensor, _ in message.reads])
+                    own_applied = joined([read.own_applied[tensor] for tensor, _ in message.reads])
             layout, into, pulls = self._layouts[index], None, False
             if landing is not None and layout is not None:
                 pulls = True
                 into = None if layout.part is None else landing.into(index)
-            push = StepPush(
+            self.client.connections[message.server].push(
+                buffer.tensors(index),
+                step,
+                index,
+                into,
                 parts=message.wire_parts,
                 shards=message.shards,
-                tensors=buffer.tensors(index),
                 versions=versions,
                 own_applied=own_applied,
                 clock=step.clock,
@@ -217,24 +223,22 @@ class Pusher:
                 pull=pulls,
                 epoch=step.epoch,
                 groups=step.named,
+                loss_sum=step.loss_sum,
             )
-            self.client.push(message.server, push, step, index, into)
 
     def tick(self, shards: ServerShards, clock: int, epoch: int) -> None:
         """Report the replica's clock on shards without a push."""
         for server, some in shards:
-            self.client.tick(server, some, clock, epoch=epoch)
+            self.client.connections[server].tick(some, clock, epoch)
 
 
-def _oldest(
-    groups: Sequence[Trained], reads: Sequence[tuple[str, int]]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _oldest(groups: Sequence[Trained], reads: Sequence[tuple[str, int]]) -> tuple[OfEach, OfEach]:
     """Return each shard's oldest version that the groups read, and this worker's pushes in that copy."""
     oldest = [
         min((group.read.copies[tensor].versions[place], group.read.own_applied[tensor]) for group in groups)
         for tensor, place in reads
     ]
-    return tuple([version for version, _ in oldest]), tuple([own_applied for _, own_applied in oldest])
+    return joined([version for version, _ in oldest]), joined([own_applied for _, own_applied in oldest])
 
 
 def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from struct import Struct, error
 
 from adam_async.messages import Lease
-from adam_async.worker.weights import Snapshot, TensorCopy
+from adam_async.worker.puller import Snapshot, TensorCopy
 
 MAGIC = b"adamrea1"
 FULL, STEP, RATED, CHANGED = 1, 2, 4, 8

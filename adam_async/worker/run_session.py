@@ -5,7 +5,7 @@ server has too many unanswered pushes, and the admission gate is open. The engin
 mode's graph: a compute thread trains it (`training.py`), the stepper sends its step (`stepper.py`), the
 puller installs the returned values (`puller.py`). `GroupEvents` returns the results: the end of a group's
 graph frees the slot, and an acknowledged push sends the group's report to the data server. In a run in place
-the compute thread applies the rule to the servers' memory (`in_place_step.py`), and the worker pushes only a
+the compute thread applies the rule to the servers' memory (`training.py`), and the worker pushes only a
 report of the step (`step_reports.py`).
 """
 
@@ -27,7 +27,6 @@ from adam_async.model.context import Context
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import Network
-from adam_async.model.partition.joint import JointNetwork
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
 from adam_async.model.spec import ModelSpec
@@ -40,9 +39,8 @@ from adam_async.run.shard_table import ShardTable, holders, part_table
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.train_step import StepSpec, TrainStep
 from adam_async.run.training_program import TrainingProgram
-from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import pinned_cpus, usable_cores
-from adam_async.runtime.task_group import StackedTaskGroup
 from adam_async.runtime.timeline import Timeline
 from adam_async.worker.copy_mode import CopyMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
@@ -126,9 +124,7 @@ class _Share(NamedTuple):
 
     table: ShardTable
     partition: Partition | None = None
-    """One partition, if other workers of the replica train the others."""
-    joint: JointNetwork | None = None
-    """All partitions, if this worker trains the whole replica."""
+    """The worker's partition of a cut model; None if the model is not cut."""
 
 
 class RunSession:
@@ -141,7 +137,7 @@ class RunSession:
         self._setup, self._cluster = setup, setup.cluster
         program = self._program = setup.program
         config = self._config = program.config
-        self._threads = setup.compute.threads * (self._cluster.partitions // self._cluster.takers)
+        self._threads = setup.compute.threads
         self._model = self._new_model()
         self._share = self._new_share()
         self._kernels = self._new_kernels()
@@ -165,7 +161,7 @@ class RunSession:
         self._pool: ComputePool | None = None
         self._engine: Engine | None = None
         self._filling = False
-        first = setup.replica * self._threads
+        first = (setup.replica * self._cluster.partitions + setup.part) * self._threads
         self._cpus = pinned_cpus(threads=self._threads, first=first) if config.pin_threads else None
 
     # --- construction ------------------------------------------------------------------------
@@ -205,8 +201,6 @@ class RunSession:
         if self._program.plan is None:
             return _Share(table)
         plan = PartitionPlan.from_dict(self._program.plan)
-        if self._cluster.together:
-            return _Share(table, joint=JointNetwork(self._network, plan))
         partition = Partition(self._network, plan, self._setup.part)
         return _Share(part_table(table, partition.network.parameters), partition=partition)
 
@@ -215,16 +209,15 @@ class RunSession:
             return None
         # In these runs bits must not depend on the moment at which compiled kernels are ready.
         waits = self._program.plan is not None or self._config.synchronous or self._config.record
-        return KernelChange(self._model, self._share.joint or self._model, waits=waits, cores=usable_cores())
+        return KernelChange(self._model, waits=waits, cores=usable_cores())
 
     def _new_limits(self) -> GroupLimits:
         config, shape, rows = self._config, self._model.input_shape, self._image_rows
-        pixels = prod(shape)
         if rows is not None:
-            pixels = pixels // shape[1] * (rows[1] - rows[0])
+            shape = (shape[0], rows[1] - rows[0], *shape[2:])
         limits = GroupLimits(
             images=config.images_per_group,
-            pixels=pixels,
+            shape=shape,
             classes=self._classes,
             epochs=config.epochs,
             validation=config.validation,
@@ -291,7 +284,8 @@ class RunSession:
         return DataClient(
             setup.endpoint,
             slot,
-            address=lambda attempt: self._cluster.ledger_leader_for(setup.replica, attempt),
+            address=lambda: self._cluster.dealer_address,
+            servers=lambda: self._cluster.data_servers_for(setup.replica),
             rows=self._image_rows,
             limits=self._limits,
             ahead=max(self._config.groups_ahead(prod(self._model.input_shape)), self._in_flight),
@@ -335,7 +329,7 @@ class RunSession:
             )
         return CopyMode(
             mode,
-            model=share.joint or self._model,
+            model=self._model,
             session=self._push_identity,
             buffers=setup.buffers,
             in_flight=self._in_flight,
@@ -405,7 +399,7 @@ class RunSession:
         After a warm start, or if other workers of a replica were ready later, other replicas have pushed
         since the first pull.
         """
-        late = self._config.warm_start > 0 or (self._cluster.partitions > 1 and not self._cluster.together)
+        late = self._config.warm_start > 0 or self._cluster.partitions > 1
         return self._setup.storage is None and self._config.slack is None and late
 
     def _new_pool(self) -> ComputePool:
@@ -421,7 +415,8 @@ class RunSession:
     async def _new_contexts(self, pool: ComputePool) -> list[Context | None]:
         """Make a context for each group in flight, and a spare one, on compute threads in turn.
 
-        Memory is on the NUMA node of the thread that first writes it. Contexts move between threads, so no
+        Only groups of a cut model have contexts; otherwise each thread has one, and these are None. Memory is
+        on the NUMA node of the thread that first writes it. Contexts move between threads, so no
         context stays near all its users. Making the contexts on the threads in turn spreads them over the
         memory nodes. The thread that fills a large push buffer writes it first.
         """

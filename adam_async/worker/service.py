@@ -15,11 +15,10 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.storage import ShardStorage, StoragePool
 from adam_async.run.cluster_map import ClusterMap, failed_word, ready_word
-from adam_async.run.program_record import ProgramRecord
 from adam_async.run.step_model import StepModel
 from adam_async.run.store_record import joined_arrays
 from adam_async.run.train_step import StepSpec, TrainStep
-from adam_async.run.training_program import TrainingProgram, read_training
+from adam_async.run.training_program import ProgramRecord, TrainingProgram, read_training
 from adam_async.run.user_code import StepSource
 from adam_async.runtime.clock import LoopLag
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
@@ -135,8 +134,7 @@ class ModelWorker(Role):
             model = await pool.run(StepModel, step, spec, cost="model")  # checks the record
         if (store := cluster.run_store) is not None:
             name = next(name for name, record in cluster.stores.items() if record.id == store.id)
-            pieces = [cluster.arrays.get(f"stores/{name}/{number}") for number in range(store.pieces)]
-            model.check_store(joined_arrays(store, pieces))
+            model.check_store(joined_arrays(name, store, cluster.arrays))
         return step
 
     async def _report_failed(self, run: ProgramRecord, error: AdamError) -> None:
@@ -158,17 +156,12 @@ class ModelWorker(Role):
         assert run is not None
         replica_generation = cluster.replica_generation(replica)
         word = ready_word(run.id, replica_generation)
-        place = cluster.nodes[self._identity.node].partition
-        if cluster.together and place > 0:  # the first worker of the replica trains all parts
-            await self._membership.set_node(ready=word)
-            await self._follow_map(run.id, replica, replica_generation)
-            return
         setup = SessionSetup(
             endpoint=self._endpoint,
             cluster=cluster,
             program=program,
             replica=replica,
-            part=place,
+            part=cluster.nodes[self._identity.node].partition,
             session=int.from_bytes(self._entropy(7), "little"),
             waits=self._waits,
             buffers=self._buffers,

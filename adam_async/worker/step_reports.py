@@ -12,9 +12,8 @@ from adam_async.client.parameter_client import ParameterClient
 from adam_async.messages import Finished, StepReport
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardTable
-from adam_async.worker.in_place_step import TrainedInPlace
 from adam_async.worker.push_plan import cut_shards
-from adam_async.worker.training import OnStep
+from adam_async.worker.training import OnStep, TrainedInPlace
 
 STEPS = 8
 """Number of steps of a full report."""
@@ -113,10 +112,11 @@ class StepReports:
                     group.staleness,
                     part.places(group.refused),
                     (group.lease.epoch, group.lease.number, group.lease.number + 1),
+                    group.loss * group.lease.images,
                 )
                 for clock, group in enumerate(groups, start=begin)
             ]
-            self._client.report_steps(part.server, part.shards, tuple(steps), on_answer=answered)
+            self._client.connections[part.server].report_steps(part.shards, tuple(steps), answered)
 
     def _settled(self, groups: Sequence[TrainedInPlace], begin: int) -> None:
         for clock, group in enumerate(groups, start=begin):

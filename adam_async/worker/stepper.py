@@ -33,12 +33,13 @@ from functools import partial
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.errors import DeadlineExceeded, RunFailed
-from adam_async.messages import Values
+from adam_async.messages import Lease, Values
+from adam_async.worker.puller import Snapshot
 from adam_async.worker.pusher import Pusher, Step
 from adam_async.worker.replica_clock import ReplicaClock
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Admitted, Trained
-from adam_async.worker.weights import Snapshot
+from dataflow import Firing, Tag
 
 OnLanded = Callable[[], None]
 """Function that is called when the values after a group's step are installed."""
@@ -52,6 +53,14 @@ class ClockSkip:
     epoch: int
 
 
+def is_returned(lease: Lease) -> bool:
+    """Return whether a group was leased to a lost replica before, so that some shards may have it already.
+
+    Such a group is a step of its own: a shard takes a step whole, or refuses it whole.
+    """
+    return lease.attempt > 1
+
+
 class Stepper:
     """Collects groups into steps, sends them, and in ssp and bsp is the admission gate of the groups.
 
@@ -61,6 +70,8 @@ class Stepper:
         replica: Number of the replica, for messages.
         most_steps: Maximum number of steps that are open or wait to be sent, in ssp and bsp.
         timeout_s: Deadline of a wait for other replicas, in seconds.
+        landed: Called with the tag of a group when the values after its step are installed; at once if the
+            group is not the last of a full step. None if no group waits for values.
     """
 
     def __init__(
@@ -71,6 +82,7 @@ class Stepper:
         replica: int = 0,
         most_steps: int = 1,
         timeout_s: float = 0.0,
+        landed: Callable[[Tag], None] | None = None,
     ) -> None:
         self._clock = clock
         self._pusher = pusher
@@ -79,6 +91,7 @@ class Stepper:
         self._replica = replica
         self._most_steps = most_steps
         self._timeout_s = timeout_s
+        self._landed = landed
         self._open: Step | None = None
         """The step that the next group joins; None if the next group opens a step."""
         self._queue: deque[Step | ClockSkip] = deque()
@@ -89,7 +102,7 @@ class Stepper:
         """Clock that the servers have, or will have after all messages in transit."""
         self._reads: dict[int, Snapshot] = {}
         """Snapshots that steps may read under bsp, by clock."""
-        self._landed = -1
+        self._newest = -1
         """Clock of the newest snapshot."""
         self._landings = 0
         """Number of pulls after pushes whose values are not installed yet."""
@@ -125,6 +138,8 @@ class Stepper:
         if group.clock > self._clock.step:
             self._epoch = group.lease.epoch
             self.sync_at(group.clock)
+        if is_returned(group.lease):
+            self.close()
         # The values suffice for the whole open step, because all its groups read by the same rule.
         if self._open is not None:
             return True
@@ -138,11 +153,14 @@ class Stepper:
     def admit(self, group: ImageGroup) -> Admitted:
         """Add the group to its step; requires an open gate."""
         self._epoch = group.lease.epoch
-        step, index = self._join()
+        step, index = self._join(group.lease)
         return Admitted(group, step, index, step.read)
 
-    def _join(self) -> tuple[Step, int]:
+    def _join(self, lease: Lease) -> tuple[Step, int]:
         """Add the next group to the open step, or to a new one; returns also the group's position in it."""
+        alone = is_returned(lease)
+        if alone:
+            self.close()
         clock, step = self._clock, self._open
         needed = clock.needs if clock.bounded else 0
         number, index = clock.join()
@@ -153,6 +171,8 @@ class Stepper:
             if clock.bounded:
                 self._queue.append(step)
         step.joined += 1
+        if alone:
+            clock.sync_at(clock.base)
         if not clock.groups:
             step.closed, self._open = True, None
         return step, index
@@ -244,26 +264,24 @@ class Stepper:
 
     # --- steps -------------------------------------------------------------------------------
 
-    def add(self, trained: Trained, on_landed: OnLanded | None) -> None:
+    def add(self, firing: Firing, trained: Trained) -> None:
         """Take a trained group. Never waits.
-
-        `on_landed` is called when the values after the group's step are installed; at once if the group is
-        not the last of a full step.
 
         Raises:
             RunFailed: The group read values that are too old.
         """
-        step, index = (trained.step, trained.index) if trained.step is not None else self._join()
+        step, index = (trained.step, trained.index) if trained.step is not None else self._join(trained.lease)
         if trained.read.clock < step.needed:
             raise self._too_old(step, trained)
         # The step refers to its group; without this line, reads stay until the garbage collector runs. A
         # section reported from now on is too late: its messages are sent with the rest.
         trained.step, trained.over = None, True
         # Only the last group of a full step waits; a short step has none.
-        if index == self._clock.push_every - 1:
-            step.on_landed = on_landed
-        elif on_landed is not None:
-            on_landed()
+        if self._landed is not None:
+            if index == self._clock.push_every - 1:
+                step.on_landed = partial(self._landed, firing.tag)
+            else:
+                self._landed(firing.tag)
         # Threads finish groups in any order. A sum in the order of the leases has the same bits in every run.
         step.early[index] = trained
         while (group := step.early.pop(step.added, None)) is not None:
@@ -277,7 +295,7 @@ class Stepper:
         elif step.closed:  # all its groups are trained, because they join afterwards
             self._send(step)
 
-    def ahead(self, trained: Trained, messages: Sequence[int], on_landed: OnLanded | None) -> None:
+    def ahead(self, messages: Sequence[int], firing: Firing, trained: Trained | None) -> None:
         """Send complete messages of a group's step while the rest is computed. Never waits.
 
         In ssp and bsp the messages are sent early only if the step is the next to be sent; otherwise with the
@@ -286,18 +304,20 @@ class Stepper:
         Raises:
             RunFailed: The group read values that are too old.
         """
-        if trained.over:
+        if trained is None or trained.over:  # a short group is sent at once, and has no sections
             return
         if trained.step is None:
-            trained.step, trained.index = self._join()
+            trained.step, trained.index = self._join(trained.lease)
         step: Step = trained.step
         if self._clock.bounded:
-            if self._queue[0] is not step or not self._clock.leaves(step.number, self._landed):
+            if self._queue[0] is not step or not self._clock.leaves(step.number, self._newest):
                 return
             if trained.read.clock < step.needed:
                 raise self._too_old(step, trained)
         if not step.begun:
-            step.buffer, step.groups, step.on_landed = trained.buffer, [trained], on_landed
+            step.buffer, step.groups = trained.buffer, [trained]
+            if self._landed is not None:
+                step.on_landed = partial(self._landed, firing.tag)
             self._begin(step)
         self._pusher.push_ahead(step, messages)
 
@@ -322,7 +342,7 @@ class Stepper:
             head = self._queue[0]
             if isinstance(head, ClockSkip):
                 self._skip_clock(head)
-            elif head.closed and head.added == head.joined and self._clock.leaves(head.number, self._landed):
+            elif head.closed and head.added == head.joined and self._clock.leaves(head.number, self._newest):
                 self._send(head)
             else:
                 return
@@ -391,7 +411,7 @@ class Stepper:
         self._send_ready()
 
     def _keep(self, clock: int) -> None:
-        self._landed = clock
+        self._newest = clock
         self._reads[clock] = self._weights.snapshot()
 
     def _arrived(self) -> None:

@@ -3,15 +3,23 @@
 One partition has the whole model, so its layers exchange no message, and forward and backward pass are one
 segment: one job of the compute pool.
 
-    group -> [train, heavy] -> trained -> [push, light]        landed -> [land, light]
+    group -> [train, heavy] -> trained -> [push, light]        landed
 
-A tag is in flight until its nodes have fired. The second branch exists only if the worker trains on a copy
-with one group in flight, and not in bsp. The tag then ends when its step's pull is installed; with one
-replica and a pull at every step, training is exactly serial SGD. On other copies pulls run in the background;
-training in place needs no pulls.
+A tag is in flight until its nodes have fired and its inputs have arrived. The input `landed` has no reader;
+it exists only if the worker trains on a copy with one group in flight, and not in bsp. The tag then ends when
+its step's pull is installed; with one replica and a pull at every step, training is exactly serial SGD. On
+other copies pulls run in the background; training in place needs no pulls.
+
+The training of one image group on a compute thread, on the servers' memory.
+
+The zero-copy path of one process (AD-11, AD-14): forward and backward pass read the shards in their memory,
+and the run's own rule applies each finite gradient there, without locks. The worker pushes only a report of
+the step.
+
+Staleness is the number of steps that other threads applied to the memory between the group's first read and
+the end of its own step.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +29,17 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Lease
-from adam_async.model.context import Context
+from adam_async.model import InPlaceStep, StepBuffers
+from adam_async.model.context import Context, StepInput
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network, Trainable
-from adam_async.model.rules import new_scratch, plain_step
+from adam_async.model.rules import Rule, new_scratch, plain_step
+from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.gradient_clipping import Scaling
-from adam_async.worker.push_plan import BackwardSection, PushBuffer, PushPlan
-from adam_async.worker.weights import Snapshot, TensorCopy, WorkerWeights
+from adam_async.worker.puller import Snapshot, TensorCopy, WorkerWeights
+from adam_async.worker.push_plan import BackwardSection, PushBuffer, PushBufferPool, PushPlan
 from dataflow import Firing, Graph, Node, Tag
 
 
@@ -51,8 +61,8 @@ class Trained:
     """Result of one group on a compute thread. Only the event loop changes it."""
 
     lease: Lease
-    loss: float
-    """Mean loss over the group's images."""
+    loss: float | None
+    """Mean loss over the group's images; None in a part of a cut replica that does not compute it."""
     buffer: PushBuffer
     read: Snapshot
     stepped: dict[str, TensorCopy]
@@ -76,33 +86,18 @@ OnStep = Callable[[int, Sequence[Lease]], None]
 
 
 class ThreadScratch:
-    """Scratch memory of one compute thread."""
+    """Training memory of one compute thread, which the thread's consecutive groups share.
 
-    def __init__(self, network: Trainable) -> None:
+    Args:
+        network: The model.
+        context: Context of the thread's groups; None if each group in flight has its own.
+    """
+
+    def __init__(self, network: Trainable, context: Any = None) -> None:
+        self.context = context
         largest = max((p.size for p in network.parameters), default=0)
         self.product = np.empty(largest, network.dtype)
         self.rule = new_scratch(network.dtype)
-
-
-class PushBufferPool:
-    """Pool of free push buffers. Lending and returning are atomic, from any thread."""
-
-    def __init__(self, make: Callable[[], PushBuffer], made: int) -> None:
-        self._make = make
-        self._free = deque(make() for _ in range(made))
-        self.made = made
-
-    def take(self) -> PushBuffer:
-        """Take a free buffer; makes one more if all are in use."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            self.made += 1
-            return self._make()
-
-    def give_back(self, buffer: PushBuffer) -> None:
-        """Return a buffer after it is settled and released."""
-        self._free.append(buffer)
 
 
 class GroupTrainer:
@@ -162,27 +157,26 @@ class GroupTrainer:
         admitted = group if isinstance(group, Admitted) else Admitted(group)
         group, step, index = admitted.group, admitted.step, admitted.index
         read = self._weights.snapshot() if admitted.read is None else admitted.read
-        context = firing.context
-        lease = group.lease
-        context.load(group.images, group.labels, dice=self._dice, keys=(lease.epoch, lease.number))
-        arrays = read.arrays
-        loss = self._network.forward(arrays, context)
-        if len(self._sections) > 1:
-            if context.images == self._group_images:
-                trained = Trained(lease, loss, self.group_buffers.take(), read, {}, step, index)
-                self._train_back(firing.tag, context, trained)
-                return trained
-            # A short group is sent at once, but the graph of the tag waits for its sections.
-            assert self._on_section is not None
-            for number in range(len(self._sections) - 1):
-                self._on_section(number, firing.tag, None)
-        self._network.backward(arrays, context)
+        scratch: ThreadScratch = firing.scratch
+        # The context of the thread, not of the group: its arrays are still in the processor's caches.
+        context, lease, arrays = scratch.context, group.lease, read.arrays
+        keyed = {"dice": self._dice, "keys": (lease.epoch, lease.number)}
         buffer = self.group_buffers.take()
-        buffer.fill(context)
+        if len(self._sections) > 1 and len(group.labels) == self._group_images:
+            context.load(group.images, group.labels, **keyed)
+            loss = self._network.forward(arrays, context)
+            trained = Trained(lease, loss, buffer, read, {}, step, index)
+            self._train_back(firing.tag, context, trained)
+            return trained
+        # A short group is sent at once, but the graph of the tag waits for its sections.
+        for number in range(len(self._sections) - 1):
+            assert self._on_section is not None
+            self._on_section(number, firing.tag, None)
+        loss = buffer.train(arrays, context, group.images, group.labels, **keyed)
         if self._by_images and buffer.images < self._group_images:
             buffer.scale_all(buffer.images / self._group_images)
         scaled = self._scale(buffer, read, lease) if self._scaling is not None else {}
-        stepped = self._local_step(context, buffer, firing.scratch, lease, scaled) if self._local else {}
+        stepped = self._local_step(context, buffer, scratch, lease, scaled) if self._local else {}
         return Trained(lease, loss, buffer, read, stepped, step, index)
 
     def _train_back(self, tag: Tag, context: Context, trained: Trained) -> None:
@@ -269,9 +263,102 @@ def replica_graph(
         nodes.append(Node(f"leave-{number}", leave, inputs=(inputs[-1],)))
     if waits_for_pull:
         inputs.append("landed")
-        nodes.append(Node("land", complete, inputs=("landed",)))
     return Graph(inputs=tuple(inputs), nodes=tuple(nodes))
 
 
-def complete(firing: Firing, token: None) -> None:
-    """End the tag; the engine frees its slot and context."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedInPlace:
+    """Outcome of one group."""
+
+    lease: Lease
+    loss: float
+    """Mean loss over the group's images."""
+    staleness: int
+    refused: tuple[str, ...]
+    """Tensors whose gradient was not finite and therefore not applied."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadMemory:
+    """Training memory of one compute thread, which the thread's consecutive groups share."""
+
+    context: Context
+    buffers: StepBuffers
+
+
+class InPlaceTrainer:
+    """Trains groups on the storage of a run; `train` runs on compute threads, several at once.
+
+    Args:
+        network: The model.
+        rule: The run's update rule.
+        storage: The memory of the run's servers.
+        schedule: Learning rate of a group.
+        group_images: Maximum number of images of a group.
+        dice: Random numbers of layers such as dropout.
+        clock: Clock for the times of groups, in seconds; None measures no times.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        rule: Rule,
+        storage: ShardStorage,
+        schedule: Schedule,
+        group_images: int,
+        dice: Dice,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._network = network
+        self._step = InPlaceStep(network, rule)
+        self._storage = storage
+        self._schedule = schedule
+        self._rate = schedule.fixed
+        self._group_images = group_images
+        self._dice = dice
+        self._clock = clock
+
+    def new_memory(self) -> "ThreadMemory":
+        """Make the training memory of one compute thread."""
+        return ThreadMemory(self._network.context(self._group_images), self._step.new_scratch())
+
+    # The loss and the refused steps show a diverging run; a warning per group would not add information.
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def train(self, firings: Sequence[Firing], groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
+        """Run forward, backward and rule in place, group by group."""
+        memory: ThreadMemory = firings[0].scratch
+        clock = self._clock
+        if clock is None:
+            return self._train_groups(memory, groups)
+        trained = []
+        for firing, group in zip(firings, groups, strict=True):
+            firing.started = clock()
+            trained += self._train_groups(memory, (group,))
+            firing.finished = clock()
+        return trained
+
+    def _train_groups(self, memory: "ThreadMemory", groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
+        storage = self._storage
+        outcomes = self._step.train_groups(
+            storage.weights,
+            storage.states,
+            memory.context,
+            memory.buffers,
+            [self._input(group) for group in groups],
+            steps=storage.steps,
+            dice=self._dice,
+        )
+        return [
+            TrainedInPlace(group.lease, outcome.loss, outcome.staleness, outcome.refused)
+            for group, outcome in zip(groups, outcomes, strict=True)
+        ]
+
+    def _input(self, group: ImageGroup) -> StepInput:
+        lease = group.lease
+        return StepInput(
+            images=group.images,
+            labels=group.labels,
+            keys=(lease.epoch, lease.number),
+            rate=self._schedule.rate(lease.progress) if self._rate is None else self._rate,
+        )

@@ -125,14 +125,6 @@ BOUNDS = (
         scenario="hostile",
     ),
     Ablation(
-        name="a ledger is taken from members alone",
-        patch=patches.take_ledgers_of_non_members,
-        guard="tests/adam_async/data_server/test_ledger_service.py::"
-        "test_a_ledger_of_a_non_member_in_a_later_term_is_not_taken",
-        breaks=REFUSED,
-        scenario="hostile",
-    ),
-    Ablation(
         name="a link that only serves takes no messages",
         patch=patches.take_messages_while_serving,
         guard="tests/transport/test_intake.py::test_a_link_that_only_serves_ends_at_the_first_message",

@@ -18,6 +18,7 @@ SERVER = "tests/adam_async/parameter_server/"
 PIECES = SERVER + "test_shard_pieces.py::test_a_copy_made_of_pieces_is_equal_to_the_last_bit"
 ENDED = SERVER + "test_bundle.py::test_a_copy_that_joins_by_pieces_amid_entries_"
 ENDED += "ends_with_the_same_bits"
+STATE = SERVER + "test_state.py::"
 RULES = "tests/adam_async/controller/test_bundle_rules.py::"
 SCENARIO = "tests/adam_async/simulation/scenarios/test_pushes.py::"
 KILLED = SCENARIO + "test_a_killed_server_costs_no_push_and_returns_with_all_copies"
@@ -131,6 +132,34 @@ COPIES = (
         "test_every_shard_has_every_group_once_and_frozen_shards_have_none",
         breaks="every group on every shard",
         scenario="training",
+    ),
+    _row(
+        "a shard takes each group once",
+        copy_patches.take_known_groups,
+        guard=STATE + "test_a_shard_takes_each_group_once_whichever_session_sends_it",
+        breaks="each group once",
+        scenario="training",
+    ),
+    _row(
+        "the groups of queued pushes count",
+        copy_patches.compare_with_counted_groups,
+        guard=STATE + "test_a_group_that_waits_in_the_queue_is_taken_once",
+        breaks="each group once",
+        scenario="training",
+    ),
+    _row(
+        "a push with some known groups waits",
+        copy_patches.take_mixed_groups,
+        guard=STATE + "test_a_push_with_some_known_groups_must_wait_and_uses_no_number",
+        scenario="training",
+        seldom="a late push of a lost replica must have a step of several groups, one of them trained again",
+    ),
+    _row(
+        "a returned group is a step of its own",
+        copy_patches.join_returned_groups,
+        guard="tests/adam_async/worker/test_stepper.py::test_a_returned_group_is_a_step_of_its_own",
+        scenario="training",
+        seldom="a step must have a group that some shards have, and another one that they lack",
     ),
     _row(
         "a piece has the ended replica generations",

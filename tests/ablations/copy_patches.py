@@ -22,7 +22,7 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica
 from adam_async.run.store_record import StoreRecord
-from adam_async.worker import stepper
+from adam_async.worker import pusher, stepper
 from tests.ablations.patches import Change, replaces
 
 
@@ -45,7 +45,7 @@ def copy_without_groups(tables_state: Any, tables: Any) -> Any:
     return msgspec.structs.replace(tables_state(tables), groups=[])
 
 
-@replaces(stepper, "name_groups")
+@replaces(pusher, "name_groups")
 def name_the_first_group(_: Any, epoch: int, numbers: list[int]) -> tuple[int, ...]:
     """Name only the first group of a step."""
     return epoch, numbers[0], numbers[0] + 1
@@ -158,3 +158,29 @@ def let_members_join_for_ever(*_: Any) -> list[Any]:
 @replaces(ServerLinks, "begin_again")
 def keep_early_sessions(*_: Any) -> None:
     """Take up a bundle without a look at the sessions that have begun."""
+
+
+@replaces(state, "order_groups")
+def take_known_groups(*_: Any) -> None:
+    """Apply a push, whichever groups its shards have."""
+
+
+@replaces(state, "order_groups")
+def compare_with_counted_groups(order_groups: Any, queued: Any, tables: Any) -> None:
+    """Forget the groups of the pushes that wait."""
+    for shard in queued.shards:
+        if shard is not None:
+            shard.tables.ordered_groups = shard.tables.groups
+    order_groups(queued, tables)
+
+
+@replaces(state, "knows_a_part")
+def take_mixed_groups(*_: Any) -> bool:
+    """Take a push of which a shard has some groups."""
+    return False
+
+
+@replaces(stepper, "is_returned")
+def join_returned_groups(*_: Any) -> bool:
+    """Let a returned group join a step with others."""
+    return False

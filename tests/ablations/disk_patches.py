@@ -11,9 +11,8 @@ from adam_async.parameter_server.entry_replay import EntryReplay
 from adam_async.parameter_server.ordered_appends import OrderedAppends
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.persistence import contents, frames, opening
-from adam_async.persistence.folder import Folder
+from adam_async.persistence.folder import Folder, SegmentWriter
 from adam_async.persistence.rounds import Rounds
-from adam_async.persistence.segment_writer import SegmentWriter
 from tests.ablations.patches import replaces, replaces_property
 
 

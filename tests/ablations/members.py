@@ -9,8 +9,7 @@ from typing import Any
 
 from adam_async.controller import records, replicated_state, store_rules
 from adam_async.controller import state as controller_state
-from adam_async.controller.map_size import Share
-from adam_async.controller.replicated_state import ReplicatedState, _Session
+from adam_async.controller.replicated_state import ReplicatedState, Share, _Session
 from tests.ablations.patches import replaces
 from tests.ablations.safeguards import Ablation
 

@@ -27,29 +27,27 @@ from adam_async.controller.consensus.roles import Cause
 from adam_async.controller.consensus.violations import Guard
 from adam_async.controller.failure_detector import FailureDetector
 from adam_async.controller.log_file import LogFile
-from adam_async.controller.map_size import MapSize
 from adam_async.controller.peer_controllers import PeerControllers
-from adam_async.controller.replicated_state import Lost, ReplicatedState, command_bytes
+from adam_async.controller.replicated_state import Lost, MapSize, ReplicatedState, command_bytes
 from adam_async.controller.service import Controller
 from adam_async.controller.state import Conflict, ControllerState
-from adam_async.data_server.ledger_service import LedgerService
 from adam_async.data_server.state import DataState
 from adam_async.errors import ConfigError
-from adam_async.messages import GetMap, tensors
+from adam_async.messages import GetMap, of_place, tensors
 from adam_async.parameter_server import question_checks, sender_checks, waiting_requests
-from adam_async.parameter_server.events import QueuedPull, SendValues
+from adam_async.parameter_server.events import SendValues
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.waiting_requests import EpochGate
 from adam_async.persistence import frames
 from adam_async.run.ids import ShardId
-from adam_async.store.link import StoreLink
+from adam_async.store.opening import StoreLink
 from transport import keys
 from transport.budget import Account
 from transport.decoder import FrameDecoder
-from transport.endpoint import Endpoint
 from transport.entrance import Entrance
+from transport.link import Link
 
 Change = Callable[[Any, str, Any], None]
 """Function that sets an attribute: `setattr`, or one that also sets it back later."""
@@ -426,12 +424,6 @@ def take_any_number_of_sessions(change: Change = setattr) -> None:
     change(sender_checks, "MOST_SESSIONS", 1 << 20)
 
 
-@replaces(LedgerService, "_is_live_data_server")
-def take_ledgers_of_non_members(*_: Any) -> bool:
-    """Take a part of the ledger from any node."""
-    return True
-
-
 # --- training ------------------------------------------------------------------------------------
 
 
@@ -440,9 +432,10 @@ def apply_pushes_again(order: Any, self: ServerState, event: Any) -> Any:
     """Forget the last push of a session before it arrives again."""
     push = event.push
     session = push.session, push.incarnation
-    for number, shard_id in zip(push.numbers, push.shards, strict=True):
+    for place, shard_id in enumerate(push.shards):
+        number = of_place(push.numbers, place)
         shard = self.shards.get(ShardId(shard_id))
-        if shard is not None and shard.ordered.get(session) == number:
+        if shard is not None and shard.tables.ordered[session] == number:
             shard.separate().ordered[session] = number - 1
     return order(self, event)
 
@@ -450,7 +443,7 @@ def apply_pushes_again(order: Any, self: ServerState, event: Any) -> Any:
 @replaces(waiting_requests, "_answer")
 def answer_pulls_at_once(answer: Any, queued: Any) -> Any:
     """Answer a pull whatever the clock of the values is."""
-    if isinstance(queued, QueuedPull):
+    if not queued.is_reading:
         return SendValues(queued.request, queued.shards)
     return answer(queued)
 
@@ -488,8 +481,8 @@ def close_newest_connection(connected: Any, self: Entrance, greeter: Any, host: 
         connected(self, greeter, host)
 
 
-@replaces(Endpoint, "serve")
-def take_messages_while_serving(serve: Any, self: Endpoint, handler: Any, *, receives: bool = True) -> None:
+@replaces(Link, "serve")
+def take_messages_while_serving(serve: Any, self: Link, handler: Any, *, receives: bool = True) -> None:
     """Receive messages also on links that only serve requests."""
     serve(self, handler)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from hypothesis.stateful import RuleBasedStateMachine
 
 from adam_async.controller.state import Changed, Command, CompareAndSet, ControllerState, Event, NodeLost
 from adam_async.driver.preparation import store_of
@@ -12,9 +13,8 @@ from adam_async.model.named import mlp
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
-from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays, served_word
-from adam_async.run.training_program import ResumeRecord, TrainingProgram, read_training
+from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
 
@@ -175,6 +175,29 @@ class Cluster:
         """End the epoch with a result."""
         assert self.map.epoch is not None
         self.set("epoch", msgspec.structs.replace(self.map.epoch, ended=True, result=result))
+
+
+class RecordedCluster(RuleBasedStateMachine):
+    """A cluster for rules, with a log of its commands. At the end the same commands give the same map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster()
+        self.log: list[Command] = []
+        apply = self.cluster.state.apply
+
+        def recorded(command: Command) -> list[Event]:
+            self.log.append(command)
+            return apply(command)
+
+        self.cluster.state.apply = recorded
+
+    def teardown(self) -> None:
+        """Apply the commands again."""
+        again = ControllerState(PROGRAM_KINDS)
+        for command in self.log:
+            again.apply(command)
+        assert again.map == self.cluster.map
 
 
 def training(**options: Any) -> Cluster:

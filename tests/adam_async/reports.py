@@ -1,6 +1,5 @@
 """Helpers for tests of reports: the report of a real run, a short one."""
 
-import io
 from typing import Any
 
 from adam_async.cluster.local import LocalCluster
@@ -8,15 +7,6 @@ from adam_async.report.report import Report, build_report
 from adam_async.run.config import Config
 from adam_async.runtime.machine import describe_machine
 from tests.adam_async.runs import tiny_dataset
-
-
-def read_fonts() -> None:
-    """Let matplotlib open the files of its fonts: it keeps them open, for good."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    figure.text(0, 0, "1")
-    figure.savefig(io.BytesIO())
 
 
 async def real_report(**options: Any) -> Report:
@@ -29,5 +19,4 @@ async def real_report(**options: Any) -> Report:
             command=["adam-async", "train"],
             machine=describe_machine(loop="asyncio"),
             baseline=None,
-            asked=asked,
         )

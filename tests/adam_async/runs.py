@@ -11,14 +11,15 @@ import numpy as np
 
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RunTensors
-from adam_async.client.parameter_client import ParameterClient, SessionIdentity, StepPush
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.driver.preparation import store_of
-from adam_async.driver.starting_values import fill_from, first_states
+from adam_async.driver.preparation import fill_from, first_states, store_of
+from adam_async.driver.replay.decode import read_recording
+from adam_async.driver.replay.run import Replay
 from adam_async.driver.submission import submit
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import first_cause
@@ -28,17 +29,18 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
 from adam_async.model.network import Network as NeuralNetwork
 from adam_async.model.spec import LayerSpec, ModelSpec
+from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
+from adam_async.run.ids import Replica
 from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.result import RunResult
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from adam_async.worker.puller import Puller
+from adam_async.worker.puller import Puller, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
-from adam_async.worker.weights import WorkerWeights
 from dataflow import ComputePool
 from tests.transport.testing import Faults, FaultyNetwork
 from transport import BufferPool, Identity, Link, LocalNetwork, Network, TcpNetwork
@@ -199,7 +201,22 @@ def cluster_of(
 async def train(config: Config, network: Network | None = None, **options) -> RunResult:
     """Train all epochs on a cluster of `cluster_of`."""
     async with cluster_of(config, network, **options) as cluster:
-        return await cluster.train()
+        result = await cluster.train()
+        cluster.data.state.check_invariants()
+    return result
+
+
+def check_replay(record: bytes, dataset: Dataset, step=None) -> Replay:
+    """Repeat a recorded run to its last bit, with the accuracy of each epoch."""
+    replay = Replay(read_recording(record, origin="it", step=step), dataset, step=step)
+    for epoch in replay.header.epochs:
+        for _ in replay.steps(epoch):
+            pass
+        assert replay.accuracy(epoch) == epoch.test_accuracy
+    for _ in replay.steps():
+        pass
+    replay.check()
+    return replay
 
 
 async def turns(count: int = 1) -> None:
@@ -224,6 +241,7 @@ class Servers:
         self.model = NeuralNetwork(spec, dtype=config.dtype)
         self.table = table_of(self.model, shard_bytes=config.shard_bytes)
         self.servers: list[ParameterServer] = []
+        self._live: dict[Replica, int] = {}
         self.tasks = []
 
     async def start(self, stack: AsyncExitStack) -> None:
@@ -294,15 +312,26 @@ class Servers:
             sorted(item for server in self.servers if server.state for item in server.state.shards.items())
         )
 
-    def client(self, replica: int = 0, *, waits: Waits | None = None) -> "HandClient":
-        """A client that says what the test wants it to say."""
-        identity = self.identity("worker", replica)
+    def client(
+        self,
+        replica: int = 0,
+        *,
+        waits: Waits | None = None,
+        identity: Identity | None = None,
+        replica_generation: int = 0,
+        is_live: bool = False,
+    ) -> "HandClient":
+        """A client that says what the test wants it to say.
+
+        Pushes that name groups need a generation that the map has, or that the servers take as live.
+        """
+        identity = identity or self.identity("worker", replica)
         client = ParameterClient(
             Endpoint(self.network, identity, Traffic(identity.node)),
             SessionIdentity(
                 store="run",
                 session=replica + 100,
-                incarnation=identity.incarnation,
+                incarnation=replica_generation or identity.incarnation,
                 replica=replica,
                 generation=self.map.generation,
             ),
@@ -311,6 +340,10 @@ class Servers:
             waits=waits or self.waits,
         )
         self.tasks.append(self._group.create_task(client.run(), name=f"client-{replica}"))
+        if is_live:
+            self._live[Replica(replica)] = replica_generation or identity.incarnation
+            for served in (served for server in self.servers for served in server.served.values()):
+                served._follow_up(served.state.handle(ReplicasChanged(dict(self._live))))
         return HandClient(self, client)
 
 
@@ -362,17 +395,17 @@ class HandClient:
                 np.full(sum(shard.size for shard in part.shards), value, self._dtype)
                 for part in message.parts
             ]
-            step = StepPush(
+            self.client.connections[message.server].push(
+                tensors,
+                Call(freed=free),
                 parts=message.wire_parts,
                 shards=message.shards,
-                tensors=tensors,
-                versions=(read,) * len(message.shards),
-                own_applied=(own_applied,) * len(message.shards),
+                versions=read,
+                own_applied=own_applied,
                 clock=self.clock,
                 weight=1,
                 rate=rate,
             )
-            self.client.push(message.server, step, Call(freed=free))
 
     async def pull(self) -> dict:
         """Pull everything and return the arrays."""

@@ -17,27 +17,29 @@ from dataflow.tags import Tag
 from dataflow.tokens import BatchCall, Call, Effect, Firing, TraceRecord
 
 
-def first(calls: Sequence[Call]) -> int:
-    """Choose the call that became ready first."""
-    return 0
+def take_effects(scheduler: Scheduler) -> list[Effect]:
+    """Take all effects, and open the gates, as an engine does in a turn."""
+    scheduler.open_gates()
+    effects = [*scheduler.effects]
+    scheduler.effects.clear()
+    return effects
 
 
-def run_calls(scheduler: Scheduler, *, choose: Callable[[Sequence[Call]], int] = first) -> Iterator[Effect]:
-    """Execute calls one by one until none is ready, and yield every effect.
+def run_calls(scheduler: Scheduler) -> Iterator[Effect]:
+    """Execute calls one by one, the first that became ready first, until none is; yield every effect.
 
     A call is yielded before its execution; its effects follow from the next step on. Between steps the caller
     may deliver, admit and abandon. Each step checks the invariants.
 
     Args:
         scheduler: Scheduler whose ready calls are executed, with None for a thread's context.
-        choose: Function that returns the index of the next ready call: the order in which threads finish.
 
     Raises:
         Exception: The error of a node, after its tags were failed.
     """
     ready: list[Call] = []
     while True:
-        for effect in scheduler.take_effects():
+        for effect in take_effects(scheduler):
             if isinstance(effect, (Firing, BatchCall)):
                 ready.append(effect)
             else:
@@ -45,7 +47,7 @@ def run_calls(scheduler: Scheduler, *, choose: Callable[[Sequence[Call]], int] =
         scheduler.check_invariants()
         if not ready:
             return
-        call = ready.pop(choose(ready))
+        call = ready.pop(0)
         yield call
         try:
             result = call.execute(None)
@@ -122,9 +124,6 @@ class ManualPool:
         while self.queued:
             self.step()
 
-    def __repr__(self) -> str:
-        return f"<ManualPool {len(self.queued)} queued {len(self.executed)} executed>"
-
 
 class FiringRecorder:
     """A trace hook that keeps all records: ``Engine(..., trace=recorder)``."""
@@ -134,10 +133,6 @@ class FiringRecorder:
 
     def __call__(self, record: TraceRecord) -> None:
         self.records.append(record)
-
-    def nodes(self, tag: Tag) -> list[str]:
-        """Return the nodes that fired for `tag`, in order."""
-        return [record.node for record in self.records if record.tag == tag]
 
     def check_exactly_once(
         self, graph: Graph, *, finished: Iterable[Tag], abandoned: Iterable[Tag] = ()

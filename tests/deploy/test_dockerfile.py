@@ -11,11 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.launch.manifests import USER
-
 ROOT = Path(__file__).resolve().parents[2]
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def chart_user() -> int:
+    """The user that the chart names for its containers."""
+    (user,) = re.findall(
+        r"^runAsUser: (\d+)$", (ROOT / "deploy/chart/templates/_helpers.tpl").read_text(), re.M
+    )
+    return int(user)
+
+
+USER = chart_user()
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -29,7 +38,7 @@ def of(name: str) -> list[str]:
     return [rest for one, rest in instructions() if one == name]
 
 
-def test_the_container_runs_a_command_of_the_wheel_as_the_user_of_the_manifests() -> None:
+def test_the_container_runs_a_command_of_the_wheel_as_the_user_of_the_chart() -> None:
     (user,), (entry,) = of("USER"), of("ENTRYPOINT")
 
     assert user == f"{USER}:{USER}"
@@ -85,7 +94,7 @@ def test_its_command_installs_the_wheel_in_a_fresh_environment(tmp_path: Path) -
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_its_image_trains_as_the_user_of_the_manifests(tmp_path: Path) -> None:
+def test_its_image_trains_as_the_user_of_the_chart(tmp_path: Path) -> None:
     if os.geteuid() or shutil.which("buildah") is None:
         pytest.skip("needs root and buildah")
     base = of("FROM")[1]

@@ -5,13 +5,14 @@ that starts, `until` polls.
 """
 
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,38 @@ def command_line(pid: int) -> str:
     except OSError:
         return ""
     return " ".join(words) if "adam_async" in words else ""
+
+
+def descendants(pid: int) -> list[int]:
+    """Return a process and all its descendants, also those that left its process group."""
+    found = [pid]
+    for one in found:
+        try:
+            tasks = list(Path(f"/proc/{one}/task").iterdir())
+            found += [int(word) for task in tasks for word in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def kill_all(pids: list[int]) -> None:
+    """Kill processes, some of which may have ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def roles_among(pids: Iterable[int]) -> dict[str, int]:
+    """Return the process ids of the roles among some processes, by node id."""
+    found = {pid: re.search(r"adam_async \w+ --id (\S+)", command_line(pid)) for pid in pids}
+    return {match[1]: pid for pid, match in found.items() if match}
+
+
+def accuracy_of(output: str) -> float:
+    """Return the test accuracy at the end of a training, in percent."""
+    found = re.search(r"test accuracy (\d+\.\d+)% after", output)
+    assert found is not None, output
+    return float(found[1])
 
 
 def answers_signals(pid: int) -> bool:
@@ -151,6 +184,10 @@ class Command:
         self.output += rest
         return self.process.returncode
 
+    def ends(self, code: int, *, seconds: float = PATIENCE_S) -> None:
+        """Wait for the end, and check the exit code."""
+        assert self.finish(seconds=seconds) == code, self.output
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -160,10 +197,11 @@ class Command:
         return next(pid for pid, line in children_of(self.pid).items() if words in line)
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run a command to its end; returns exit code and output."""
+def run(*arguments: str, code: int = 0, environment: dict[str, str] | None = None) -> str:
+    """Run a command to its end, check its exit code, and return its output."""
     with Command(*arguments, environment=environment) as command:
-        return command.finish(seconds=RUN_S), command.output
+        command.ends(code, seconds=RUN_S)
+    return command.output
 
 
 def address_of(role: Command) -> str:

@@ -12,13 +12,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.helm import Manifest
 from tests.processes.commands import ROOT, Command
-
-Manifest = dict[str, Any]
 
 OWN_ROOT = () if os.geteuid() == 0 else ("--map-root-user",)
 NAMESPACES = ("unshare", *OWN_ROOT, "--mount", "--uts", "--propagation", "private")
@@ -110,10 +108,8 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         if source is not None and "configMap" in source:
             data = self.object("ConfigMap", source["configMap"]["name"])["data"]
-            for item in source["configMap"]["items"]:
-                file = folder / item["path"]
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(data[item["key"]])
+            for key, text in data.items():
+                (folder / key).write_text(text)
         return folder
 
     @property

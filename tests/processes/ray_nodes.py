@@ -7,16 +7,14 @@ process gets commands on stdin, one a line, and answers each with a line. Its en
 import importlib.util
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.processes.commands import ROOT, command_line
+from tests.processes.commands import ROOT, descendants, kill_all, roles_among
 
 NOTHING: dict[str, list[str]] = {"actors": [], "groups": []}
 """Answer of `RayNodes.left` on nodes without a launch."""
@@ -81,8 +79,7 @@ class RayNodes:
         left = descendants(self._process.pid)
         self._process.wait()
         self._process.stdout.close()
-        for pid in left:
-            _kill(pid)
+        kill_all(left)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, cpus: float, *, variables: dict[str, str] | None = None) -> None:
@@ -93,15 +90,12 @@ class RayNodes:
 
     def kill(self, number: int) -> None:
         """Kill a node with all its processes, as the loss of its machine would."""
-        for pid in descendants(self._raylets[number]):
-            _kill(pid)
+        kill_all(descendants(self._raylets[number]))
 
     def roles(self, number: int | None = None) -> dict[str, int]:
         """Return the process ids of the roles on all nodes or on one, by node id of the role."""
         raylets = self._raylets if number is None else [self._raylets[number]]
-        lines = {pid: command_line(pid) for raylet in raylets for pid in descendants(raylet)}
-        found = {pid: re.search(r"adam_async \w+ --id (\S+)", line) for pid, line in lines.items()}
-        return {match[1]: pid for pid, match in found.items() if match}
+        return roles_among(pid for raylet in raylets for pid in descendants(raylet))
 
     def left(self) -> dict[str, Any]:
         """Return the live actors and the placement groups of the cluster."""
@@ -116,25 +110,6 @@ class RayNodes:
             if line.startswith("{"):
                 return dict(json.loads(line))
         raise AssertionError("the process of the nodes has ended")
-
-
-def descendants(pid: int) -> list[int]:
-    """Return a process and all its descendants."""
-    found = [pid]
-    for one in found:
-        try:
-            tasks = list(Path(f"/proc/{one}/task").iterdir())
-            found += [int(word) for task in tasks for word in (task / "children").read_text().split()]
-        except OSError:
-            continue
-    return found
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def main(folder: str) -> None:

@@ -7,14 +7,13 @@ import getpass
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.processes.commands import ROOT, until
+from tests.processes.commands import ROOT, descendants, kill_all, until
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else "")
 
@@ -82,21 +81,11 @@ class SshHost:
 
     def processes(self) -> list[int]:
         """Return the server and all its descendants, also those that left its process group."""
-        found = [self._process.pid]
-        for pid in found:
-            try:
-                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-            except OSError:
-                continue
-        return found
+        return descendants(self._process.pid)
 
     def kill(self) -> None:
         """Kill the server and all its descendants, as the loss of the host would."""
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill_all(self.processes())
         self._process.wait()
 
     def known(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adam_async.cluster import local_launcher
+from adam_async.cluster import launcher as launching
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.run.option_sources import make_config
@@ -66,8 +66,7 @@ def test_controllers_started_by_hand_bear_the_loss_of_any_one(tmp_path: Path) ->
         for number in (1, 2, 3):  # the leader is among them
             group[number].signal(signal.SIGKILL)
             group[number].finish()
-            code, output = run("train", "--epochs", "2", "--seed", str(number), "--controller", meet)
-            assert code == 0, output
+            output = run("train", "--epochs", "2", "--seed", str(number), "--controller", meet)
             assert "after 2 epochs" in output
             group[number] = controller(number)
         for number in (3, 2, 1):
@@ -265,9 +264,7 @@ def test_the_next_command_removes_the_folder_of_a_killed_one_and_not_that_of_a_r
             all_end(PATIENCE_S)
         assert len(os.listdir(tmp_path)) == 3
 
-        code, output = run(*words, "1", environment=environment)
-
-        assert code == 0, output
+        run(*words, "1", environment=environment)
         assert len(os.listdir(tmp_path)) == 2
         running.signal(signal.SIGINT)
         assert running.finish() == 130
@@ -280,9 +277,8 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
         command.wait_for("epoch 1/12")
         os.kill(command.child("controller-1"), signal.SIGKILL)
         command.wait_for("controller-1 died: killed by signal 9; starting it again")
-        code = command.finish(seconds=60)
+        command.ends(0, seconds=60)
 
-    assert code == 0, command.output
     epochs = re.findall(r"epoch \d+/12: .* (\S+) images in", command.output)
     assert epochs == ["1,437"] * 12, command.output
     assert "Traceback" not in command.output
@@ -290,7 +286,7 @@ def test_a_command_trains_with_three_controllers_and_names_the_one_that_died() -
 
 async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    choose, chosen = local_launcher.free_addresses, []
+    choose, chosen = launching.free_addresses, []
     config = make_config({"data": "digits", "epochs": 1, "processes": True, "controllers": 3})
 
     async def refuse(link: Any) -> None:
@@ -302,7 +298,7 @@ async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pyte
             chosen[0][1] = taken.address
         return chosen[-1]
 
-    monkeypatch.setattr(local_launcher, "free_addresses", first_a_taken_one)
+    monkeypatch.setattr(launching, "free_addresses", first_a_taken_one)
     network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
     identity = Identity(role="data", node="other", incarnation=1)
     async with (
@@ -333,9 +329,7 @@ async def test_ports_that_another_process_took_are_chosen_anew(monkeypatch: pyte
     ],
 )
 def test_controllers_that_cannot_form_a_group_end_with_code_2(words: tuple[str, ...], claim: str) -> None:
-    code, output = run(*words)
-
-    assert code == 2, output
+    output = run(*words, code=2)
     assert claim in output
     assert output.count("\n") == 1, output
 
@@ -344,17 +338,13 @@ def test_a_folder_has_one_controller_at_a_time(tmp_path: Path) -> None:
     kept = ("controller", "--bind", LOOPBACK, "--dir", str(tmp_path))
     with Command(*kept) as first:
         first.wait_for(" listens on ")
-        code, output = run(*kept)
-
-    assert code == 2, output
+        output = run(*kept, code=2)
     assert f"{tmp_path} is that of a controller that is running; give this one another" in output
 
 
 def test_a_folder_that_cannot_be_used_is_an_error_before_a_word(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    code, output = run("controller", "--bind", LOOPBACK, "--dir", str(tmp_path / "file"))
-
-    assert code == 2, output
+    output = run("controller", "--bind", LOOPBACK, "--dir", str(tmp_path / "file"), code=2)
     assert output.startswith("adam-async: "), output
     assert f"--dir: {tmp_path / 'file'} cannot be made: it exists and is no folder" in output
 
@@ -362,9 +352,7 @@ def test_a_folder_that_cannot_be_used_is_an_error_before_a_word(tmp_path: Path) 
 def test_a_log_of_random_bytes_is_refused_with_code_3_and_left_as_it_is(tmp_path: Path) -> None:
     log = tmp_path / "controller.log"
     log.write_bytes(random.Random(1).randbytes(3000))
-    code, output = run("controller", "--bind", LOOPBACK, "--dir", str(tmp_path))
-
-    assert code == 3, output
+    output = run("controller", "--bind", LOOPBACK, "--dir", str(tmp_path), code=3)
     assert output.startswith(f"adam-async: {log} is damaged at byte 0, in record 1: its 3000 bytes"), output
     assert output.count("\n") == 1, output
     assert log.read_bytes() == random.Random(1).randbytes(3000)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.model_file import load_model
+from adam_async.checkpoint.trained_model import load_model
 from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.model.network import Network
 from adam_async.report.report import Report
@@ -49,9 +49,8 @@ def test_a_run_in_one_process_ends_by_a_signal(moment: Callable[[Command], None]
     with Command(*LOCAL) as command:
         moment(command)
         command.signal(number)
-        code = command.finish()
+        command.ends(128 + number)
 
-    assert code == 128 + number, command.output
     assert "Traceback" not in command.output
     assert "adam-async:" not in command.output
 
@@ -63,9 +62,8 @@ def test_sigterm_ends_a_run_with_checkpoints_without_an_error_before_training(
     with Command(*LOCAL, "--checkpoint", str(tmp_path / "checkpoints")) as command:
         moment(command)
         command.signal(signal.SIGTERM)
-        code = command.finish()
+        command.ends(143)
 
-    assert code == 143, command.output
     assert "adam-async:" not in command.output
 
 
@@ -75,10 +73,9 @@ def test_a_run_of_processes_ends_by_ctrl_c_without_orphans(moment: Callable[[Com
         moment(command)
         with watched(list(children_of(command.pid))) as all_end:
             command.signal(signal.SIGINT)
-            code = command.finish()
+            command.ends(130)
             all_end(2)
 
-    assert code == 130, command.output
     assert "Traceback" not in command.output
     assert "died" not in command.output
 
@@ -91,11 +88,10 @@ def test_an_interrupted_run_prints_its_results_and_keeps_its_weights(
     with Command(*LOCAL, "--out", str(out), "--checkpoint", str(checkpoints), *options) as command:
         command.wait_for("epoch 3/1000")
         command.signal(signal.SIGINT)
-        code = command.finish()
+        command.ends(130)
     saved = load_model((out / "model.safetensors").read_bytes())
     named = Network(saved.spec).predict(saved.weights, DIGITS["x_test"].reshape(-1, 1, 8, 8))
 
-    assert code == 130, command.output
     done = r"in epoch \d+, after [\d,]+ of 1,437 images; epoch \d+ ended with|after epoch \d+, with"
     assert re.search(rf"interrupted ({done}) test accuracy", command.output)
     assert f"kept: the latest weights in {out}/model.safetensors, checkpoint-" in command.output
@@ -114,8 +110,7 @@ def test_sigterm_takes_a_checkpoint_of_that_moment(tmp_path: Path, options: tupl
         until(newest.exists, "the first checkpoint")
         before = newest.read_text()
         command.signal(signal.SIGTERM)
-        code = command.finish()
-    assert code == 143, command.output
+        command.ends(143)
     assert "SIGTERM: the run stops after the groups in flight, with a checkpoint" in command.output
     assert "no checkpoint was taken" not in command.output
     assert newest.read_text() > before
@@ -132,10 +127,9 @@ def test_an_interrupted_run_leaves_a_report_of_its_results(tmp_path: Path) -> No
     with Command(*LOCAL, "--report", str(path)) as command:
         training(command)
         command.signal(signal.SIGINT)
-        code = command.finish()
+        command.ends(130)
     report = msgspec.json.decode(path.read_bytes(), type=Report)
 
-    assert code == 130, command.output
     assert report.ended == "interrupted"
     assert len(report.epochs) >= 2
     assert report.series[-1].images >= report.totals.images > 0
@@ -148,10 +142,9 @@ def test_a_failed_run_leaves_a_report_with_the_reason(tmp_path: Path) -> None:
     with Command(*PROCESSES, "--report", str(path)) as command:
         training(command)
         os.kill(command.child("ps-0"), signal.SIGKILL)
-        code = command.finish()
+        command.ends(4)
     report = msgspec.json.decode(path.read_bytes(), type=Report)
 
-    assert code == 4, command.output
     assert "ps-0" in report.ended
     assert len(report.epochs) >= 2
     assert {server.node for server in report.servers} == {"ps-0", "ps-1"}
@@ -169,10 +162,9 @@ def test_a_second_ctrl_c_ends_it_at_once_and_its_children_with_it(tmp_path: Path
             command.signal(signal.SIGINT)
             worker_ends(PATIENCE_S)
             command.signal(signal.SIGINT)
-            code = command.finish()
+            command.ends(130)
             stopped_ends(PATIENCE_S)
 
-    assert code == 130
     assert "Traceback" not in command.output
     assert "killed" not in command.output
 

@@ -1,6 +1,5 @@
-"""The containers of `launch k8s` run as written: they train, answer probes, and another driver continues."""
+"""The containers of the chart run as written: they train, answer probes, and another driver continues."""
 
-import json
 import os
 import signal
 from contextlib import ExitStack
@@ -8,40 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.launch.manifests import USER
-from tests.processes.commands import RUN_S, Command, run, until
-from tests.processes.pods import Cluster, Manifest, Pod, skip_without_namespaces
+from tests.helm import Manifest, rendered
+from tests.processes.commands import RUN_S, Command, until
+from tests.processes.pods import Cluster, Pod, skip_without_namespaces
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-OPTIONS = """
+USER = 10001
+"""User of the processes, and of the image."""
+
+CONFIG = """
 data = "digits"
-controllers = 3
-servers = 2
-copies = 2
-min_in_sync = 1
-replicas = 2
 epochs = 40
 consistency = "bsp"
 kernels = "numpy"
 """
-
-
-def written(folder: Path, options: str) -> list[Manifest]:
-    """Write the manifests by the command; return their objects."""
-    (folder / "adam.toml").write_text(options)
-    out = folder / "manifests"
-    code, output = run(
-        "launch", "k8s", str(folder / "adam.toml"), "--out", str(out), "--image", "adam-async:0.1.0"
-    )
-    assert code == 0, output
-    files = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
-    return [item for file in files for item in file.get("items", [file])]
+COPIES: Manifest = {
+    "controllers": 3,
+    "servers": 2,
+    "copies": 2,
+    "replicas": 2,
+    "config": f"{CONFIG}min_in_sync = 1\n",
+}
 
 
 def test_containers_train_as_written_outlive_a_server_and_a_drained_driver(tmp_path: Path) -> None:
     skip_without_namespaces()
-    cluster = Cluster(written(tmp_path, OPTIONS), tmp_path)
+    cluster = Cluster(rendered(COPIES), tmp_path)
     controllers = cluster.pods("StatefulSet", "adam-controller")
     servers = cluster.pods("StatefulSet", "adam-ps")
     others = cluster.pods("StatefulSet", "adam-data") + cluster.pods("Deployment", "adam-worker")
@@ -90,8 +82,7 @@ def test_without_copies_the_next_driver_resumes_and_a_controller_returns_with_it
     tmp_path: Path,
 ) -> None:
     skip_without_namespaces()
-    options = 'data = "digits"\nepochs = 40\nconsistency = "bsp"\nkernels = "numpy"\n'
-    cluster = Cluster(written(tmp_path, options), tmp_path)
+    cluster = Cluster(rendered({"config": CONFIG}), tmp_path)
     kinds = {"controller": "StatefulSet", "ps": "StatefulSet", "data": "StatefulSet", "worker": "Deployment"}
     pods = {role: cluster.pods(kind, f"adam-{role}")[0] for role, kind in kinds.items()}
     (driver,) = cluster.pods("Job", "adam-driver")

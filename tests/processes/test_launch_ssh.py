@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adam_async.launch.ssh import STATE
-from tests.processes.commands import ADAM_TOML, PATIENCE_S, RUN_S, Command, command_line, watched
+from tests.processes.commands import ADAM_TOML, PATIENCE_S, RUN_S, Command, command_line, roles_among, watched
 from tests.processes.ssh_hosts import SshHost, free_port, hosts_file, make_key, missing
 
 pytestmark = [
@@ -46,9 +46,7 @@ class Site:
 
     def roles(self, *hosts: SshHost) -> dict[str, int]:
         """Return the process ids of the roles on some hosts, by default on all, by node id."""
-        lines = {pid: command_line(pid) for host in hosts or self.hosts for pid in host.processes()}
-        found = {pid: re.search(r"adam_async \w+ --id (\S+)", line) for pid, line in lines.items()}
-        return {match[1]: pid for pid, match in found.items() if match}
+        return roles_among(pid for host in hosts or self.hosts for pid in host.processes())
 
 
 @pytest.fixture
@@ -75,11 +73,10 @@ def outlive_a_worker_and_a_host(site: Site, *words: str, seconds: float, **more:
             site.hosts[1].kill()
             command.wait_for("died: the connection to its host 127.0.0.3 broke")
             command.wait_for("ps-0 came back as a new incarnation")
-            code = command.finish(seconds=seconds)
+            command.ends(0, seconds=seconds)
             all_end(PATIENCE_S)
         assert site.roles() == {}
 
-    assert code == 0, command.output
     assert "Traceback" not in command.output
     return command.output
 
@@ -122,11 +119,10 @@ def test_a_run_outlives_a_worker_and_a_host_with_each_kind_of_role(tmp_path: Pat
             command.wait_for(f"{left} came back as a new incarnation")
             site.hosts[1].kill()
             command.wait_for("died: the connection to its host 127.0.0.3 broke")
-            code = command.finish(seconds=200)
+            command.ends(0, seconds=200)
             all_end(PATIENCE_S)
         assert site.roles() == {}
 
-    assert code == 0, command.output
     assert "Traceback" not in command.output
     for node in lost:
         if not node.startswith("controller"):  # the other controllers know its address, so it never moves
@@ -189,9 +185,8 @@ def test_roles_end_when_the_launching_process_is_killed(site: Site) -> None:
 
 def test_the_output_of_a_role_that_cannot_start_is_forwarded_and_ends_the_launch(site: Site) -> None:
     with launch(site, "--data", "/no/such/folder") as command:
-        code = command.finish(seconds=60)
+        command.ends(3, seconds=60)
 
-    assert code == 3, command.output
     assert "data-0 | adam-async: /no/such/folder does not exist" in command.output
     assert "data-0 died: ended with exit code 3" in command.output
     assert site.roles() == {}
@@ -201,9 +196,8 @@ def test_another_key_than_the_known_one_is_refused_with_the_cure(site: Site) -> 
     first, second = site.hosts
     wrong = first.known() + second.known().replace(second.public_key, first.public_key)
     with launch(site, hosts=site.file(known=wrong)) as command:
-        code = command.finish(seconds=60)
+        command.ends(2, seconds=60)
 
-    assert code == 2, command.output
     assert f"the key of host 127.0.0.3 is not one that {site.folder}/known_hosts has for it" in command.output
     assert f"ssh-keygen -R '[127.0.0.3]:{second.port}'" in command.output
     assert command.output.count("\n") == 1, command.output
@@ -213,9 +207,8 @@ def test_another_key_than_the_known_one_is_refused_with_the_cure(site: Site) -> 
 def test_a_host_that_does_not_answer_is_named(site: Site) -> None:
     silent = f'[[hosts]]\nname = "127.0.0.4"\nport = {free_port("127.0.0.4")}\n'
     with launch(site, hosts=site.file(site.hosts[0].table(), silent)) as command:
-        code = command.finish(seconds=60)
+        command.ends(4, seconds=60)
 
-    assert code == 4, command.output
     assert "cannot reach host 127.0.0.4 at 127.0.0.4:" in command.output
     assert "connect" in command.output
     assert site.roles() == {}
@@ -225,9 +218,8 @@ def test_a_host_without_the_package_is_named_with_the_cure(site: Site) -> None:
     first, second = site.hosts
     tables = (first.table(), second.table(command=["/no/such/adam-async"]))
     with launch(site, hosts=site.file(*tables)) as command:
-        code = command.finish(seconds=60)
+        command.ends(2, seconds=60)
 
-    assert code == 2, command.output
     assert "host 127.0.0.3 cannot run '/no/such/adam-async'" in command.output
     assert "install adam-async there, or give its path as command" in command.output
     assert site.roles() == {}
@@ -237,8 +229,7 @@ def test_a_login_that_the_host_refuses_is_named(site: Site) -> None:
     site.key = site.folder / "stranger"
     make_key(site.key)
     with launch(site) as command:
-        code = command.finish(seconds=60)
+        command.ends(2, seconds=60)
 
-    assert code == 2, command.output
     assert "refuses the login: " in command.output
     assert site.roles() == {}

@@ -103,9 +103,8 @@ async def test_training_goes_on_after_the_host_of_a_primary_has_lost_its_network
             await network.cut("ps-1")
             moved = training.wait_for("primary of the shards of ps-1 moved from ps-1 to ps-")
             ended = roles["ps-1"].process.poll()
-            code = training.finish(seconds=200)
+            training.ends(0, seconds=200)
 
-    assert code == 0, training.output
     assert "after 80 epochs" in training.output
     assert moved[-4:] in ("ps-0", "ps-2")
     assert ended is None  # the process lived on: only its link was down

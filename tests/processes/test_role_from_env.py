@@ -33,10 +33,7 @@ def test_ranks_with_several_roles_train_and_restart_a_lost_worker(layout: Path) 
         for node in ("ps-0", "data-0", "worker-1"):
             ranks[1].wait_for(f"{node} listens on tcp://127.0.0.1:")
         with watched([pid for rank in ranks for pid in children_of(rank.pid)]) as all_end:
-            code, output = run(
-                "train", "--config", str(layout), "--epochs", "2", "--controller", f"tcp://127.0.0.1:{port}"
-            )
-            assert code == 0, output
+            run("train", "--config", str(layout), "--epochs", "2", "--controller", f"tcp://127.0.0.1:{port}")
             os.kill(ranks[1].child("worker-1"), signal.SIGKILL)
             ranks[1].wait_for("worker-1 died: killed by signal 9; starting it again")
             for rank in reversed(ranks):
@@ -61,16 +58,13 @@ def test_a_data_server_allows_the_functions_of_the_transforms_of_its_own_file(la
     layout.write_text(layout.read_text() + 'augment = true\ntransforms = "steps.toml"\n')
     (layout.parent / "steps.toml").write_text('[[transform]]\nkind = "package.module:function"\n')
     ours = {"ADAM_ROLE": "data", "ADAM_CONTROLLER": "tcp://127.0.0.1:1"}
-    code, output = run("role", "--from-env", "--print", "--config", str(layout), environment=ours)
-    assert code == 0, output
+    output = run("role", "--from-env", "--print", "--config", str(layout), environment=ours)
     assert "--allow-transform package.module:function" in output
 
 
 def test_the_roles_of_a_rank_can_be_printed(layout: Path) -> None:
     environment = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_NODELIST": "n[07-09]"}
-    code, output = run("role", "--from-env", "--print", "--config", str(layout), environment=environment)
-
-    assert code == 0, output
+    output = run("role", "--from-env", "--print", "--config", str(layout), environment=environment)
     assert [line.split()[1] for line in output.splitlines()] == ["ps-0", "worker-0"]
     assert output.count("--controller tcp://n07:7070") == 2
 
@@ -78,9 +72,7 @@ def test_the_roles_of_a_rank_can_be_printed(layout: Path) -> None:
 def test_a_rank_with_several_roles_has_no_one_role_for_probes(layout: Path) -> None:
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7000"}
     words = ("role", "--from-env", "--config", str(layout), "--health", "tcp://127.0.0.1:0")
-    code, output = run(*words, environment=environment)
-
-    assert code == 2, output
+    output = run(*words, environment=environment, code=2)
     assert "--health is for one role, and this process has 6: leave it out" in output
 
 
@@ -93,8 +85,6 @@ def test_a_rank_with_several_roles_has_no_one_role_for_probes(layout: Path) -> N
     ],
 )
 def test_a_wrong_environment_is_one_line(environment: dict[str, str], claim: str) -> None:
-    code, output = run("role", "--from-env", environment=environment)
-
-    assert code == 2, output
+    output = run("role", "--from-env", environment=environment, code=2)
     assert claim in output
     assert output.count("\n") == 1, output

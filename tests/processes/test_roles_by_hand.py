@@ -40,8 +40,7 @@ def test_roles_started_by_hand_serve_run_after_run(tmp_path: Path) -> None:
         for role in roles:
             assert address_of(role).startswith("tcp://127.0.0.1:")
         for seed in ("1", "2"):
-            code, output = run("train", "--epochs", "2", "--seed", seed, *join)
-            assert code == 0, output
+            output = run("train", "--epochs", "2", "--seed", seed, *join)
             assert "after 2 epochs" in output
         for role in (*roles, controller):
             role.signal(signal.SIGINT)
@@ -75,8 +74,7 @@ def test_a_killed_worker_and_a_run_that_diverges_are_lines_at_once_on_train_and_
             train.signal(signal.SIGINT)
             assert train.finish() == 130
             assert "kept: nothing (--out keeps" in train.output
-        code, output = run("train", "--rate", "1e12", "--epochs", "9", *where)
-        assert code == 9, output
+        output = run("train", "--rate", "1e12", "--epochs", "9", *where, code=9)
         assert "try a lower rate (--rate 1e+11" in output
         controller.wait_for("failed: training diverges")
 
@@ -119,9 +117,7 @@ def test_a_wrong_or_missing_token_is_refused_with_code_6(ours: dict[str, str], c
     with Command(
         "controller", "--bind", "tcp://127.0.0.1:0", environment={"ADAM_TOKEN": TOKEN}
     ) as controller:
-        code, output = run("ps", "--controller", address_of(controller), environment=ours)
-
-    assert code == 6, output
+        output = run("ps", "--controller", address_of(controller), code=6, environment=ours)
     assert claim in output
     assert "Traceback" not in output
 
@@ -129,9 +125,7 @@ def test_a_wrong_or_missing_token_is_refused_with_code_6(ours: dict[str, str], c
 def test_a_taken_port_ends_with_code_7() -> None:
     with Command("controller", "--bind", "tcp://127.0.0.1:0") as controller:
         address = address_of(controller)
-        code, output = run("controller", "--bind", address)
-
-    assert code == 7, output
+        output = run("controller", "--bind", address, code=7)
     assert output.rstrip() == (
         f"adam-async: cannot listen on {address}: address already in use; choose another with --bind"
     )
@@ -140,20 +134,16 @@ def test_a_taken_port_ends_with_code_7() -> None:
 def test_a_taken_or_wrong_address_for_probes_is_named_with_its_option() -> None:
     with Command("controller", "--bind", "tcp://127.0.0.1:0") as controller:
         address = address_of(controller)
-        code, output = run("controller", "--bind", "tcp://127.0.0.1:0", "--health", address)
-    assert code == 7, output
+        output = run("controller", "--bind", "tcp://127.0.0.1:0", "--health", address, code=7)
     assert output.rstrip() == (
         f"adam-async: cannot listen on {address}: address already in use; choose another with --health"
     )
-    code, output = run("train", "--data", "digits", "--health", "127.0.0.1:80")
-    assert code == 2, output
+    output = run("train", "--data", "digits", "--health", "127.0.0.1:80", code=2)
     assert "--health: address '127.0.0.1:80' is not of the form tcp://host:port" in output
 
 
 def test_a_token_shorter_than_16_bytes_is_refused() -> None:
-    code, output = run("controller", environment={"ADAM_TOKEN": "short"})
-
-    assert code == 2
+    output = run("controller", environment={"ADAM_TOKEN": "short"}, code=2)
     assert "token of 5 bytes can be guessed" in output
 
 
@@ -171,9 +161,7 @@ def test_a_token_shorter_than_16_bytes_is_refused() -> None:
     ],
 )
 def test_an_error_is_one_line(words: tuple[str, ...], code: int, claim: str) -> None:
-    ended, output = run(*words)
-
-    assert ended == code
+    output = run(*words, code=code)
     assert claim in output
     assert output.startswith("adam-async: ")
     assert output.count("\n") == 1
@@ -188,13 +176,11 @@ def test_a_worker_refuses_a_step_that_it_does_not_allow_and_trains_the_next_run(
         start("ps", "--controller")
         start("data", "--data", "digits", "--controller")
         worker = start("worker", "--id", "w-0", "--threads", "1", "--join")
-        code, output = run("train", *STEP, "--controller", meet)
-        assert code == 4, output
+        output = run("train", *STEP, "--controller", meet, code=4)
         assert "w-0 cannot train the run: " in output
         assert "start the worker with --allow-step tests.adam_async.steps" in output
         worker.wait_for("w-0 refuses run")
-        code, output = run("train", "--epochs", "1", "--controller", meet)
-        assert code == 0, output
+        output = run("train", "--epochs", "1", "--controller", meet)
 
 
 def test_a_worker_trains_a_step_that_its_command_line_allows() -> None:
@@ -205,8 +191,7 @@ def test_a_worker_trains_a_step_that_its_command_line_allows() -> None:
         allow = ("--allow-step", "tests.adam_async.steps", "--step-path", str(ROOT))
         worker = start("worker", "--threads", "1", *allow, "--join")
         assert f"imports also find modules in {ROOT}" in worker.output
-        code, output = run("train", *STEP, "--controller", meet)
-        assert code == 0, output
+        output = run("train", *STEP, "--controller", meet)
         assert "step   tests.adam_async.steps:softmax: 651 values in 3 arrays" in output
 
 
@@ -225,13 +210,11 @@ def test_a_data_server_refuses_a_function_that_it_does_not_allow_and_serves_the_
         start("ps", "--controller")
         data = start("data", "--id", "d-0", "--data", "digits", "--controller")
         start("worker", "--threads", "1", "--join")
-        code, output = run("train", *invert, "--controller", meet)
-        assert code == 4, output
+        output = run("train", *invert, "--controller", meet, code=4)
         assert "the data server cannot serve the run: d-0: the transforms of the run name functions" in output
         assert f"start the data server with --allow-transform {INVERT}" in output
         data.wait_for("d-0 refuses run")
-        code, output = run("train", "--epochs", "1", "--controller", meet)
-        assert code == 0, output
+        output = run("train", "--epochs", "1", "--controller", meet)
 
 
 @pytest.mark.timeout(180)
@@ -246,12 +229,9 @@ def test_a_data_server_calls_a_function_that_its_command_line_allows(tmp_path: P
         data = start("data", "--data", "digits", *allow, "--controller")
         assert f"imports also find modules in {ROOT}" in data.output
         start("worker", "--threads", "1", "--join")
-        code, output = run("train", *invert, "--controller", meet)
-        assert code == 0, output
-    code, output = run("train", "--processes", "--data", "digits", *invert)  # passes its own words on
-    assert code == 0, output
-    code, output = run("data", "--data", "digits", "--allow-transform", "nowhere:f")
-    assert code == 2, output
+        output = run("train", *invert, "--controller", meet)
+    output = run("train", "--processes", "--data", "digits", *invert)  # passes its own words on
+    output = run("data", "--data", "digits", "--allow-transform", "nowhere:f", code=2)
     assert "--allow-transform (nowhere:f): there is no module 'nowhere'" in output
 
 
@@ -271,8 +251,7 @@ def test_one_command_begins_a_run_leaves_it_takes_it_over_and_continues_from_its
             driver.signal(signal.SIGTERM)
             assert driver.finish() == 143
         assert "a run in progress goes on, and waits for the next train --attach" in driver.output
-        code, output = run(*command, "--epochs", "8")
-        assert code == 0, output
+        output = run(*command, "--epochs", "8")
         assert "took over run " in output
         assert "after 8 epochs" in output
 
@@ -287,9 +266,7 @@ def test_an_unknown_layer_of_a_model_file_is_named(tmp_path: Path) -> None:
     model = tmp_path / "model.toml"
     model.write_text('name = "x"\ninput = [1, 8, 8]\n[[layers]]\nkind = "convolve"\nname = "c"\n')
 
-    code, output = run("train", "--data", "digits", "--model", str(model))
-
-    assert code == 2, output
+    output = run("train", "--data", "digits", "--model", str(model), code=2)
     assert "convolve" in output
     assert output.count("\n") == 1
 
@@ -336,8 +313,7 @@ def test_a_killed_driver_is_replaced_by_the_same_command_and_the_accuracy_stays(
             address_of(stack.enter_context(Command(*words, *where)))
         options = ("--consistency", "bsp", "--epochs", "12", "--seed", "3", *where)
         undisturbed, attached = tmp_path / "undisturbed.json", tmp_path / "attached.json"
-        code, output = run("train", *options, "--report", str(undisturbed))
-        assert code == 0, output
+        output = run("train", *options, "--report", str(undisturbed))
         again = ("train", *options, "--attach", "--report", str(attached))
         with Command(*again) as lost:  # no run waits: it begins a new one
             lost.wait_for("epoch 3/12")
@@ -345,18 +321,14 @@ def test_a_killed_driver_is_replaced_by_the_same_command_and_the_accuracy_stays(
             assert lost.finish() == -signal.SIGKILL
         line = controller.wait_for(" waits for a driver, because driver is lost")
         waiting = line.partition("--attach ")[2].partition(" ")[0]
-        code, output = run("train", *where)
-        assert code == 8, output
+        output = run("train", *where, code=8)
         assert f"run {waiting} waits for a driver" in output
-        code, output = run("train", *where, "--attach", waiting, "--epochs", "13")
-        assert code == 2, output
+        output = run("train", *where, "--attach", waiting, "--epochs", "13", code=2)
         assert "epochs=13 (there 12)" in output
-        code, output = run(*again)
-        assert code == 0, output
+        output = run(*again)
         assert f"took over run {waiting} from driver, which was lost" in output
         controller.wait_for(f"run {waiting} goes on with driver driver")
-        code, output = run("train", *where, "--attach", waiting)
-        assert code == 8, output
+        output = run("train", *where, "--attach", waiting, code=8)
         assert f"run {waiting} is over, it has finished" in output
     before, after = epochs_of(undisturbed), epochs_of(attached)
     assert [each["epoch"] for each in after] == list(range(1, 13))
@@ -385,7 +357,5 @@ def test_a_frozen_driver_loses_its_run_and_ends_with_the_name_of_its_successor()
 
 
 def test_attach_needs_a_cluster_that_outlives_train() -> None:
-    code, output = run("train", "--attach")
-
-    assert code == 2
+    output = run("train", "--attach", code=2)
     assert "--attach is for a cluster whose roles outlive train: give its --controller" in output

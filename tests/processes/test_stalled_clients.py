@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from fcntl import ioctl
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit
 from adam_async.driver.training_rules import PROGRAM_KINDS
-from adam_async.messages import Finished, Groups, LeaseGroups, pack, role_table, unpack
+from adam_async.messages import Finished, LeaseGroups, Leases, ReadGroups, pack, role_table, unpack
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
@@ -164,18 +163,18 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
 async def ask_and_stop_reading(
     network: TcpNetwork, cluster: Cluster, replica: int, *, questions: int, rows: tuple[int, int] | None
 ) -> TcpLink:
-    """Request the first groups of a replica several times on a link that is not read."""
+    """Request groups of the epoch several times on a link that is not read."""
     link = await network.dial(cluster.data, identity_of("worker", replica))
     assert isinstance(link, TcpLink)
     link._transport.pause_reading()
     for _ in range(questions):
-        link.call_nowait(first_groups(cluster, replica, rows=rows), timeout_s=60.0)
+        numbers = tuple(range(replica * 64, (replica + 1) * 64))
+        question = ReadGroups(run=RUN, epoch=1, numbers=numbers, least=64, rows=rows)
+        link.call_nowait(pack(question), timeout_s=60.0)
     return link
 
 
-def first_groups(
-    cluster: Cluster, replica: int, *, replica_generation: int = 0, rows: tuple[int, int] | None = None
-) -> Message:
+def first_groups(cluster: Cluster, replica: int, *, replica_generation: int = 0) -> Message:
     """Return the request for the first groups of a replica, by default of its current generation."""
     return pack(
         LeaseGroups(
@@ -186,7 +185,6 @@ def first_groups(
             position=0,
             count=64,
             wait_s=1.0,
-            rows=rows,
         )
     )
 
@@ -215,9 +213,10 @@ async def test_eight_stalled_clients_neither_fill_the_memory_nor_delay_a_ninth(
         client = DataClient(
             Endpoint(cluster.network, identity_of("worker", STALLED), Traffic("worker")),
             WorkerSlot(RUN, STALLED, cluster.replica_generations[STALLED], 0),
-            address=lambda _: cluster.data,
+            address=lambda: cluster.data,
+            servers=lambda: (cluster.data,),
             ahead=16,
-            limits=GroupLimits(images=GROUP, pixels=prod(SHAPE), classes=1000, epochs=1, train_images=IMAGES),
+            limits=GroupLimits(images=GROUP, shape=SHAPE, classes=1000, epochs=1, train_images=IMAGES),
             waits=Config().waits,
         )
         reading = asyncio.create_task(client.run(), name="reading")
@@ -259,6 +258,6 @@ async def test_a_link_has_one_question_for_groups_open_and_no_link_waits_for_ano
 
     assert refusal.value.code == "busy"
     assert waited
-    assert unpack(none, Groups).leases == ()
-    assert len(unpack(other, Groups).leases) > 0
-    assert len(unpack(groups, Groups).leases) > 0
+    assert unpack(none, Leases).leases == ()
+    assert len(unpack(other, Leases).leases) > 0
+    assert len(unpack(groups, Leases).leases) > 0

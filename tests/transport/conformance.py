@@ -157,6 +157,23 @@ async def a_release_fires_when_the_link_is_lost(near: Link, far: Link) -> None:
     await fired.wait()
 
 
+async def lent_values_of_an_answer_may_change_at_once(near: Link, far: Link) -> None:
+    def lend(request: Request) -> None:
+        (values,) = request.message.tensors
+        request.reply(Message(type="answer", tensors=(values,)), lent=True)
+        values[:] = -1
+
+    far.serve(lend)
+    # The last answers wait for one another: the kernel takes only a part of them.
+    sizes = [3, 1 << 14, 1 << 15, 1 << 18, *[1 << 21] * 6]
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(near.call(_ask(7, size), timeout_s=PATIENCE_S)) for size in sizes]
+    for call, size in zip(calls, sizes, strict=True):
+        (values,) = call.result().tensors
+        assert values.shape == (size,)
+        assert (values == 7).all()
+
+
 async def a_reply_lands_in_registered_arrays(near: Link, far: Link) -> None:
     far.serve(_echo)
     for sizes in ((3,), (3, 5), (1 << 16, 9), ((1 << 19) + 3, 5)):
@@ -357,6 +374,7 @@ CHECKS: tuple[Check, ...] = (
     a_release_fires_exactly_once,
     a_received_slice_keeps_its_values,
     a_release_fires_when_the_link_is_lost,
+    lent_values_of_an_answer_may_change_at_once,
     a_reply_lands_in_registered_arrays,
     an_unanswered_call_times_out_and_a_late_reply_is_dropped,
     a_cancelled_call_leaves_the_link_usable,

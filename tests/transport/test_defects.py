@@ -9,7 +9,6 @@ import pytest
 from tests.transport.test_conformance import local, tcp
 from tests.transport.testing import FAR, NEAR, link_pair
 from transport import Link, LinkBroken, Message, Network, RetrySchedule, TransportError
-from transport.endpoint import Endpoint
 from transport.greeter import Greeter
 from transport.tcp import TcpLink
 
@@ -38,7 +37,7 @@ def delivery(near: Link, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def timer(near: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(near, Endpoint)
+    assert isinstance(near, Link)
     monkeypatch.setattr(type(near), "_tick", fail)
     near._arm(near._loop.time())
 

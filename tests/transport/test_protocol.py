@@ -187,7 +187,6 @@ def test_dropping_the_queue_releases() -> None:
         ("max_meta_bytes", 1 << 20),
         ("chunk_bytes", 2 << 20),
         ("chunk_bytes", 100_001),
-        ("gather_bytes", 1 << 20),
         ("low_water_bytes", 1 << 30),
         ("checksum", "yes"),
     ],

@@ -54,15 +54,11 @@ async def slow_pair(make: Make, **options: Any) -> AsyncIterator[tuple[Link, Lin
 CONDITIONS = {
     "delay": {"delay_s": 0.0005},
     "jitter": {"delay_s": 0.0002, "jitter_s": 0.0004},
-    "narrow": {"delay_s": 0.0002, "bytes_per_s": 1e9},
 }
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(
-    "conditions",
-    ["jitter", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("delay", "narrow"))],
-)
+@pytest.mark.parametrize("conditions", ["jitter", pytest.param("delay", marks=pytest.mark.thorough)])
 @both
 async def test_a_slow_link_keeps_every_promise(make: Make, conditions: str, check: Check) -> None:
     async with slow_pair(make, **CONDITIONS[conditions]) as (near, far):
@@ -139,26 +135,15 @@ async def test_messages_of_one_iteration_arrive_in_one(make: Make) -> None:
 
 
 @both
-async def test_bytes_wait_for_those_before_them_on_a_narrow_path(make: Make) -> None:
-    async with slow_pair(make, delay_s=0.001, bytes_per_s=1e7) as (near, far):
-        begin = time.monotonic()
-        for number in range(4):
-            near.send_nowait(note(number, 100_000))  # 10 ms each
-        for number in range(4):
-            assert decode((await far.receive()).meta) == number
-            assert time.monotonic() - begin >= 0.001 + 0.01 * (number + 1)
-
-
-@both
-async def test_a_narrow_path_stops_its_senders_before_much_is_queued(make: Make) -> None:
-    async with slow_pair(make, delay_s=LONG_S, bytes_per_s=1000.0) as (near, far):
+async def test_a_path_stops_its_senders_before_much_is_queued(make: Make) -> None:
+    async with slow_pair(make, delay_s=LONG_S) as (near, far):
         sent = 0
         with pytest.raises(Exception, match="bytes wait for"):
             while sent < 1000:
                 near.send_nowait(note(sent, 1 << 20))
                 sent += 1
         assert near.statistics().unsent_bytes >= 4 << 20
-        assert sent <= 16
+        assert sent <= 80
         near.abort()
         far.abort()
 

@@ -184,6 +184,19 @@ async def test_a_connection_given_up_before_it_was_made_is_closed() -> None:
     assert len(outcomes) == 1
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_accepted_as_the_listener_ends_is_closed(turns: int) -> None:
+    """Whether the listener has accepted it, has its transport, or its first record by then."""
+    async with open_listener(network()) as (listener, _):
+        with socket.create_connection(parse_tcp_address(listener.address), timeout=10):
+            pass  # the first connection finds the loop idle, in its selector
+        client = socket.create_connection(parse_tcp_address(listener.address), timeout=10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with client, suppress(ConnectionResetError):
+        assert client.recv(1) == b""
+
+
 async def test_a_client_with_a_complete_first_record_has_longer_than_a_silent_one() -> None:
     net = network(first_record_s=0.02, handshake_s=0.04)
     client = ClientHandshake(NEAR, token=TOKEN, entropy=os.urandom, rules=open_rules())
@@ -481,6 +494,7 @@ async def test_payloads_have_a_checksum_as_configured_and_on_one_host_none(check
     async with link_pair(network(checksum=checksum)) as (near, far):
         assert isinstance(near, TcpLink)
         counting = near._transport = CountingTransport(near._transport)  # type: ignore[assignment]
+        near._descriptor = -1  # large frames, too, pass the transport
         for size in (7, 100_000, 1 << 20):
             await near.send(Message(type="note", tensors=(np.arange(size).astype(np.uint8),)))
             (got,) = (await far.receive()).tensors

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transport.timekeeper import Timekeeper
+from transport.slow import Timekeeper
 
 
 async def test_no_callback_runs_early_and_all_run_in_the_order_of_their_times() -> None:

@@ -11,10 +11,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
 
 from tests.transport.conformance import check_link
+from transport.calls import OnAnswer
 from transport.errors import CallTimeout, TransportError
-from transport.link import Link, LinkStatistics, Observer, OnAnswer, Request
+from transport.link import Link, LinkStatistics, Observer, Request
 from transport.messages import ANY_ROLE, Identity, Message, RoleTable
-from transport.network import DIAL_S, Listener, LocalNetwork, Network, OnLink, RetrySchedule
+from transport.network import Listener, LocalNetwork, Network, OnLink
 from transport.path import RandomSource
 from transport.release import Release
 from transport.tensors import Tensor
@@ -105,18 +106,8 @@ class FaultyNetwork(Network):
     ) -> AbstractAsyncContextManager[Listener]:
         return self.inner.listen(address, identity, on_link)
 
-    async def dial(
-        self,
-        address: str,
-        identity: Identity,
-        *,
-        timeout_s: float = DIAL_S,
-        retry: RetrySchedule | None = None,
-        peer_role: str | None = None,
-    ) -> Link:
-        inner = await self.inner.dial(
-            address, identity, timeout_s=timeout_s, retry=retry, peer_role=peer_role
-        )
+    async def dial_once(self, address: str, identity: Identity, peer_role: str | None) -> Link:
+        inner = await self.inner.dial_once(address, identity, peer_role)
         link = FaultyLink(inner, self)
         self.links.append(link)
         return link
@@ -297,6 +288,10 @@ class FaultyLink(Link):
 
     def observe(self, observer: Observer) -> None:
         self.inner.observe(observer)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.inner.unsent_bytes
 
     def statistics(self) -> LinkStatistics:
         return self.inner.statistics()

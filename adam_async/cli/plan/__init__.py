@@ -1,12 +1,12 @@
 """The command `plan`: ways to cut a model over workers, their predicted rates, and the best one.
 
 `command.py` measures or estimates the times of the layers. `choice.py` makes all
-candidates with `adam_async/model/partition/planner.py`, and recommends one. `table.py` prints them, and
+candidates with `adam_async/model/partition/planner.py`, and recommends one. `command.py` prints them, and
 `report.py` makes the JSON text for `--json`.
 
-    command.py               start here: the steps of the command
+    command.py               start here: the steps of the command, and its table on the terminal
     choice.py                candidates: workers, kind of plan, images per group; the choice and its reason
-    option_checks.py         checks of the options before the modules of the work are imported
+    options.py               the options
     link_speed.py            bandwidth and latency, read from text with units
-    table.py, report.py      the table on the terminal; the JSON report
+    report.py                the JSON report
 """

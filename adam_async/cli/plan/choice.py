@@ -1,7 +1,7 @@
 """Pure: the plans for a model and some machines, their predicted rates, and the recommended one.
 
 A *candidate* is a number of workers, a kind of plan and a number of images per group. The recommended
-candidate is the fastest by `model/partition/prediction.py`; if other candidates are within `NEAR` of the
+candidate is the fastest by `model/partition/planner.py`; if other candidates are within `NEAR` of the
 fastest, the recommended one has the fewest workers, then the fewest images per group, then the fewest bytes.
 The choice ignores the effect of the group size on learning.
 
@@ -18,8 +18,16 @@ from adam_async.errors import ModelError
 from adam_async.model.network import Network
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
-from adam_async.model.partition.planner import Halo, layers_plan, vertical_plan
-from adam_async.model.partition.prediction import LayerTimes, LinkCost, Prediction, crossing_bytes, predict
+from adam_async.model.partition.planner import (
+    Halo,
+    LayerTimes,
+    LinkCost,
+    Prediction,
+    crossing_bytes,
+    layers_plan,
+    predict,
+    vertical_plan,
+)
 from adam_async.model.working_set import WorkingSet, working_sets
 from adam_async.run.config import default_in_flight
 from adam_async.run.ids import NodeId

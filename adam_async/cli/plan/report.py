@@ -8,7 +8,7 @@ import msgspec
 from adam_async.cli.plan.choice import Candidate, kept_whole, recomputed
 from adam_async.model.layer import extent
 from adam_async.model.partition.plan import Crossing
-from adam_async.model.partition.prediction import crossing_bytes, worker_seconds
+from adam_async.model.partition.planner import crossing_bytes, worker_seconds
 from adam_async.runtime.machine import Machine
 from adam_async.worker.push_plan import ProtocolChoice
 

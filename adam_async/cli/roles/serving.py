@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import msgspec
 
-from adam_async.cli.log import name_node
 from adam_async.cli.options import (
     ControllerOptions,
     DataServerOptions,
@@ -21,7 +20,7 @@ from adam_async.cli.options import (
     RoleOptions,
     ServerOptions,
 )
-from adam_async.cli.printable import printable
+from adam_async.cli.terminal import name_node, printable
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import (
     address_towards,

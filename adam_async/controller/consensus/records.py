@@ -17,7 +17,7 @@ from adam_async.controller.consensus.messages import Entry, Snapshot
 from adam_async.errors import ConfigError, DataError
 from adam_async.persistence.frames import ImitatedHeadsError, confirming_frame, frame_head, frames_from
 
-FORMAT = "adam-async/controller-log/1"
+FORMAT = "adam-async/controller-log/3"
 """Name and version of the format of the file, with the state and the entries in it."""
 
 WHAT_TO_DO = (

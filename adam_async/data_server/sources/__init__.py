@@ -24,7 +24,7 @@ Arrays:
     ray_data.py                       rows of a `ray.data.Dataset`
     synthetic.py                      random images of a seed, for runs without data
 Names and files:
-    published.py, downloads.py        data sets in the cache of the user; downloads with checksum and mirrors
+    downloads.py                      data sets in the cache of the user: downloads with checksum and mirrors
     files.py, file_ranges.py          checked reads of files; pieces of files, and the scratch file of a cache
     limits.py                         limits of sizes before decoding, against hostile or damaged files
 For `predict`:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.class_names import number_classes
 from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.dataset import Dataset, StoredImages, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.samples import (

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset, as_images, make_dataset
-from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.dataset import Dataset, StoredImages, as_images, make_dataset
 from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.files import check_kind
 from adam_async.data_server.sources.kinds import Files

@@ -9,5 +9,5 @@ the code of the roles in this order: `worker.py` trains a group, and `shards.py`
     recording.py, decode.py       reads of each worker, and order of pushes at each shard; made from the logs
     record_file.py, record_head.py    the file of a record: header, logs, checksums; its first bytes
     worker.py                     one worker: its groups, and its copy of the weights
-    shards.py, pushes.py          values and rules of all shards, with old versions; pushes on their way
+    shards.py                     values and rules of all shards, with old versions; pushes on their way
 """

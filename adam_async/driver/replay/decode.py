@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.checkpoint.manifest import check_kept_step
 from adam_async.driver.replay.record_file import Log, load_record
 from adam_async.driver.replay.recording import Header, Numbers, Order, Reads, Recording
-from adam_async.driver.takeover import check_step
 from adam_async.errors import RecordError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -62,7 +62,7 @@ def recorded_step(header: Header, step: NamedStep | None) -> StepModel | None:
         ConfigError: The caller's step is not that of the record; the error names the right options.
     """
     there = StepSpec.from_dict(header.spec)
-    check_step(there, step, "of the record")
+    check_kept_step(header.spec, step, "the record")
     if there is None or step is None:
         return None
     return StepModel(step.step, there, keep_going=header.options().keep_going)

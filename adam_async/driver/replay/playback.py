@@ -78,10 +78,6 @@ class Playback:
             _count_readers([evaluated[:, shard], *(r.versions[:, shard] for r in self._reads.values())])
             for shard in range(len(self._orders))
         ]
-        self.kept = 0
-        """Number of copied versions of shards at this moment."""
-        self.most_kept = 0
-        """Largest number of copies at once."""
         self._copied: set[tuple[int, int]] = set()
 
     # --- dependencies ------------------------------------------------------------------------
@@ -187,8 +183,6 @@ class Playback:
         version = int(self._orders[shard].versions[batch - 1]) if batch else 0
         if version in self._readers[shard] and (shard, version) not in self._copied:
             self._copied.add((shard, version))
-            self.kept += 1
-            self.most_kept = max(self.most_kept, self.kept)
             self._player.keep(shard, version)
         self._player.apply(shard, batch)
         self._applied[shard] += 1
@@ -207,9 +201,7 @@ class Playback:
                 continue
             del readers[version]
             self._player.drop(shard, version)
-            if (shard, version) in self._copied:
-                self._copied.remove((shard, version))
-                self.kept -= 1
+            self._copied.discard((shard, version))
 
     def _circle(self, stack: list[Demand]) -> str:
         """List the demands on the stack, in words."""

@@ -24,9 +24,8 @@ from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, sample_of
 from adam_async.driver.replay.decode import recorded_step
 from adam_async.driver.replay.playback import Playback
-from adam_async.driver.replay.pushes import Pushes
 from adam_async.driver.replay.recording import RecordedEpoch, Recording
-from adam_async.driver.replay.shards import RecordedModel, ReplayedShards
+from adam_async.driver.replay.shards import Pushes, RecordedModel, ReplayedShards
 from adam_async.driver.replay.worker import ReplayedWorker
 from adam_async.errors import RecordError, RunFailed
 from adam_async.model.keyed_random import Dice
@@ -139,11 +138,6 @@ class Replay:
             chosen = sample_of(self._trained, model.spec.sample, seed=config.seed)
             model.take_sample(self._dataset.train_images[chosen], self._dataset.train_labels[chosen])
         return model
-
-    @property
-    def most_kept(self) -> int:
-        """Largest number of old versions of shards in memory at once."""
-        return self._playback.most_kept
 
     def steps(self, epoch: RecordedEpoch | None = None) -> Iterator[None]:
         """Play up to the evaluated values of an epoch; without an epoch, to the end of the run.

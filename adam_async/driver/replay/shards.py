@@ -1,4 +1,7 @@
-"""Pure: the shards of all servers of a recorded run, with the old versions that have further readers."""
+"""Pure: the shards of all servers of a recorded run, with the old versions that have further readers.
+
+Computed pushes, each kept until all its shards have applied it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +12,77 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.driver.replay.pushes import ShardPush
+from adam_async.messages import Push, of_place
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server.gradients import PushGradients, read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
 from adam_async.run.ids import Version
-from adam_async.run.shard_table import ShardTable
+from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.step_model import RunModel, StepModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardPush:
+    """The part of one push for one shard."""
+
+    gradients: PushGradients
+    images: int
+    rate: float
+    version: int
+    """Oldest version of the shard that the step's groups read."""
+    own_applied: int
+    """Number of the worker's own pushes since `version` that local steps had already applied to the copy that
+    the groups read."""
+
+
+class Pushes:
+    """Pushes in transit from workers to shards."""
+
+    def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any]) -> None:
+        self._table = table
+        self._dtype = dtype
+        self._waiting: dict[tuple[int, int, int], ShardPush] = {}
+        self._applied: dict[tuple[int, int, int], Callable[[], None]] = {}
+
+    def put(self, step: Push, tensors: Sequence[NDArray[Any]], on_free: Callable[[], None]) -> None:
+        """Take one message of a step; call `on_free` when the last of its shards has applied it."""
+        left = len(step.shards)
+
+        def applied() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                on_free()
+
+        whole = read_gradients(step, tensors, self._table, self._dtype)
+        parts = whole.only(range(len(step.shards))).parts
+        for place, (shard, part) in enumerate(zip(step.shards, parts, strict=True)):
+            key = (int(shard), step.replica, step.clock)
+            self._waiting[key] = ShardPush(
+                gradients=PushGradients((part,)),
+                images=step.weight,
+                rate=step.rate,
+                version=of_place(step.versions, place),
+                own_applied=of_place(step.own_applied, place),
+            )
+            self._applied[key] = applied
+
+    def get(self, shard: int, replica: int, clock: int) -> ShardPush:
+        """Return the part of a push for a shard."""
+        return self._waiting[shard, replica, clock]
+
+    def settle(self, shard: int, replica: int, clock: int) -> None:
+        """Drop the part of a push after its shard has applied it."""
+        key = (shard, replica, clock)
+        del self._waiting[key]
+        self._applied.pop(key)()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,22 +10,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.client.parameter_client import StepPush
 from adam_async.data_server.client import ImageGroup
-from adam_async.driver.replay.pushes import Pushes
 from adam_async.driver.replay.recording import Reads
-from adam_async.driver.replay.shards import RecordedModel, ReplayedShards
+from adam_async.driver.replay.shards import Pushes, RecordedModel, ReplayedShards
 from adam_async.errors import RecordError
-from adam_async.messages import Lease
-from adam_async.model.context import Context
-from adam_async.run.step_model import StepContext, StepModel
-from adam_async.worker.puller import Puller
+from adam_async.messages import Lease, Push
+from adam_async.run.ids import ShardId
+from adam_async.worker.copy_mode import context_of
+from adam_async.worker.puller import NewValues, Puller, Snapshot, TensorCopy, WorkerWeights
 from adam_async.worker.push_plan import PushPlan
 from adam_async.worker.pusher import Pusher, Step
 from adam_async.worker.replica_clock import ReplicaClock
 from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
-from adam_async.worker.weights import Snapshot, TensorCopy, WorkerWeights
 from transport import BufferPool
 
 NEVER = 1 << 62
@@ -44,13 +41,14 @@ class RecordedWeights(WorkerWeights):
 
     def __init__(self) -> None:
         super().__init__(recorded=True)
-        self._meanwhile: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]] = ()
+        self._meanwhile: Iterable[NewValues] = ()
 
-    def install(self, tensor: str, array: NDArray[Any], versions: Sequence[int], clock: int = 0) -> None:
-        """Replace a tensor without a comparison of clocks and versions: the record sets the versions."""
-        self._current[tensor] = TensorCopy(array, tuple(versions), clock)
+    def install(self, arrived: Iterable[NewValues]) -> None:
+        """Replace tensors without a comparison of clocks and versions: the record sets the versions."""
+        for tensor, array, versions, clock in arrived:
+            self._current[tensor] = TensorCopy(array, tuple(versions), clock)
 
-    def install_after_snapshot(self, copies: Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]) -> None:
+    def install_after_snapshot(self, copies: Iterable[NewValues]) -> None:
         """Install tensors, with the versions of their shards, right after the next snapshot."""
         self._meanwhile = copies
 
@@ -62,8 +60,7 @@ class RecordedWeights(WorkerWeights):
     def snapshot(self) -> Snapshot:
         """See `WorkerWeights.snapshot`."""
         read = super().snapshot()
-        for copy in self._meanwhile:
-            self.install(*copy)
+        self.install(self._meanwhile)
         self._meanwhile = ()
         return read
 
@@ -72,20 +69,30 @@ class RecordedWeights(WorkerWeights):
 class _Firing:
     """The part of a `dataflow.Firing` that training uses."""
 
-    context: Context | StepContext
     scratch: ThreadScratch
 
 
 class _Outbox:
-    """A stand-in for the client of the servers that keeps the pushes."""
+    """A stand-in for the client of the servers, and its connections, that keeps the pushes."""
 
-    def __init__(self, replica: int, pushes: Pushes) -> None:
+    def __init__(self, replica: int, servers: Iterable[str], pushes: Pushes) -> None:
+        self.connections = dict.fromkeys(servers, self)
         self._replica = replica
         self._pushes = pushes
 
-    def push(self, server: str, message: StepPush, step: Step, number: int, into: None) -> None:
-        """See `ParameterClient.push`; no answer follows."""
-        self._pushes.put(self._replica, message, step.freed)
+    def push(
+        self,
+        tensors: Sequence[NDArray[Any]],
+        step: Step,
+        number: int,
+        into: None,
+        *,
+        shards: tuple[ShardId, ...],
+        **fields: Any,
+    ) -> None:
+        """See `Session.push`; no answer follows."""
+        fields |= {"store": "", "session": 0, "incarnation": 0, "replica": self._replica, "generation": 0}
+        self._pushes.put(Push(shards=shards, numbers=0, **fields), tensors, step.freed)
 
 
 class ReplayedWorker:
@@ -108,14 +115,9 @@ class ReplayedWorker:
         self._names = [p.name for p in network.parameters]
         self._places = {name: [spec.id for spec in table.by_tensor[name]] for name in self._names}
         self._weights = RecordedWeights()
-        context = (
-            network.context(config.images_per_group, factored=plan.factor_rows)
-            if isinstance(network, StepModel)
-            else network.context(config.images_per_group)
-        )
-        self._firing: Any = _Firing(context, ThreadScratch(network))
+        self._firing: Any = _Firing(ThreadScratch(network, context_of(network, config, plan)))
         self._trainer = GroupTrainer(network, config, weights=self._weights, plan=plan, buffers=1)
-        outbox: Any = _Outbox(reads.replica, pushes)
+        outbox: Any = _Outbox(reads.replica, model.buckets, pushes)
         puller = Puller(
             network=network,
             table=table,
@@ -143,8 +145,7 @@ class ReplayedWorker:
         """
         reads = self._reads
         epoch, number, clock = (int(of[group]) for of in (reads.epochs, reads.numbers, reads.clocks))
-        for copy in self._changes(group, stepped=None):
-            self._weights.install(*copy)
+        self._weights.install(self._changes(group, stepped=None))
         if group + 1 < len(reads.clocks):
             self._weights.install_after_snapshot(self._changes(group + 1, stepped=True))
         images, labels = self._images(epoch, number)
@@ -153,14 +154,13 @@ class ReplayedWorker:
         self._check_read(group, trained.read)
         if not group or reads.clocks[group - 1] != clock:
             self._stepper.start(clock - 1)
-        self._stepper.add(trained, None)
+        self._stepper.add(self._firing, trained)
         if group + 1 == len(reads.clocks) or reads.clocks[group + 1] != clock:
             self._stepper.close()
+        assert trained.loss is not None, "the worker trains the whole model"
         return trained.loss
 
-    def _changes(
-        self, group: int, *, stepped: bool | None
-    ) -> Iterable[tuple[str, NDArray[Any], tuple[int, ...]]]:
+    def _changes(self, group: int, *, stepped: bool | None) -> Iterable[NewValues]:
         """Return the tensors that a group reads in another version than that of the worker's copy.
 
         With `stepped`, return only tensors with local steps before the read.
@@ -171,7 +171,7 @@ class ReplayedWorker:
             if stepped and not self._reads.steps[group, place]:
                 continue
             if self._weights.versions(name) != versions:
-                changes.append((name, self._shards.tensor(name, versions), versions))
+                changes.append(NewValues(name, self._shards.tensor(name, versions), versions))
         return changes
 
     def _check_read(self, group: int, read: Snapshot) -> None:

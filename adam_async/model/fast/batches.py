@@ -42,6 +42,15 @@ class _Table:
     table: NDArray[np.int64]
 
 
+def is_missing(dtype: "np.dtype[Any]") -> bool:
+    """Return whether the disk can keep the kernel and lacks it, so that another process can compile it."""
+    return CACHE.is_kept and not CACHE.has(_kernel_name(dtype))
+
+
+def _kernel_name(dtype: "np.dtype[Any]") -> str:
+    return kept_name(apply_rule.__name__, dtype)
+
+
 class CompiledBatches:
     """`adam_async.model.rule_batches.Batches` with a compiled kernel.
 
@@ -71,7 +80,7 @@ class CompiledBatches:
                 self._kind, constants = ADAM, (rule.decay[0], *betas, rule.epsilon)
             case _:
                 raise ModelError(f"no kernel applies {rule!r}")
-        name = kept_name(apply_rule.__name__, dtype)
+        name = _kernel_name(dtype)
         # A kernel on disk is only read, which needs no lock.
         with nullcontext() if CACHE.has(name) else CACHE.turn():
             compile_kept(partial(apply_rule.compile, rule_signature(dtype)))

@@ -29,8 +29,7 @@ from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
 from adam_async.model.fast.vectors import VECTOR_BYTES
 from adam_async.model.layer import Array, ScratchSpec, Slots
-from adam_async.model.layers.conv2d import Conv2d
-from adam_async.model.layers.sliding import SlidingKernel
+from adam_async.model.layers.sliding import Conv2d, SlidingKernel
 from adam_async.model.spec import Shape
 
 LANES = VECTOR_BYTES // 4

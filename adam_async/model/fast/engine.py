@@ -9,13 +9,13 @@ layer without compiled kernels runs its own steps between two tapes, and the rul
 tensors.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from adam_async.model.context import Context
+from adam_async.model.context import Context, GradientTargets, StepBuffers, StepInput, StepOutcome, is_finite
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.dense import FastDense
@@ -23,7 +23,6 @@ from adam_async.model.fast.layers import FAST_LAYERS
 from adam_async.model.fast.tape import Op, Ref, Tape
 from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 from adam_async.model.rules import RuleState, Sgd
-from adam_async.model.step import StepBuffers, StepInput, StepOutcome, is_finite
 from adam_async.model.topology import Topology
 
 COMMON = (program.ADD, program.COPY, program.CLEAR, program.DESCEND, program.GROUPS)
@@ -105,6 +104,54 @@ class TapeEngine:
             else:
                 step.run(weights)
 
+    def deltas(self, context: Context, out: Mapping[str, Array]) -> tuple[str, ...]:
+        """Write the gradients of all tensors of layers with compiled kernels, in one call.
+
+        Returns the other names.
+        """
+        key = ("deltas", *out)
+        found = context.tapes.get(key)
+        if found is None:
+            found = context.tapes[key] = self._delta_tape(context, out)
+        tape, others = found
+        if tape is not None:
+            tape.run(out)
+        return others
+
+    def train(
+        self,
+        weights: Weights,
+        context: Context,
+        images: Array | None,
+        labels: Array,
+        gradients: GradientTargets,
+    ) -> bool:
+        """Load a group, run forward and backward, and write the gradients; see `Engine.train`."""
+        key = ("train", gradients)
+        if key not in context.tapes:
+            context.tapes[key] = GroupTape.of(self, context, gradients)
+        tape: GroupTape | None = context.tapes[key]
+        if tape is None or images is None or not can_load(context, (images,)):
+            return False
+        context.load_labels(labels)
+        tape.run(weights, images)
+        return True
+
+    def _delta_tape(self, context: Context, names: Collection[str]) -> tuple[Tape | None, tuple[str, ...]]:
+        """Make the tape of some gradients; returns also the names without kernels."""
+        ops: list[Op] = []
+        others = list(names)
+        for number, layer in enumerate(self.topology.layers):
+            if not isinstance(layer, Compiled):
+                continue
+            for parameter in layer.parameters:
+                if parameter.name in others:
+                    others.remove(parameter.name)
+                    # A name in place of an array: each call may pass another array, and the tape stays.
+                    target = Ref(name=parameter.name, shape=parameter.shape, written=True)
+                    ops += layer.delta_ops(context.slots(number), parameter.kind, target)
+        return Tape(ops, self.dtype) if ops else None, tuple(others)
+
     def own_backward(self, weights: Weights, context: Context, number: int) -> None:
         """Run the backward of a layer without compiled kernels."""
         context.gather_error(number)
@@ -131,7 +178,7 @@ class TapeEngine:
             not context.draws
             and bool(context.targets)
             and all(isinstance(layer, Compiled) for layer in self.topology.layers)
-            and can_load(context, groups)
+            and can_load(context, [group.images for group in groups])
         )
 
     def descend_groups(
@@ -203,6 +250,56 @@ class TapeEngine:
         return ops + [Op.of(program.ADD, total.size, total, total, part) for part in parts[2:]]
 
 
+class GroupTape:
+    """The gradients of full groups in one context, with the addresses of their memory.
+
+    Args:
+        engine: Engine of the network.
+        context: Context for training.
+        ops: Forward, backward and gradients.
+    """
+
+    def __init__(self, engine: TapeEngine, context: Context, ops: Sequence[Op]) -> None:
+        self._tape = Tape(ops, engine.dtype)
+        self._layout, self._levels = layout_of(context), levels_of(engine.dtype)
+        self._group, self._none = np.zeros((1, REFUSED), np.int64), np.zeros((0, 2), np.int64)
+        self._refused, self._steps, self._rates = self._none.reshape(-1), np.zeros(1, np.int64), np.zeros(1)
+
+    @classmethod
+    def of(cls, engine: TapeEngine, context: Context, gradients: GradientTargets) -> "GroupTape | None":
+        """Make the tape; None if a layer draws, or a layer or a copy has no kernel."""
+        layers = [(n, layer) for n, layer in enumerate(engine.topology.layers) if isinstance(layer, Compiled)]
+        copies = gradients.copies(context)
+        has_kernels = len(layers) == len(engine.topology.layers) and not context.draws
+        if not (has_kernels and all(source.flags.c_contiguous for _, source in copies)):
+            return None
+        ops = [op for number, layer in layers for op in engine.forward_ops(context, number, layer)]
+        ops += [op for number, layer in layers[::-1] for op in engine.backward_ops(context, number, layer)]
+        for number, layer in layers:
+            for parameter in layer.parameters:
+                target = gradients.deltas_by_name.get(parameter.name)
+                if target is not None:
+                    ops += layer.delta_ops(context.slots(number), parameter.kind, target)
+        ops += [Op.of(program.COPY, target.size, target, source) for target, source in copies]
+        return cls(engine, context, ops)
+
+    def run(self, weights: Weights, images: Array) -> None:
+        """Load images, and run the tape, in one call without the interpreter's lock."""
+        self._group[0, 0] = images.ctypes.data
+        self._tape.run_groups(
+            weights,
+            {},
+            groups=self._group,
+            rates=self._rates,
+            layout=self._layout,
+            # The loss layer has the targets already, and no rule counts refused tensors and steps.
+            target_arrays=self._none,
+            levels=self._levels[images.dtype.kind],
+            refused=self._refused,
+            steps=self._steps,
+        )
+
+
 class Descent:
     """Training steps in one context. For one thread at a time.
 
@@ -222,8 +319,7 @@ class Descent:
         # In backward order, as outcomes name refused tensors.
         self._names = [p.name for layer in reversed(self._layers) for p in layer.parameters]
         self._refused = np.zeros(len(self._names), np.int64)
-        # The division of `Context.load`, so a byte becomes the same number in both functions.
-        self._levels = np.divide(np.arange(256, dtype=np.uint8), 255, dtype=engine.dtype, casting="unsafe")
+        self._levels = levels_of(engine.dtype)
         self._losses = context.slots(len(self._layers) - 1).output
         self._steps = self._assemble(context)
 
@@ -275,17 +371,16 @@ class Descent:
             rows[number, :STALENESS] = group.images.ctypes.data, labels[number].ctypes.data
         rates = np.array([group.rate for group in groups])
         target_arrays = [(target.ctypes.data, target.nbytes // _WORD) for target in targets]
-        source, shape = groups[0].images, context.input.shape
+        source = groups[0].images
         assert source is not None
         tape.run_groups(
             weights,
             state,
             groups=rows,
             rates=rates,
-            layout=np.array((context.input.ctypes.data, context.input.size // shape[-1], shape[-1])),
+            layout=layout_of(context),
             target_arrays=np.array(target_arrays),
-            # Images that are numbers already need no levels.
-            levels=self._levels if source.dtype == np.uint8 else self._levels[:0],
+            levels=self._levels[source.dtype.kind],
             refused=self._refused,
             steps=steps,
         )
@@ -361,14 +456,26 @@ class Descent:
         return [*ops, Op.of(program.DESCEND, parameter.size, values, gradient, momentum, refused)]
 
 
-def can_load(context: Context, groups: Sequence[StepInput]) -> bool:
-    """Return whether a kernel can read these images in place; `Context.load` converts other images."""
+def levels_of(dtype: np.dtype[Any]) -> dict[str, Array]:
+    """Return the argument `levels` of `program.run_groups`, by the kind of the images' type."""
+    # The division of `Context.load`, so a byte becomes the same number in both functions.
+    levels = np.divide(np.arange(256, dtype=np.uint8), 255, dtype=dtype, casting="unsafe")
+    # Images that are numbers already need no levels.
+    return {"u": levels, "f": levels[:0]}
+
+
+def layout_of(context: Context) -> Array:
+    """Return the argument `layout` of `program.run_groups`."""
+    images = context.input.shape[-1]
+    return np.array((context.input.ctypes.data, context.input.size // images, images))
+
+
+def can_load(context: Context, groups: Sequence[Array | None]) -> bool:
+    """Return whether a kernel can read these groups' images in place; `Context.load` converts others."""
     shape = context.input.shape
     # One call has one type of images: bytes, or the network's own.
-    kinds = {None if group.images is None else group.images.dtype for group in groups}
+    kinds = {None if images is None else images.dtype for images in groups}
     return kinds in ({np.dtype(np.uint8)}, {context.input.dtype}) and all(
-        group.images is not None
-        and group.images.shape == (shape[-1], *shape[:-1])
-        and group.images.flags.c_contiguous
-        for group in groups
+        images is not None and images.shape == (shape[-1], *shape[:-1]) and images.flags.c_contiguous
+        for images in groups
     )

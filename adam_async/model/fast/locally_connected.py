@@ -7,7 +7,7 @@ from adam_async.model.fast.conv2d import FastSliding
 from adam_async.model.fast.tape import Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
 from adam_async.model.layer import Layer, ScratchSpec, Slots
-from adam_async.model.layers.locally_connected import LocallyConnected
+from adam_async.model.layers.sliding import LocallyConnected
 
 
 class FastLocallyConnected(FastSliding, LocallyConnected):

@@ -3,12 +3,10 @@
 Each layer implements `Layer` (`adam_async/model/layer.py`) with NumPy.
 
     dense.py                     `Dense`: fully connected, with the factors of its weight gradient
-    conv2d.py                    `Conv2d`: convolution as one matrix product (GEMM)
-    locally_connected.py         `LocallyConnected`: a convolution without shared weights
-    sliding.py                   base of both: the columns under a sliding kernel (im2col), and their folding
+    sliding.py                   `Conv2d`: convolution as one matrix product (GEMM); `LocallyConnected`: one
+                                 without shared weights; their columns under the kernel (im2col)
     pool.py                      `MaxPool`, `AveragePool`
-    activations.py               `Relu`, `Sigmoid`, `Tanh`
-    dropout.py                   `Dropout`: dropped values depend only on seed, group and layer
+    activations.py               `Relu`, `Sigmoid`, `Tanh`; `Dropout`, by seed, group and layer alone
     response_norm.py             `LocalResponseNorm`: across channels
     joins.py                     `Flatten`, `Add`, `Concatenate`
     losses.py                    `SoftmaxCrossEntropy`, `MeanSquaredError`
@@ -18,15 +16,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from adam_async.model.layer import Layer
-from adam_async.model.layers.activations import Relu, Sigmoid, Tanh
-from adam_async.model.layers.conv2d import Conv2d
+from adam_async.model.layers.activations import Dropout, Relu, Sigmoid, Tanh
 from adam_async.model.layers.dense import Dense
-from adam_async.model.layers.dropout import Dropout
 from adam_async.model.layers.joins import Add, Concatenate, Flatten
-from adam_async.model.layers.locally_connected import LocallyConnected
 from adam_async.model.layers.losses import MeanSquaredError, SoftmaxCrossEntropy
 from adam_async.model.layers.pool import AveragePool, MaxPool
 from adam_async.model.layers.response_norm import LocalResponseNorm
+from adam_async.model.layers.sliding import Conv2d, LocallyConnected
 
 __all__ = [
     "BUILTIN_LAYERS",

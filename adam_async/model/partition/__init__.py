@@ -1,16 +1,14 @@
 """Pure: a model cut over the workers of a replica (model parallelism): plans, predicted costs, parts.
 
-`planner.py` makes a plan with the help of `prediction.py`. `Layout` (`plan.py`) derives from it the rows that
+`planner.py` makes a plan with the predicted cost of each. `Layout` (`plan.py`) derives from it the rows that
 each worker reads, computes, sends and receives. `network.py` assembles the part of each worker, with layers
-of `exchange.py` at its borders. If one worker has all parts, `joint.py` runs them together.
+that exchange rows at its borders.
 
     plan.py                  start here: `PartitionPlan`, the blocks of each worker; `Layout`, and the tensors
                              that cross between two workers
     planner.py               plans of two kinds: every layer cut over all workers (vertical), with the choice
                              to send or to recompute a halo; or consecutive layers for each worker
-    prediction.py            predicted rate of a plan: its slowest worker or link; latency of one group
+                             predicted rate of a plan: its slowest worker or link; latency of one group
     network.py               `Partition`, the part of one worker; its segments, the steps between two waits
-    exchange.py              departures and arrivals: layers that copy rows and error gradients to other parts
-    joint.py                 all parts in one process: exchange in memory, without messages
-    joint_tapes.py           the same with compiled kernels: one call for each direction
+                             departures and arrivals: layers that copy rows and error gradients to other parts
 """

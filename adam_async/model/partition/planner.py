@@ -10,21 +10,314 @@ A **layers** plan gives each worker consecutive layers. The planner compares a b
 minimises the time of the slowest worker or link; of the plans within `BALANCE` of the best, it takes the plan
 that sends the fewest bytes. A part begins with a layer that has parameters, if the model has enough of them.
 
-`prediction.py` predicts the cost of plans, from measured or estimated times.
+The cost of a plan, seconds of workers and links per group and the resulting rate, is predicted from measured
+or estimated times.
+
+Theory of operation
+-------------------
+With many groups in flight, the slowest resource bounds the rate: the threads of a worker, the link from one
+worker to another, or the links to the servers. With few groups, *latency* bounds it: n groups in flight take
+the time of one group, which is that of the longest path from its images to its last sum, through the segments
+of all workers. Each crossing on a path costs the link's latency, the handling of its tensor at both ends, and
+its bytes. The largest number of crossings on a path, `longest_chain`, depends on the plan alone.
+
+`adam_async/driver/calibration.py` measures times. Estimates from multiply-adds and numbers of values have the
+right proportions. A block of a layer takes its share of the layer's time; effects of its size on kernels and
+caches are ignored.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise
-from math import inf, prod
+from math import ceil, inf, prod
 from typing import Literal
 
 from adam_async.errors import ModelError
 from adam_async.model.layer import Layer, Loss, extent
 from adam_async.model.network import Network
-from adam_async.model.partition.plan import LayerPlan, Layout, PartitionPlan
-from adam_async.model.partition.prediction import LayerTimes, LinkCost, estimated_times, predicted_seconds
+from adam_async.model.partition.network import Partition, Segment
+from adam_async.model.partition.plan import Crossing, LayerPlan, Layout, PartitionPlan
 from adam_async.model.topology import Topology
+
+MULTIPLY_ADDS_PER_S = 25e9
+"""Multiply-adds per second of one thread, forward and backward, for estimates."""
+VALUES_PER_S = 1e9
+"""Values per second that one thread moves or compares, for estimates."""
+FORWARD = 1 / 3
+"""Share of forward in a layer's time: one of its three products, if the layer multiplies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Seconds of one thread for one group, by the name of the layer: forward, backward and update."""
+
+    images: int
+    """Number of images of the group."""
+    seconds: Mapping[str, float]
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCost:
+    """The cost of crossings."""
+
+    bytes_per_s: float = 1e9
+    """Bytes per second of a link, in each direction."""
+    latency_s: float = 50e-6
+    """Seconds from the sending of a tensor to the start of the segment that waits for the tensor."""
+    tensor_s: float = 25e-6
+    """Seconds of the sender's time, and of the receiver's, per tensor."""
+
+
+def estimated_times(network: Network, images: int) -> LayerTimes:
+    """Estimate the times of all layers from multiply-adds and sizes."""
+    seconds = {}
+    for layer in network.layers:
+        values = sum(prod(shape) for shape in (*layer.input_shapes, layer.output_shape))
+        work = 3 * images * layer.multiply_adds / MULTIPLY_ADDS_PER_S + 2 * images * values / VALUES_PER_S
+        weights = sum(parameter.size for parameter in layer.parameters) / VALUES_PER_S
+        seconds[layer.name] = 0.0 if layer.moves else work + weights
+    return LayerTimes(images=images, seconds=seconds)
+
+
+def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
+    """Return the seconds that each worker computes per group, with one thread."""
+    found = []
+    for worker in layout.workers:
+        total = 0.0
+        for number, layer in enumerate(layout.topology.layers):
+            share = len(layout.computes[number][worker]) / extent(layer.output_shape)
+            total += times.seconds[layer.name] * share
+        found.append(total)
+    return found
+
+
+def crossing_bytes(crossing: Crossing, images: int, item_bytes: int) -> int:
+    """Return the bytes of a crossing for a group of this number of images."""
+    return crossing.values * (1 if crossing.kind == "gradient" else images) * item_bytes
+
+
+def predicted_seconds(layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int) -> float:
+    """Return the seconds per group of the slowest worker or link, for many groups and a thread per worker."""
+    bounds = _throughput(layout, times, link, item_bytes=item_bytes, threads=1)
+    return max(bound.seconds for bound in bounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A resource that each group occupies for some time, one group after the other."""
+
+    what: Literal["compute", "cores", "link", "servers", "latency"]
+    workers: tuple[int, ...]
+    """Worker of the resource; for a link its sender and receiver; empty if all workers share it."""
+    seconds: float
+    """Seconds per group."""
+
+    def __str__(self) -> str:
+        named = "-".join(map(str, self.workers))
+        return {
+            "compute": f"compute of worker {named}",
+            "cores": "cores of the machine",
+            "link": f"link {named}",
+            "servers": f"link of worker {named} to the servers" if named else "links of the servers",
+            "latency": "latency",
+        }[self.what]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The predicted rate of one replica under a plan, and its bounds."""
+
+    images: int
+    """Number of images of a group."""
+    in_flight: int
+    """Number of groups in flight."""
+    bounds: tuple[Bound, ...]
+    """Bounds of each worker and link, of shared cores and of the servers, then latency."""
+    chain: int
+    """Maximum number of crossings in sequence in one group."""
+    chain_s: float
+    """Seconds of one group alone."""
+
+    @property
+    def slowest(self) -> Bound:
+        """The resource that bounds the rate."""
+        return max(self.bounds, key=lambda bound: bound.seconds)
+
+    @property
+    def images_per_s(self) -> float:
+        """Training images per second."""
+        return self.images / self.slowest.seconds
+
+    @property
+    def needed_in_flight(self) -> int:
+        """Smallest number of groups in flight at which latency does not bound the rate."""
+        busy = max(bound.seconds for bound in self.bounds if bound.what != "latency")
+        # A little less, so rounding does not add a group.
+        return max(1, ceil(self.chain_s / busy * (1 - 1e-9)))
+
+
+def predict(
+    parts: Sequence[Partition],
+    times: LayerTimes,
+    link: LinkCost,
+    *,
+    threads: int,
+    in_flight: int,
+    pushed: Sequence[int],
+    pulled: Sequence[int],
+    servers: int,
+    shared_cores: int | None = None,
+) -> Prediction:
+    """Predict how fast one replica trains.
+
+    Traffic between workers and servers uses one link per worker, and one link per server.
+
+    Args:
+        parts: Parts of all workers, in their order.
+        times: Times of the layers of the whole network.
+        link: Cost of a link between any two workers, and between a worker and the servers.
+        threads: Number of compute threads of each worker.
+        in_flight: Number of groups in flight.
+        pushed: Bytes that each worker sends to the servers per group.
+        pulled: Bytes that each worker receives from the servers per group.
+        servers: Number of servers that share this traffic.
+        shared_cores: Number of cores of the machine if all workers share one; None if each worker has a
+            machine of its own.
+
+    Raises:
+        ModelError: `parts` are not the parts of all workers.
+    """
+    item_bytes = parts[0].network.dtype.itemsize
+    bounds = _throughput(parts[0].layout, times, link, item_bytes=item_bytes, threads=threads)
+    if shared_cores is not None:
+        # All threads and event loops together have only these cores.
+        busy = sum(worker_seconds(parts[0].layout, times))
+        busy += 2 * link.tensor_s * len(parts[0].layout.crossings)
+        bounds.append(Bound(what="cores", workers=(), seconds=busy / shared_cores))
+    bounds += _with_servers(pushed, pulled, servers, link)
+    alone = chain_seconds(parts, times, link)
+    bounds.append(Bound(what="latency", workers=(), seconds=alone / in_flight))
+    return Prediction(
+        images=times.images,
+        in_flight=in_flight,
+        bounds=tuple(bounds),
+        chain=longest_chain(parts),
+        chain_s=alone,
+    )
+
+
+def _with_servers(
+    pushed: Sequence[int], pulled: Sequence[int], servers: int, link: LinkCost
+) -> Iterator[Bound]:
+    """Yield the bounds of the links to and from the servers; both directions work at once."""
+    for worker, sizes in enumerate(zip(pushed, pulled, strict=True)):
+        if any(sizes):
+            yield Bound(what="servers", workers=(worker,), seconds=max(sizes) / link.bytes_per_s)
+    total = max(sum(pushed), sum(pulled))
+    if total:
+        yield Bound(what="servers", workers=(), seconds=total / servers / link.bytes_per_s)
+
+
+def _throughput(
+    layout: Layout, times: LayerTimes, link: LinkCost, *, item_bytes: int, threads: int
+) -> list[Bound]:
+    """Return the bounds of each worker and of each link between workers.
+
+    A worker handles tensors on its single event loop, with any number of compute threads.
+    """
+    busy = [seconds / threads for seconds in worker_seconds(layout, times)]
+    sent: dict[tuple[int, int], int] = {}
+    for crossing in layout.crossings:
+        for worker in (crossing.source, crossing.target):
+            busy[worker] += link.tensor_s
+        way = (crossing.source, crossing.target)
+        sent[way] = sent.get(way, 0) + crossing_bytes(crossing, times.images, item_bytes)
+    bounds = [Bound(what="compute", workers=(worker,), seconds=each) for worker, each in enumerate(busy)]
+    return bounds + [
+        Bound(what="link", workers=way, seconds=size / link.bytes_per_s) for way, size in sorted(sent.items())
+    ]
+
+
+def longest_chain(parts: Sequence[Partition]) -> int:
+    """Count the crossings of one group in sequence, with its last weight gradients.
+
+    The count does not depend on the number of images. n groups in flight share these latencies.
+
+    Args:
+        parts: Parts of all workers, in their order.
+
+    Raises:
+        ModelError: `parts` are not the parts of all workers.
+    """
+    return round(_longest_way(parts, lambda part, segment: 0.0, lambda crossing: 1.0))
+
+
+def chain_seconds(parts: Sequence[Partition], times: LayerTimes, link: LinkCost) -> float:
+    """Predict the seconds of one group alone, one thread per worker, from its images to its last sum.
+
+    Args:
+        parts: Parts of all workers, in their order.
+        times: Times of the layers of the whole network.
+        link: Cost of a link between any two workers.
+
+    Raises:
+        ModelError: `parts` are not the parts of all workers.
+    """
+    item_bytes = parts[0].network.dtype.itemsize
+    whole = {layer.name: extent(layer.output_shape) for layer in parts[0].layout.topology.layers}
+
+    def layer_s(part: Partition, number: int) -> float:
+        layer = part.network.layers[number]
+        if layer.name not in whole:  # a departure or an arrival, whose cost is that of its crossing
+            return 0.0
+        return times.seconds[layer.name] * extent(layer.output_shape) / whole[layer.name]
+
+    def segment_s(part: Partition, segment: Segment) -> float:
+        forward = sum(layer_s(part, number) for number in segment.forward)
+        back = sum(layer_s(part, number) for number in segment.back)
+        return FORWARD * forward + (1 - FORWARD) * back
+
+    def crossing_s(crossing: Crossing) -> float:
+        size = crossing_bytes(crossing, times.images, item_bytes)
+        return link.latency_s + 2 * link.tensor_s + size / link.bytes_per_s
+
+    return _longest_way(parts, segment_s, crossing_s)
+
+
+def _longest_way(
+    parts: Sequence[Partition],
+    segment_cost: Callable[[Partition, Segment], float],
+    crossing_cost: Callable[[Crossing], float],
+) -> float:
+    """Find the longest path of one group through all segments, in the order of each worker."""
+    _check_complete(parts)
+    crossings = parts[0].layout.crossings
+    arrived: dict[int, float] = {}
+    ends = [0.0] * len(parts)
+    waiting = {part.worker: list(part.segments) for part in parts}
+    while any(waiting.values()):
+        ready = [w for w, left in waiting.items() if left and arrived.keys() >= set(left[0].receives)]
+        if not ready:
+            raise ModelError(
+                f"segments of workers {[w for w, left in waiting.items() if left]} wait for one another"
+            )
+        for worker in ready:
+            segment = waiting[worker].pop(0)
+            begin = max(ends[worker], *(arrived[number] for number in segment.receives), 0.0)
+            ends[worker] = begin + segment_cost(parts[worker], segment)
+            for number in segment.sends:
+                arrived[number] = ends[worker] + crossing_cost(crossings[number])
+    sums = [ends[sum_.source] + crossing_cost(sum_) for part in parts for sum_ in part.partial]
+    return max(*ends, *sums, 0.0)
+
+
+def _check_complete(parts: Sequence[Partition]) -> None:
+    workers = [part.worker for part in parts]
+    wanted = list(parts[0].layout.workers) if parts else [0]
+    if workers != wanted:
+        raise ModelError(f"give the parts of workers {wanted}, in this order, not of {workers}")
+
 
 Halo = Literal["auto", "exchange", "recompute"]
 

@@ -1,11 +1,112 @@
-"""Pure: the state that all roles of a member share: record, log, pieces and effects."""
+"""Pure: the state that all roles of a member share: record, log, pieces and effects.
+
+The effects of a bundle's member, which its shell carries out in their order.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from adam_async.parameter_server.replication.effects import Effect, Message, ProposeRecord, Send
-from adam_async.parameter_server.replication.log import Log
+from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.parameter_server.replication.log import Entry, Log
 from adam_async.run.bundle_record import BundleRecord, Member
+
+Message = Begin | Begun | Copy | Committed | Held | PieceCopy | Superseded
+"""A message about a bundle, between two of its members."""
+
+MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
+"""The classes of the union `Message`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message on the present link to a member; without a link, drop the message."""
+
+    to: Member
+    message: Message
+    content: Any = None
+    """Whole content of a `Copy` or `PieceCopy`, which the shell may split into parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply entries in their order, and call `applied` after each. An entry may take several rounds."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeRecord:
+    """Set the bundle's record in the cluster map if the record there still has the expected version.
+
+    The shell reports the outcome by the record that the map then has, or by `outcome_unknown`.
+    """
+
+    record: BundleRecord
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class BecamePrimary:
+    """Build the front from the bundle: all earlier entries are applied, and this member takes new ones."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Drop the front: a newer primary exists. The shell refuses unanswered requests."""
+
+    generation: int
+    """Generation of the newer primary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Drop the copy: the bundle's record no longer has this member."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartAnew:
+    """Drop the copy: this member joins, and receives all pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPiece:
+    """Copy a piece of the state for a joining member and call `piece_copied`."""
+
+    to: Member
+    session: int
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakePiece:
+    """Take a piece of the state from the primary. The piece contains all entries up to a position."""
+
+    piece: int
+    position: int
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """Read the bundle's record from the controllers: another member has a newer generation."""
+
+    generation: int
+
+
+Effect = (
+    Send
+    | Apply
+    | ProposeRecord
+    | BecamePrimary
+    | Stopped
+    | Removed
+    | StartAnew
+    | CopyPiece
+    | TakePiece
+    | ReadRecord
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

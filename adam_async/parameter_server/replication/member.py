@@ -3,15 +3,16 @@
 from typing import Any
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
-from adam_async.parameter_server.replication.effects import (
+from adam_async.parameter_server.replication.local_copy import (
+    Bundle,
     CopyPiece,
     Effect,
+    LocalCopy,
     Message,
     ReadRecord,
     Removed,
     Stopped,
 )
-from adam_async.parameter_server.replication.local_copy import Bundle, LocalCopy
 from adam_async.parameter_server.replication.log import Log
 from adam_async.parameter_server.replication.primary import Primary
 from adam_async.parameter_server.replication.secondary import Secondary

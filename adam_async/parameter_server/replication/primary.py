@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
-from adam_async.parameter_server.replication.effects import Apply, BecamePrimary, CopyPiece
-from adam_async.parameter_server.replication.local_copy import LocalCopy
+from adam_async.parameter_server.replication.local_copy import Apply, BecamePrimary, CopyPiece, LocalCopy
 from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord, Member

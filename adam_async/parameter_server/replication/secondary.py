@@ -3,8 +3,7 @@
 import msgspec
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
-from adam_async.parameter_server.replication.effects import Apply, StartAnew, TakePiece
-from adam_async.parameter_server.replication.local_copy import LocalCopy
+from adam_async.parameter_server.replication.local_copy import Apply, LocalCopy, StartAnew, TakePiece
 from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.replication.violations import Violation
 

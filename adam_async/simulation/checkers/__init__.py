@@ -7,14 +7,14 @@ Scenarios compare the copies of bundles at intervals, and check the answers of c
 Stores and checkpoints:
     store_pushes.py          start here: each push applied exactly once; versions, staleness, sums in bsp
     saved_pushes.py          pushes to a store that returns from disks: permitted loss, none if durable
-    saved_states.py          states on disks: only those that servers gave, none older than before
+                             states on disks: only those that servers gave, none older than before
     bundles.py               copies of a bundle: one log, one primary, equal values; clocks of clients
     checkpoints.py           checkpoints: all shards at one clock in bsp, enough updates in every mode
-    group_sets.py            groups that shards have counted, compared with the ledger after each epoch
+    fences.py                answered groups: no later push of a generation that had ended
+    group_sets.py            groups that shards have counted, compared with the result of each epoch
 Controllers:
-    terms.py                 one leader per term; votes and acknowledged entries, kept across restarts
-    commits.py               equal entries and states; a new leader has all committed entries
-    maps.py                  cluster map: one primary and one ledger leader at a time, no return to old states
+    commits.py               equal entries and states; a new leader has all committed entries; one leader per
+                             term; votes and acknowledged entries, kept across restarts; liveness
+    maps.py                  cluster map: one primary and one dealer at a time, no return to old states
     histories.py             answers to clients in one order (linearizability), watches without gaps
-    progress.py              liveness: a repaired majority answers in time and keeps its leader
 """

@@ -14,17 +14,17 @@ live clients of a store differ by no more than its mode permits (`staleness`).
 """
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
-from typing import Protocol
 
 import msgspec
 
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.replication.log import Entry, Log
+from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.shard import Shard
-from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.bundle_record import Member
 from adam_async.run.store_record import StoreRecord
+from adam_async.simulation.checkers.saved_pushes import digest_of
 from adam_async.simulation.scenario import Violation
 
 Digest = bytes
@@ -32,49 +32,9 @@ Digest = bytes
 Key = tuple[str, str]
 """Id of the store and home of a bundle."""
 
-NOT_LOGGED = ("ordered", "duplicates")
+NOT_LOGGED = ("ordered", "ordered_groups", "duplicates")
 """Names of the fields of a shard's tables that the log does not determine: push order and repeated pushes at
 the primary."""
-
-
-class Copy(Protocol):
-    """One server's copy of a bundle."""
-
-    @property
-    def me(self) -> Member:
-        """Node and incarnation of the server."""
-        ...
-
-    @property
-    def home(self) -> str:
-        """Name of the bundle."""
-        ...
-
-    @property
-    def record(self) -> BundleRecord:
-        """The newest record that the server has seen."""
-        ...
-
-    @property
-    def is_primary(self) -> bool:
-        """Whether the server is the primary, which orders entries and answers requests."""
-        ...
-
-    @property
-    def log(self) -> Log:
-        """The log of the copy; the checkers only read it."""
-        ...
-
-    @property
-    def state_position(self) -> int | None:
-        """Position of the last applied entry; None during the application of an entry, or while pieces are
-        missing."""
-        ...
-
-    @property
-    def shards(self) -> Bundle:
-        """The shards of the copy."""
-        ...
 
 
 class Bundles:
@@ -103,12 +63,12 @@ class Bundles:
         """For each primary with too few members in sync: version of the bundle's record, and last position of
         the log when the record was new."""
 
-    def applies(self, copy: Copy, entry: Entry, parts: Sequence[Part]) -> None:
+    def applies(self, copy: BundleCopy, entry: Entry, parts: Sequence[Part]) -> None:
         """Check the next entry of a copy. Raises Violation."""
         self.applied += 1
         key, me = (copy.record.store, copy.home), copy.me
         self._check_generation(key, copy)
-        digest = _digest([each.tobytes() for part in parts for each in part])
+        digest = digest_of([each.tobytes() for part in parts for each in part])
         at = (key, entry.position)
         generation, first, other = self._entries.setdefault(at, (entry.generation, digest, me))
         if (generation, first) != (entry.generation, digest):
@@ -123,7 +83,7 @@ class Bundles:
             text = f"entry {entry.position} of {key[1]} has generation {entry.generation}"
             raise Violation("I4", f"{text}, and the one before it {before[0]}")
 
-    def _check_generation(self, key: Key, copy: Copy) -> None:
+    def _check_generation(self, key: Key, copy: BundleCopy) -> None:
         me, generation = copy.me, copy.record.generation
         last = self._generations.get((key, me), 0)
         if generation < last:
@@ -135,7 +95,7 @@ class Bundles:
                 text = f"{first} and {me} both acknowledged as the primary of {key[1]}"
                 raise Violation("one primary", f"{text} in generation {generation}")
 
-    def commits(self, primary: Copy, entry: Entry, others: Iterable[Copy]) -> None:
+    def commits(self, primary: BundleCopy, entry: Entry, others: Iterable[BundleCopy]) -> None:
         """Check that other members in sync hold an entry that a primary applies. Raises Violation."""
         for other in others:
             held = other.log.at(entry.position)
@@ -144,7 +104,7 @@ class Bundles:
                 text = f"{primary.me} applied entry {entry.position} of {primary.home}"
                 raise Violation("committed", f"{text}, and {other.me} does not hold it: {other.log}")
 
-    def _check_members(self, copy: Copy, key: Key, least: int) -> None:
+    def _check_members(self, copy: BundleCopy, key: Key, least: int) -> None:
         """Check that a primary with too few members applies no new entry."""
         changed, before = copy.record.changed, self._alone.pop((key, copy.me), None)
         if not copy.is_primary or len(copy.record.in_sync) >= least:
@@ -158,7 +118,7 @@ class Bundles:
                 "min_in_sync", f"{text} with {len(copy.record.in_sync)} of {least} members in sync"
             )
 
-    def compare(self, copy: Copy, store: StoreRecord) -> None:
+    def compare(self, copy: BundleCopy, store: StoreRecord) -> None:
         """Compare the state of a copy with those of the others at its position. Raises Violation."""
         bundle, me, key = copy.shards, copy.me, (copy.record.store, copy.home)
         self._check_members(copy, key, store.min_in_sync_in_force)
@@ -178,7 +138,7 @@ class Bundles:
             if first != content:
                 text = f"shard {number} in version {shard.version} differs between {other} and {me}"
                 raise Violation("equal copies", text)
-        digest = _digest([msgspec.msgpack.encode((contents, tables, _clocks_of(bundle)))])
+        digest = digest_of([msgspec.msgpack.encode((contents, tables, _clocks_of(bundle)))])
         first, other = self._states.setdefault((key, position), (digest, me))
         self.compared += other != me
         if first != digest:
@@ -199,23 +159,18 @@ def _check_clocks(bundle: Bundle, slack: int, me: Member) -> None:
             raise Violation("staleness", f"the clocks of {me} are {tables.clocks} with a slack of {slack}")
 
 
-def _digest(pieces: Sequence[bytes]) -> Digest:
-    digest = blake2b(digest_size=12)
-    for piece in pieces:
-        digest.update(len(piece).to_bytes(8, "little"))
-        digest.update(piece)
-    return digest.digest()
-
-
 def _content_of(shard: Shard) -> Digest:
     state = [shard.rule_state[name].tobytes() for name in sorted(shard.rule_state)]
-    return _digest([shard.values.tobytes(), *state])
+    return digest_of([shard.values.tobytes(), *state])
 
 
 def _tables_of(shard: Shard) -> list[object]:
     """Return all tables of a shard that the log determines."""
     tables, pending = shard.tables, shard.pending
-    found = [_in_order(value) for name, value in tables.content().items() if name not in NOT_LOGGED]
+    # A digest is of messages, whose integers have 64 bits.
+    losses = {epoch: (each.images, each.packed) for epoch, each in tables.losses.items()}
+    content = {**tables.content(), "losses": losses}
+    found = [_in_order(value) for name, value in content.items() if name not in NOT_LOGGED]
     if pending is not None:
         waiting = {
             clock: [(int(each.replica), each.place) for each in contributions]

@@ -29,7 +29,8 @@ class CheckedFolder(CheckpointFolder):
             Violation: See `check_checkpoint`.
         """
         check_checkpoint(checkpoint.manifest, self._config)
-        self._ledger.counts["checkpoints within an epoch"] += bool(checkpoint.manifest.resume.finished)
+        manifest = checkpoint.manifest
+        self._ledger.counts["checkpoints within an epoch"] += manifest.epoch == manifest.resume.epoch
         return await super().write(checkpoint, keep=keep)
 
 
@@ -37,17 +38,18 @@ def check_checkpoint(manifest: Manifest, config: Config) -> None:
     """Check the shards of a checkpoint against its groups, except frozen shards, which have version 0.
 
     Raises:
-        Violation: In bsp the shards are not at one clock; or a shard has fewer updates than the groups need.
+        Violation: In bsp the shards are not at one clock; or a shard has fewer updates than its groups need.
     """
-    shards = [state for state in manifest.shards if state.version]
+    shards = [state for state in manifest.states if state.version]
     clocks = {clock for state in shards for clock in state.clocks.values()}
     if config.synchronous and clocks != {manifest.resume.clock}:
         raise Violation("exact checkpoints", f"{manifest.name}: shards at clocks {sorted(clocks)}")
-    images = manifest.resume.images + sum(int(each["images"]) for each in manifest.resume.results)
-    groups = images // config.images_per_group
+    before = sum(int(each["images"]) for each in manifest.resume.results) // config.images_per_group
     # A push has the groups of one step. A sum has one push of each replica, and a replica may be added.
     most = config.push_every * (config.replicas + 1 if config.synchronous else 1)
     for state in shards:
+        ranges = state.groups.get(manifest.resume.epoch, ())
+        groups = before + sum(ranges[1::2]) - sum(ranges[::2])
         if state.version * most < groups:
             text = f"shard {state.shard} has {state.version} updates for {groups} groups"
             raise Violation("complete checkpoints", f"{manifest.name}: {text}")

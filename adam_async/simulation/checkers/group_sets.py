@@ -1,65 +1,51 @@
-"""Pure: compares the groups that shards have counted with the ledger of leases, at the end of an epoch.
+"""Pure: compares the groups that shards have counted with the result of an epoch.
 
-The ledger knows exactly which groups it has counted: each of them is on every shard that takes gradients
-(`every group on every shard`). A shard has no further group, except skipped ones (`no other group`): a lost
-replica pushed such a group before its lease returned and was skipped. A shard has a group twice only if the
-lease of this group returned (`trained again`), because the lost replica had pushed the group and not reported
-it. The ledger counts returned leases, and does not know which of them left pushes behind.
+The result names the skipped groups; all others are trained. Each trained group is on every shard that takes
+gradients (`every group on every shard`), and no skipped one is on any (`no other group`). A shard applies
+each group once (`each group once`): the gradients that it has applied or refused are at most as many as its
+groups, and as many if each group is a step. The result has the losses of all trained images, each once
+(`each loss once`).
 
-    found = epoch_groups(state, before=())
+    found = epoch_groups(epoch, result)
     check_groups("run-1/2", found, {"shard 3": tables.groups[2]}, counts)
+    check_steps("shard 3", shard, whole_steps=True)
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
-from adam_async.data_server.state import DataState
-from adam_async.run.group_ranges import GroupSet, Ranges, name_groups, united, without
+from adam_async.messages.group_sets import KEPT_EPOCHS
+from adam_async.parameter_server.shard import Shard
+from adam_async.run.cluster_map import EpochRecord
+from adam_async.run.group_ranges import Ranges, without
 from adam_async.simulation.scenario import Violation
 
-COMPARED = "epochs compared with the ledger"
-TWICE = "groups twice on a shard"
-RETURNED = "groups returned"
-BEHIND = "skipped groups on a shard"
-RAGGED = "skipped groups on some shards"
-"""Names of counts; of the groups of an epoch, each counts once."""
+COMPARED = "epochs compared with the shards"
+"""Name of a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochGroups:
-    """The groups of an ended epoch in the ledger.
+    """The groups of an ended epoch.
 
     Attributes:
-        trained: Groups that this run has trained.
-        skipped: Groups that the epoch has skipped.
-        returned: Groups whose leases returned, without skipped ones.
+        trained: Groups that were trained, also those that a resumed run began with.
     """
 
     trained: Ranges
-    skipped: Ranges
-    returned: Ranges
 
 
-def epoch_groups(state: DataState, *, before: Iterable[tuple[int, int]]) -> EpochGroups | None:
-    """Return the groups of the newest epoch of a ledger; None if the epoch has not ended.
-
-    Args:
-        before: Ranges of groups that were trained before the run was resumed.
-    """
-    ended = state.unreported()
-    if ended is None:
-        return None
-    return EpochGroups(
-        trained=without(_flat(state.trained().ranges), _flat(before)),
-        skipped=_flat(ended.skipped),
-        returned=name_groups(ended.number, ended.again)[1:],
-    )
+def epoch_groups(epoch: EpochRecord, result: Mapping[str, Any]) -> EpochGroups:
+    """Return the groups of an epoch with its result."""
+    skipped = _flat(result["skipped_groups"])
+    return EpochGroups(trained=without((0, epoch.groups), skipped))
 
 
-def check_groups(epoch: str, ledger: EpochGroups, sets: Mapping[str, GroupSet], counts: Counter[str]) -> None:
-    """Compare the sets of shards with the ledger, and count the groups that shards have twice.
+def check_groups(epoch: str, groups: EpochGroups, sets: Mapping[str, Ranges], counts: Counter[str]) -> None:
+    """Compare the sets of shards with the groups of an epoch.
 
     Args:
         epoch: Run and epoch, for texts.
@@ -70,27 +56,48 @@ def check_groups(epoch: str, ledger: EpochGroups, sets: Mapping[str, GroupSet], 
     """
     for shard, found in sets.items():
         for invariant, problem in (
-            ("every group on every shard", without(ledger.trained, found.groups)),
-            ("no other group", without(without(found.groups, ledger.trained), ledger.skipped)),
-            ("trained again", without(without(found.again, ledger.returned), ledger.skipped)),
+            ("every group on every shard", without(groups.trained, found)),
+            ("no other group", without(found, groups.trained)),
         ):
             if problem:
-                raise Violation(invariant, f"{shard} differs from the ledger of {epoch} in groups {problem}")
-    behind = [without(found.groups, ledger.trained) for found in sets.values()]
-    ragged = _union(without(_union(behind), each) for each in behind)
+                raise Violation(invariant, f"{shard} differs from the result of {epoch} in groups {problem}")
     counts[COMPARED] += 1
-    counts[TWICE] += _count(_union(found.again for found in sets.values()))
-    counts[RETURNED] += _count(ledger.returned)
-    counts[BEHIND] += _count(_union(behind))
-    counts[RAGGED] += _count(ragged)
 
 
-def _union(several: Iterable[Ranges]) -> Ranges:
-    whole: Ranges = ()
-    for ranges in several:
-        for start, stop in zip(ranges[::2], ranges[1::2], strict=True):
-            whole = united(whole, start, stop)
-    return whole
+def check_losses(epoch: str, result: Mapping[str, Any], *, least: float, most: float) -> None:
+    """Compare the loss of an epoch with those of its groups.
+
+    Args:
+        epoch: Run and epoch, for texts.
+        least: Least sum of the losses of its images; workers may have trained a group several times.
+        most: Largest sum.
+
+    Raises:
+        Violation: The loss of an image is missing, or counts twice.
+    """
+    images, loss = result["loss_images"], result["loss"] * result["loss_images"]
+    slack = 1e-9 * most  # a mean and the sum of a step are rounded
+    if images != result["images"] or not least - slack <= loss <= most + slack:
+        text = f"not of {least} to {most} over {result['images']} images"
+        raise Violation("each loss once", f"{epoch} has a loss of {loss} over {images}, {text}")
+
+
+def check_steps(name: str, shard: Shard, *, single: bool) -> None:
+    """Check that a shard has taken no more gradients than it has groups.
+
+    Args:
+        single: Whether each step is one group.
+
+    Raises:
+        Violation: A gradient counted whose groups the shard had.
+    """
+    if len(shard.tables.groups) >= KEPT_EPOCHS:
+        return  # sets of earlier epochs may be dropped
+    waiting = [] if shard.pending is None else shard.pending.waiting.values()
+    taken = shard.staleness.total() + shard.tables.refused + sum(map(len, waiting))
+    groups = sum(map(_count, shard.tables.groups.values()))
+    if taken > groups or (single and taken < groups):
+        raise Violation("each group once", f"{name} has taken {taken} gradients of {groups} groups")
 
 
 def _count(ranges: Ranges) -> int:

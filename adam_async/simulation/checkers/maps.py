@@ -1,9 +1,10 @@
 """Pure: checks that the cluster map never returns to an earlier state (I3, I4).
 
 Each placement of a store has one table of buckets, each generation of a bundle one primary, and each term of
-a run's ledger one leader. The numbers of placements, generations and terms never decrease. A server is in
+a run one dealer. The numbers of placements, generations and terms never decrease. A server is in
 sync only after it was a member. A store keeps its id, its phases change in one order, and a removed store
-never returns. A replaced incarnation of a node is never live again.
+never returns. A replaced incarnation of a node is never live again. A new dealer within an epoch ends all
+replica generations.
 """
 
 from adam_async.controller.replicated_state import ReplicatedState
@@ -29,7 +30,7 @@ class Maps:
         """Ids of removed stores."""
         self._primaries: dict[tuple[str, str, int], Member] = {}
         """Primary by id of the store, key and generation of the bundle."""
-        self._ledger_leaders: dict[tuple[str, int], tuple[str, int]] = {}
+        self._dealers: dict[tuple[str, int], tuple[str, int]] = {}
         self._over: set[tuple[str, int]] = set()
         """Replaced incarnations, by node."""
 
@@ -67,7 +68,7 @@ class Maps:
         for key, bundle in after.bundles.items():
             if bundle is not before.bundles.get(key):
                 self._check_bundle(key, before.bundles.get(key), bundle, is_next=is_next)
-        self._check_ledger(before, after)
+        self._check_dealer(before, after, is_next=is_next)
 
     def _check_node(self, name: str, was: NodeRecord | None, node: NodeRecord) -> None:
         if was is not None:
@@ -118,16 +119,19 @@ class Maps:
         if alien and is_next:
             raise Violation("I4", f"{alien[0]} is in sync in {key}, and had not joined")
 
-    def _check_ledger(self, before: ClusterMap, after: ClusterMap) -> None:
-        ledger_record, old = after.ledger_record, before.ledger_record
-        if ledger_record is None or not ledger_record.ledger_replicas:
+    def _check_dealer(self, before: ClusterMap, after: ClusterMap, *, is_next: bool) -> None:
+        dealer, old = after.dealer, before.dealer
+        if dealer is None or dealer == old:
             return
-        if old is not None and old.run == ledger_record.run and ledger_record.term < old.term:
-            raise Violation("I4", f"the ledger of {ledger_record.run} went back to term {ledger_record.term}")
-        first = self._ledger_leaders.setdefault(
-            (ledger_record.run, ledger_record.term), ledger_record.ledger_replicas[0]
-        )
-        if first != ledger_record.ledger_replicas[0]:
-            where = f"term {ledger_record.term} of {ledger_record.run}"
-            text = f"{first} and {ledger_record.ledger_replicas[0]} both lead the ledger in {where}"
-            raise Violation("I3", text)
+        if old is not None and old.run == dealer.run and dealer.term < old.term:
+            raise Violation("I4", f"the dealer of {dealer.run} went back to term {dealer.term}")
+        member = (dealer.node, dealer.incarnation)
+        first = self._dealers.setdefault((dealer.run, dealer.term), member)
+        if first != member:
+            where = f"term {dealer.term} of {dealer.run}"
+            raise Violation("I3", f"{first} and {member} both deal out groups in {where}")
+        generations = before.replica_generations().items() & after.replica_generations().items()
+        epoch, was = after.epoch, before.epoch
+        goes_on = epoch is not None and was is not None and (epoch.run, epoch.number) == (was.run, was.number)
+        if is_next and generations and goes_on and epoch is not None and not epoch.ended:
+            raise Violation("I4", f"generation {min(generations)} uses leases of two dealers")

@@ -8,38 +8,33 @@ several scenarios.
     members.py                                the scenario
     short_runs.py                             runs without gradients: each image counted once, or skipped
 `controllers`, `restarts` and `clients`: consensus of the controllers
-    controllers.py, restarts.py, clients.py   all kinds of faults; crashes of all controllers; shipped clients
-    controller_group.py, controller_run.py    the controllers with their checkers; base of the three runs
-    map_user.py                               a client that speaks the protocol itself, and records answers
-    map_client_user.py, membership_holder.py  users of the shipped `MapClient` and `Membership`
-    controller_faults.py, fault_targets.py    draws of faults; their targets and durations
-    machine_faults.py, disk_faults.py         crashes, freezes, clocks; slow, full, lost and damaged disks
+    controllers.py, restarts.py, clients.py   all kinds of faults; crashes of all controllers; members
+    controller_group.py                       the controllers with their checkers; base of the three runs
+    map_user.py                               users of the shipped `MapClient` and `Membership`
+    controller_faults.py                      draws of faults
+    machine_faults.py, disk_faults.py         targets; crashes, freezes, clocks; slow, full and damaged disks
     wire_faults.py                            cuts, low bandwidth, resets, lost answers
 `pushes` and `power`: stores with copies of each shard (failover), and stores on disks
-    pushes.py, power.py                       losses of single servers; power cuts, and return from disks
-    push_cluster.py, power_cluster.py         controllers and servers; servers with disks
+    pushes.py, power.py                       losses of single servers; power cuts, faults, return from disks
+    cluster.py, power_cluster.py              controllers and servers, also for `training`; servers with disks
     bundle_watch.py                           observed copies of all bundles, also for `training`
-    push_clients.py, power_clients.py         clients that push and pull, and open the store again
-    pending_pushes.py                         pushes without an answer, and their time limit
+    store_clients.py                          clients that push and pull, also for `training`
     server_faults.py                          faults of servers with copies, also for `training`
-    push_faults.py, power_faults.py           the faults of each of the two scenarios
 `training`: a whole cluster learns while controllers, workers, servers and drivers are lost
     training.py                               the scenario
     training_cluster.py                       all roles, each on its own machine
     training_setups.py                        options of a run: consistency, partitions, rule, network
     training_faults.py                        faults of roles, clients and links, and the search for targets
-    group_watch.py                            groups on the shards, compared with the ledger of leases
-    store_clients.py                          clients of stores beside the run
+    group_watch.py                            groups on the shards, compared with the results of epochs
 `strangers`: unauthenticated clients, and members that break rules of the wire
-    unauthenticated_clients.py                the scenario
-    transport_clients.py                      a server and its valid clients
+    unauthenticated_clients.py                the scenario, with a server and its valid clients
     hostile.py, raw_wire.py                   invalid handshakes and frames; connections without a protocol
 `hostile`: the cluster of `training`, with peers that send messages with bad fields
     hostile_training.py, hostile_peers.py     the scenario; the hostile peers, with the keys of a role
     hostile_members.py                       attacks on names, addresses and shares of the cluster map
     hostile_splits.py                         pushes in invented sessions that split the tables of shards
     hostile_facts.py, valid_messages.py       ids and clocks of the cluster; valid messages made from them
-    bad_fields.py, bad_answers.py             one bad field at a time; messages that no receiver may accept
+    bad_fields.py                             one bad field at a time; messages that no receiver may accept
 """
 
 from adam_async.simulation.scenario import Scenario

@@ -11,13 +11,14 @@ content.
         await link.call(bad.message, timeout_s=2.0)
 
 A receiver refuses each of these messages, or answers it without harm; at most the sender loses its link.
+
+`is_never_right` names the messages that no receiver may accept.
 """
 
-import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -25,8 +26,8 @@ import numpy as np
 from msgspec import inspect
 from numpy.typing import NDArray
 
-from adam_async.messages import TABLE
-from adam_async.simulation.scenarios.valid_messages import Example, Ride
+from adam_async.messages import TABLE, CompareAndSet
+from adam_async.simulation.scenarios.valid_messages import Example, Ride, fields_of, type_of
 from transport import Message
 
 Path = tuple[str | int, ...]
@@ -83,11 +84,6 @@ class BadMessage:
     pairs: frozenset[tuple[str, str]]
     field: str
     value: str
-
-
-type_of = functools.cache(inspect.type_info)
-"""Function that returns the description of a type, cached because msgspec builds a description at each
-call."""
 
 
 def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> Iterator[BadMessage]:
@@ -153,7 +149,10 @@ def spoil(kind: inspect.Type, value: Any, meant: Meant) -> Iterator[Spoilt]:
         case inspect.StructType():
             yield from _spoil_struct(kind, value, meant)
         case inspect.UnionType(types=types):
-            yield from spoil(_alternative(types, value), value, meant)
+            takes_number = any(isinstance(each, inspect.IntType) for each in types)
+            for path, name, bad in spoil(_alternative(types, value), value, meant):
+                if path or name != "type-number" or not takes_number:
+                    yield path, name, bad
         case inspect.DictType(value_type=inner):
             yield from _spoil_dict(inner, value, meant)
         case inspect.VarTupleType(item_type=inner) | inspect.ListType(item_type=inner):
@@ -274,7 +273,9 @@ def _alternative(types: tuple[inspect.Type, ...], value: Any) -> inspect.Type:
             return kind
     if value is None:
         return inspect.NoneType()
-    return next(kind for kind in types if not isinstance(kind, inspect.NoneType))
+    kinds = [kind for kind in types if not isinstance(kind, inspect.NoneType)]
+    several = [kind for kind in kinds if isinstance(kind, inspect.VarTupleType)]
+    return several[0] if several and isinstance(value, list) else kinds[0]
 
 
 # --- attached records ------------------------------------------------------------------------
@@ -319,3 +320,73 @@ def spoil_tensors(tensors: tuple[NDArray[Any], ...]) -> Iterator[tuple[str, tupl
         yield "nan", (np.full_like(first, np.nan), *rest)
         yield "inf", (np.full_like(first, np.inf), *rest)
         yield "largest", (np.full_like(first, np.finfo(first.dtype).max), *rest)
+
+
+DIVERGED = ("nan", "inf", "-inf", "2**63")
+"""Names of bad values that the loss of a diverged model may have."""
+
+NEVER_RIGHT = (
+    "nan",
+    "inf",
+    "-inf",
+    "2**63",
+    "below",
+    "above",
+    "missing",
+    "type-text",
+    "type-number",
+    "repeated",
+    "torn",
+    "noise",
+    "deep",
+    "large",
+    "unknown-tag",
+    "wrong-run",
+)
+"""Names of bad values that no receiver may accept."""
+
+CLOCKED = ("Push", "Tick", "ReportSteps", "Pull")
+"""Types of questions whose clocks a server compares with the possible clocks of a replica."""
+
+GIVEN = tuple(f"tensor.{name}" for name in ("before", "replica", "partition", "placed", "changed"))
+"""Fields of a node's record that the controllers set themselves."""
+
+
+def numbered(bad: BadMessage, number: int) -> BadMessage:
+    """Give a numbered question the next number of its session, unless the number is the bad field."""
+    if bad.message.type != CompareAndSet.__name__ or bad.field == "number":
+        return bad
+    message = bad.message
+    meta = msgspec.msgpack.encode({**fields_of(message), "number": number})
+    return replace(bad, message=Message(type=message.type, meta=meta, tensors=message.tensors))
+
+
+def is_poison(bad: BadMessage) -> bool:
+    """Return whether a permitted message harms the model: a worker may push large gradients."""
+    return bad.message.type == "Push" and bad.value == "largest"
+
+
+def must_be_refused(bad: BadMessage) -> bool:
+    """Return whether a receiver must not let a question wait, because the awaited event can never come."""
+    return bad.field == "epoch" and bad.value == "far" and bad.message.type in ("Push", "Tick")
+
+
+def is_never_right(bad: BadMessage) -> bool:
+    """Return whether no receiver may accept a message."""
+    if bad.message.type == "GetStatistics" and bad.value == "wrong-run":
+        return False  # a role answers a driver of any run, which may be the next one
+    if bad.name == "CompareAndSet(node).tensor.store=wrong-run":
+        return False  # a client names the store that it opens, whose record may be gone
+    if bad.field.endswith("loss") and bad.value in DIVERGED:
+        return False  # a diverging run reports such losses
+    if bad.field == "tensor.role" and bad.value == "anothers":
+        return True
+    if bad.field in GIVEN:
+        return False
+    if bad.value == "2**40" and bad.field.endswith("clock"):
+        return bad.message.type in CLOCKED
+    if bad.value == "repeated":
+        return not {"shards", "states"}.isdisjoint(fields_of(bad.message))
+    if bad.field == "tensors" and bad.value in DIVERGED:
+        return False  # a server answers such a push, refuses its values and counts it
+    return bad.value in NEVER_RIGHT

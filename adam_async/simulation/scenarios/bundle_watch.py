@@ -18,8 +18,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.checkers.bundles import Bundles
 from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.faults import is_running
-from adam_async.simulation.nodes import World
-from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenario import Ledger, Violation, World
 
 FAILOVERS = "failovers with a push in flight"
 CATCH_UPS = "catch-ups under load"

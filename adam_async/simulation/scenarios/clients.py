@@ -12,17 +12,13 @@ from dataclasses import replace
 
 import msgspec
 
-from adam_async.run.config import Waits
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import PATIENCE_S, strike_all
-from adam_async.simulation.nodes import World
+from adam_async.simulation.faults import PATIENCE_S, STEP_S, strike_all
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, settle
+from adam_async.simulation.scenario import Ledger, Scenario, World, settle
 from adam_async.simulation.scenarios.controller_faults import draw_fault, strikes_of
-from adam_async.simulation.scenarios.controller_group import draw_settings
-from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, UNDER_WAY, ControllerRun
-from adam_async.simulation.scenarios.map_client_user import MapClientUser
-from adam_async.simulation.scenarios.membership_holder import Member
+from adam_async.simulation.scenarios.controller_group import MARKS, UNDER_WAY, ControllerRun, draw_settings
+from adam_async.simulation.scenarios.map_user import WAITS, Member, User
 from adam_async.simulation.scenarios.wire_faults import WIRE_KINDS
 
 KINDS = (
@@ -95,15 +91,12 @@ class _Run(ControllerRun):
     def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
         super().__init__(world, plan, ledger)
         settings = self.settings
-        waits = Waits(
-            dial_s=10.0,
-            call_s=float(settings["call_s"]),
-            patience_s=float(settings["patience_s"]),
-            grace_s=1.0,
+        waits = msgspec.structs.replace(
+            WAITS, call_s=float(settings["call_s"]), patience_s=float(settings["patience_s"])
         )
         pause_s = float(settings["pause_s"])
         self.users = [
-            MapClientUser(
+            User(
                 name=f"user-{number}",
                 group=self.group,
                 ledger=ledger,
@@ -127,13 +120,13 @@ class _Run(ControllerRun):
             )
             for name, how, other in zip(MEMBERS, ("all", "one"), reversed(MEMBERS), strict=True)
         ]
-        self.clients: list[MapClientUser | Member] = [*self.users, *self.members]
+        self.clients: list[User | Member] = [*self.users, *self.members]
 
     def _addresses(self, how: str) -> list[str]:
-        addresses = list(self.group.addresses.values())
+        addresses = self.addresses()
         if how == "with wrong ones":
             addresses += WRONG_ADDRESSES
-        self.dice.shuffle(addresses)
+            self.dice.shuffle(addresses)
         return addresses[:1] if how == "one" else addresses
 
     async def run(self) -> None:

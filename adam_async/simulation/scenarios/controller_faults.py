@@ -5,12 +5,11 @@ import math
 
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import Strike
-from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
+from adam_async.simulation.scenario import World
 from adam_async.simulation.scenarios.controller_group import ControllerGroup
 from adam_async.simulation.scenarios.disk_faults import DiskFaults
-from adam_async.simulation.scenarios.fault_targets import Targets
-from adam_async.simulation.scenarios.machine_faults import MachineFaults
+from adam_async.simulation.scenarios.machine_faults import MachineFaults, Targets
 from adam_async.simulation.scenarios.wire_faults import WIRE_KINDS, WireFaults
 
 KINDS = (

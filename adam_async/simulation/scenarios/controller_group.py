@@ -1,8 +1,8 @@
-"""A group of controllers on simulated machines, with the checkers of its invariants."""
+"""A group of controllers on simulated machines, with the checkers of its invariants; the base of its runs."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adam_async.controller.bootstrap import name_of
@@ -16,21 +16,17 @@ from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError
-from adam_async.messages import role_table
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.checkers.commits import Commits
+from adam_async.simulation.checkers.commits import Commits, Progress, Terms
 from adam_async.simulation.checkers.histories import Histories
 from adam_async.simulation.checkers.maps import Maps
-from adam_async.simulation.checkers.progress import Progress
-from adam_async.simulation.checkers.terms import Terms
-from adam_async.simulation.nodes import Node, World
-from adam_async.simulation.plan import Setting
-from adam_async.simulation.scenario import Ledger, Violation
-from transport import BufferPool, Identity, LinkConfig, TcpNetwork
+from adam_async.simulation.plan import Plan, Setting
+from adam_async.simulation.scenario import Ledger, Node, Program, Violation, World
+from adam_async.simulation.scenarios import cluster
+from transport import Identity, LinkConfig, TcpNetwork
 
-TOKEN = b"a token of the simulated cluster"
 FOLDER = Path("/data")
 FILE = FOLDER / NAME
 
@@ -67,7 +63,7 @@ def permit_all(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
 
 def network_of(node: Node) -> TcpNetwork:
     """Make the network of one incarnation of a machine."""
-    return TcpNetwork(token=TOKEN, entropy=node.entropy, rules=role_table(), config=LINKS, pool=BufferPool())
+    return cluster.network_of(node, links=LINKS)
 
 
 class ControllerGroup:
@@ -282,3 +278,49 @@ class _WatchedLog(LogFile):
         self._group.proven[self._node.name] = 0
         self._group.damaged.discard(self._node.name)
         await super().begin_anew(records)
+
+
+MARKS = (
+    "a controller was sent a whole state",
+    "a watcher was sent the whole map again",
+    "controller.busy",
+    "controller.history.short",
+    "controller.log.late",
+    "controller.message.twice",
+    "controller.snapshot.early",
+)
+"""Marks in the code of controllers that their scenarios must reach."""
+
+UNDER_WAY = "leadership was lost with a question under way"
+"""Mark of the scenarios whose leaders run long enough to reach it."""
+
+
+class ControllerRun:
+    """One run with a group of controllers.
+
+    Args:
+        plan: Plan with the settings of a `ControllerGroup` and of the scenario.
+
+    Attributes:
+        dice: Random stream for choices of the scenario.
+    """
+
+    def __init__(self, world: World, plan: Plan, ledger: Ledger) -> None:
+        self.world = world
+        self.plan = plan
+        self.ledger = ledger
+        self.settings = plan.options.settings
+        self.group = ControllerGroup(world, self.settings, ledger)
+        self.dice = world.dice.fork("story")
+
+    def start(self, programs: Mapping[str, Program]) -> None:
+        """Start all controllers, and the programs of clients by machine."""
+        self.group.start()
+        for name, program in programs.items():
+            self.world.node(name).start(program)
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of all controllers in random order."""
+        addresses = list(self.group.addresses.values())
+        self.dice.shuffle(addresses)
+        return addresses

@@ -14,15 +14,13 @@ from dataclasses import replace
 import msgspec
 
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import strike_all
-from adam_async.simulation.nodes import World
+from adam_async.simulation.faults import STEP_S, strike_all
 from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, settle
+from adam_async.simulation.scenario import Ledger, Scenario, World, settle
 from adam_async.simulation.scenarios.controller_faults import COSTS_A_DISK, KINDS, draw_fault, strikes_of
-from adam_async.simulation.scenarios.controller_group import draw_settings
-from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, UNDER_WAY, ControllerRun
+from adam_async.simulation.scenarios.controller_group import MARKS, UNDER_WAY, ControllerRun, draw_settings
 from adam_async.simulation.scenarios.disk_faults import mend_disk
-from adam_async.simulation.scenarios.map_user import User
+from adam_async.simulation.scenarios.map_user import PATIENT_S, User
 from adam_async.simulation.scenarios.wire_faults import widen
 
 STRIKE_S = 44.0
@@ -86,6 +84,7 @@ class _Run(ControllerRun):
                 name=name,
                 group=self.group,
                 ledger=ledger,
+                controllers=self.addresses(),
                 role=("ps", "data", "worker", "worker")[number],
                 watches=number < int(settings["watchers"]),
                 submits=bool(settings["runs"]),
@@ -127,7 +126,7 @@ class _Run(ControllerRun):
         for name in [*core, user.name]:
             self.mend(name)
         self._cut_off(core, outside, user.name)
-        user.patience_s = float("inf")
+        user.patience_s = PATIENT_S
         progress = self.group.progress
         progress.heal([user.name])
         self.ledger.note("core", user.name, f"{user.name} and {', '.join(core)} are well")
@@ -204,7 +203,7 @@ CONTROLLERS = Scenario(
     least_operations=200,
     least_leader_changes=1,
     limit_s=200.0,
-    marks=("sessions over", "runs", "lost nodes", UNDER_WAY, *MARKS),
+    marks=("unknown outcomes", "clients made anew", "runs", "lost nodes", UNDER_WAY, *MARKS),
     plan=draw_plan,
     run=lambda world, plan, ledger: _Run(world, plan, ledger).run(),
 )

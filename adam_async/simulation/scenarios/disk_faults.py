@@ -4,12 +4,11 @@ import asyncio
 
 from adam_async.simulation.disk import DiskConditions
 from adam_async.simulation.disk_model import SECTOR_BYTES
-from adam_async.simulation.faults import Strike, check_noticed
-from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.faults import STEP_S, Strike, check_noticed
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Violation
+from adam_async.simulation.scenario import Node, Violation, World
 from adam_async.simulation.scenarios.controller_group import FILE
-from adam_async.simulation.scenarios.fault_targets import STEP_S, Targets
+from adam_async.simulation.scenarios.machine_faults import Targets
 
 ENDS_S = 3.0
 """Time limit for the end of a controller after its disk failed, or after a start on a damaged file, in

@@ -1,12 +1,16 @@
 """Facts about a cluster, from which hostile peers make messages: ids, versions, next numbers and clocks."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Part, Push
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.state import ServerState
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.scenarios.training_cluster import TrainingCluster
 from adam_async.simulation.scenarios.valid_messages import Facts
@@ -23,7 +27,7 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
     state = server.state if server is not None else None
     shards = list(state.shards.values())[:2] if state is not None else []
     leader = controllers.get(cluster.leader) or next(iter(controllers.values()))
-    run, epoch, ledger_record = seen.run, seen.epoch, seen.ledger_record
+    run, epoch = seen.run, seen.epoch
     assert run is not None
     return Facts(
         run=run.id,
@@ -47,7 +51,28 @@ def facts_of(cluster: TrainingCluster, target: str, *, sender: Identity, map_ses
         node=sender.node,
         role=sender.role,
         address=f"tcp://{sender.node}:1",
-        ledger_term=ledger_record.term if ledger_record is not None else 1,
+    )
+
+
+def push_to(
+    state: ServerState, shards: Sequence[Shard], *, replica: int, session: int, generation: int
+) -> Push:
+    """Return the first push of a session to some shards of a server, with replica generation `generation`."""
+    count = len(shards)
+    return Push(
+        store=state.store,
+        session=session,
+        incarnation=generation,
+        replica=replica,
+        clock=0,
+        weight=1,
+        rate=0.0,
+        generation=state.generation,
+        parts=(Part(factors=False, count=count),),
+        shards=tuple([int(shard.spec.id) for shard in shards]),
+        numbers=1,
+        versions=0,
+        own_applied=0,
     )
 
 
@@ -66,22 +91,12 @@ def next_push(
         replicas = {generation: replica for replica, (generation, _) in cluster.pushers(store).items()}
         for (session, generation), number in reversed([*shard.last_number.items()]):
             if generation in replicas:
-                push = Push(
-                    store=state.store,
-                    session=session,
-                    incarnation=generation,
-                    replica=replicas[generation],
-                    clock=1,
-                    weight=1,
-                    rate=0.0,
-                    generation=state.generation,
-                    parts=(Part(factors=False, count=1),),
-                    shards=(int(shard.spec.id),),
-                    numbers=(number + 1,),
-                    versions=(0,),
-                    own_applied=(0,),
+                push = push_to(
+                    state, [shard], replica=replicas[generation], session=session, generation=generation
                 )
-                return push, np.zeros(shard.spec.size, shard.values.dtype)
+                return msgspec.structs.replace(push, clock=1, numbers=number + 1), np.zeros(
+                    shard.spec.size, shard.values.dtype
+                )
     return None, np.zeros(0)
 
 

@@ -12,12 +12,11 @@ and no target accepts a message that is never valid.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 import msgspec
-from numpy.typing import NDArray
 
 from adam_async.controller.leader_connection import unpack_answer
+from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
     ROLES,
     TABLE,
@@ -26,41 +25,40 @@ from adam_async.messages import (
     GetStatistics,
     OpenSession,
     Pull,
-    Push,
     Pushed,
     ReadTest,
     SessionOpened,
     pack,
     role_table,
-    text_tensor,
     unpack,
 )
-from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord
-from adam_async.run.program_record import ProgramRecord
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
+from adam_async.run.training_program import ProgramRecord
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import Strike, check_noticed, is_running
-from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.simulation.scenarios.bad_answers import is_never_right, is_poison, must_be_refused, numbered
-from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages
+from adam_async.simulation.scenario import Ledger, Node, Violation, World
+from adam_async.simulation.scenarios.bad_fields import (
+    BadMessage,
+    bad_messages,
+    is_never_right,
+    is_poison,
+    must_be_refused,
+    numbered,
+)
+from adam_async.simulation.scenarios.cluster import CONTROLLERS, LINKS, TOKEN, network_of
 from adam_async.simulation.scenarios.hostile import request_frame
 from adam_async.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
-from adam_async.simulation.scenarios.hostile_members import ATTACKS, HostileMembers
+from adam_async.simulation.scenarios.hostile_members import ATTACKS, HostileMembers, new_map_client
 from adam_async.simulation.scenarios.hostile_splits import split_tables
 from adam_async.simulation.scenarios.raw_wire import dial_authenticated, dial_raw
 from adam_async.simulation.scenarios.training_cluster import (
-    CONTROLLERS,
-    LEDGER_LEADERS,
-    LINKS,
+    DATA_SERVERS,
     SERVERS,
-    TOKEN,
     WORKERS,
     TrainingCluster,
-    network_of,
 )
-from adam_async.simulation.scenarios.valid_messages import Facts, valid_messages
+from adam_async.simulation.scenarios.valid_messages import valid_messages
 from transport import (
     CallTimeout,
     HandshakeRejected,
@@ -85,7 +83,7 @@ PROBER = "prober"
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "ps": SERVERS,
-    "data": LEDGER_LEADERS,
+    "data": DATA_SERVERS,
     "worker": WORKERS,
     "controller": tuple(CONTROLLERS),
 }
@@ -134,12 +132,15 @@ class HostilePeers:
 
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
+        cluster: The attacked cluster.
+        counts: Counts of the outcomes of messages.
     """
 
     def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger) -> None:
         self.strikes: dict[str, Strike] = dict.fromkeys(KINDS, self._strike)
         self._world = world
-        self._cluster = cluster
+        self.cluster = cluster
+        self.counts = ledger.counts
         self._ledger = ledger
         for name in (*HOSTILES, PROBER):
             world.node(name).start(_idle)
@@ -177,7 +178,7 @@ class HostilePeers:
             await asyncio.sleep(0.05)
 
     def _is_ready(self, target: str) -> bool:
-        cluster, node = self._cluster, self._world.nodes[target]
+        cluster, node = self.cluster, self._world.nodes[target]
         if not is_running(node) or cluster.map.epoch is None:
             return False
         if target in SERVERS:
@@ -208,43 +209,10 @@ class HostilePeers:
 
     async def _ask(self, node: Node, target: str) -> None:
         identity = Identity(role="driver", node=PROBER, incarnation=1)
-        async with network_of(node).connect(self.address(target), identity, timeout_s=PROBE_S) as link:
+        async with network_of(node).connect(
+            self.cluster.address(target), identity, timeout_s=PROBE_S
+        ) as link:
             await link.call(pack(GetStatistics(run="")), timeout_s=PROBE_S)
-
-    def server(self, target: str) -> ParameterServer:
-        """Return the newest incarnation of a server."""
-        return self._cluster.servers[target]
-
-    def next_push(self, target: str, *, by_client: bool) -> tuple[Push | None, NDArray[Any]]:
-        """Return the next push of a worker or client to a server's first shard; None before any push."""
-        return next_push(self._cluster.servers[target], self._cluster.map, by_client=by_client)
-
-    @property
-    def map(self) -> ClusterMap:
-        """The newest cluster map."""
-        return self._cluster.map
-
-    @property
-    def leader(self) -> str:
-        """The leader of the controllers; empty if there is none."""
-        return self._cluster.leader
-
-    @property
-    def group(self) -> str:
-        """Name of the group of controllers."""
-        return next(iter(self._cluster.controllers.values())).replicated_state.group
-
-    def address(self, target: str) -> str:
-        """Return the address of a role."""
-        return CONTROLLERS.get(target) or self._cluster.map.nodes[target].address
-
-    def count(self, what: str) -> None:
-        """Count the outcome of a message."""
-        self._ledger.counts[what] += 1
-
-    def facts(self, target: str, *, sender: Identity, map_session: int) -> Facts:
-        """Return the present facts for a peer that is about to attack a target."""
-        return facts_of(self._cluster, target, sender=sender, map_session=map_session)
 
 
 RULES = role_table()
@@ -256,7 +224,9 @@ class _Peer:
     def __init__(
         self, peers: HostilePeers, node: Node, target: str, dice: RandomStream, fault: Fault
     ) -> None:
-        self._peers = peers
+        self._probe = peers.probe
+        self._cluster = peers.cluster
+        self._counts = peers.counts
         self._node = node
         self._target = target
         self._dice = dice
@@ -273,13 +243,13 @@ class _Peer:
 
     async def _dial(self) -> Link:
         return await self._network.dial(
-            self._peers.address(self._target), self._identity(), timeout_s=STRIKE_S / 2
+            self._cluster.address(self._target), self._identity(), timeout_s=STRIKE_S / 2
         )
 
     async def _draw(self) -> list[BadMessage]:
         """Draw bad messages that may travel to the target."""
         map_session = await self._open_session() if self._role == "controller" else 1
-        facts = self._peers.facts(self._target, sender=self._identity(), map_session=map_session)
+        facts = facts_of(self._cluster, self._target, sender=self._identity(), map_session=map_session)
         pair = (self._as, self._role)
         examples = [one for one in valid_messages(facts) if pair in TABLE[type(one.body)]]
         found = [bad for bad in bad_messages(examples, meant=facts.meant()) if not is_poison(bad)]
@@ -289,7 +259,7 @@ class _Peer:
     async def _open_session(self) -> int:
         """Return a session of numbered questions, which only the leader can open; 1 if none opened."""
         if self._dice.chance(LEADER_SHARE):
-            self._target = self._peers.leader or self._target
+            self._target = self._cluster.leader or self._target
         link = await self._dial()
         try:
             opened = await link.call(pack(OpenSession()), timeout_s=ANSWER_S)
@@ -329,28 +299,28 @@ class _Peer:
             self._sent += 1
             if bad.message.type in ONE_WAY:
                 await link.send(bad.message)
-                self._peers.count("said without an answer")
+                self._counts["said without an answer"] += 1
                 return
             answer = await link.call(bad.message, timeout_s=ANSWER_S)
         except RemoteError as error:
-            self._peers.count("refused")
+            self._counts["refused"] += 1
             if error.code == "internal":
                 text = f"{self._target} failed at {bad.name} of a {self._as}: {error}"
                 raise Violation("no handler fails", text) from None
         except CallTimeout:
-            self._peers.count("unanswered")
-            if must_be_refused(bad, member=self._node.name in self._peers.map.nodes):
+            self._counts["unanswered"] += 1
+            if must_be_refused(bad):
                 text = f"{self._target} kept {bad.name} of a {self._as} without an answer"
                 raise Violation("bad fields are refused", text) from None
         except LocalProtocolError:
             self._sent -= 1
         except TransportError:
-            self._peers.count("links closed")
+            self._counts["links closed"] += 1
         else:
             if bad.message.type == CompareAndSet.__name__ and not unpack_answer(answer).done:
-                self._peers.count("refused")
+                self._counts["refused"] += 1
                 return
-            self._peers.count("answered")
+            self._counts["answered"] += 1
             if is_never_right(bad):
                 text = f"{self._target} answered {bad.name} of a {self._as} with {answer!r}"
                 raise Violation("bad fields are refused", text)
@@ -363,7 +333,7 @@ class _Peer:
         link = await self._dial()
         for bad in found:
             if link.closed:
-                self._peers.count("links closed")
+                self._counts["links closed"] += 1
                 link = await self._dial()
             with suppress(WouldBlock, LocalProtocolError, TransportError):
                 link.send_nowait(bad.message)
@@ -391,48 +361,33 @@ class _Peer:
     # --- records and roles -------------------------------------------------------------------
 
     async def set_records_of_others(self) -> bool:
-        """Try to set records of other roles in the map, each at its current version and over its own link."""
-        cluster = self._peers.map
-        self._target = self._peers.leader or self._target
-        for key, record in self._stolen(cluster)[:STOLEN]:
-            link = await self._dial()
+        """Try to set records of other roles in the map, each at its current version."""
+        client = new_map_client(self._cluster, self._node, self._identity())
+        for key, record in self._stolen(self._cluster.map)[:STOLEN]:
             self._sent += 1
             try:
-                opened = await link.call(pack(OpenSession()), timeout_s=ANSWER_S)
-                body = CompareAndSet(
-                    key=key,
-                    expected=record.changed,
-                    session=unpack(opened, SessionOpened).session,
-                    number=1,
-                    after=cluster.version,
-                    group=self._peers.group,
-                )
-                answer = await link.call(pack(body, [text_tensor(record)]), timeout_s=ANSWER_S)
-                if unpack_answer(answer).done:
+                outcome = await client.compare_and_set(key, record.changed, record, timeout_s=ANSWER_S)
+                if outcome.done:
                     raise Violation("records belong to their roles", f"a {self._as} has set {key}")
             except RemoteError:
-                self._peers.count("records refused")
-            except (TransportError, CallTimeout):
-                self._peers.count("links closed")
-            finally:
-                link.abort()
+                self._counts["records refused"] += 1
+            except (TransportError, DeadlineExceeded):
+                self._counts["links closed"] += 1
+        client.close()
         return self._sent > 0
 
-    def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]]:
+    def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | ProgramRecord | EpochRecord]]:
         """Return keys that this role may not set, with values to try; its own key first, with a new role."""
         change = msgspec.structs.replace
-        found: list[tuple[str, NodeRecord | ProgramRecord | LedgerRecord]] = [
+        found: list[tuple[str, NodeRecord | ProgramRecord | EpochRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))
             for name, record in cluster.nodes.items()
             if name != self._node.name
         ]
         if cluster.run is not None and self._as != "driver":
             found.append(("run", change(cluster.run, phase="failed", reason="stolen")))
-        if cluster.ledger_record is not None and self._as != "data":
-            ledger_replicas = ((self._node.name, self._session),)
-            found.append(
-                ("lending", change(cluster.ledger_record, term=1 << 20, ledger_replicas=ledger_replicas))
-            )
+        if cluster.epoch is not None and not cluster.epoch.ended:
+            found.append(("epoch", change(cluster.epoch, ended=True)))
         self._dice.shuffle(found)
         membership = NodeRecord(role="", address=f"tcp://{self._node.name}:1", incarnation=self._session)
         own = cluster.nodes.get(self._node.name, membership)
@@ -458,10 +413,10 @@ class _Peer:
                 raise Violation("keys prove one role", f"{self._target} takes a {self._as} for a {role}")
             except HandshakeRejected as error:
                 if error.code == "token":
-                    self._peers.count("claims refused")
+                    self._counts["claims refused"] += 1
                     return
             except (ConnectionError, ProtocolError):
-                self._peers.count("links closed")
+                self._counts["links closed"] += 1
             finally:
                 wire.close()
             await asyncio.sleep(0.2)
@@ -471,7 +426,9 @@ class _Peer:
         self._as = self._dice.choose(["worker", "client"])
         self._network = network_of(self._node, token=_keys_of(self._as))
         for _ in range(MOST_PUSHES):
-            push, zeros = self._peers.next_push(self._target, by_client=self._as == "client")
+            push, zeros = next_push(
+                self._cluster.servers[self._target], self._cluster.map, by_client=self._as == "client"
+            )
             if push is None:
                 await asyncio.sleep(HELD_S)
                 continue
@@ -482,21 +439,21 @@ class _Peer:
                 text = f"{self._target} answered a push of another peer in session {push.session:x}: {pushed}"
                 raise Violation("sessions belong to their workers", text)
             except (TransportError, CallTimeout):
-                self._peers.count("pushes refused")
+                self._counts["pushes refused"] += 1
             finally:
                 link.abort()
         return self._sent > 0
 
     async def attack_map(self) -> bool:
         """Abuse names, addresses or shares of the cluster map; see `hostile_members`."""
-        return await ATTACKS[self._kind](HostileMembers(self._peers, self._node, self._dice))
+        return await ATTACKS[self._kind](HostileMembers(self._cluster, self._counts, self._node, self._dice))
 
     async def split_tables(self) -> bool:
         """Invent sessions, and push to some of the shards of a message apart."""
         self._as = self._dice.choose(["worker", "client"])
         self._network = network_of(self._node, token=_keys_of(self._as))
         for _ in range(SPLIT_ROUNDS):
-            served = self._peers.server(self._target).served.values()
+            served = self._cluster.servers[self._target].served.values()
             states = [each.state for each in served if bool(each.store.program) == (self._as == "worker")]
             first = 1 + self._dice.below(1 << 50)
             self._sent += 1 + await split_tables(self._dial, states, first, ANSWER_S)
@@ -517,7 +474,7 @@ class _Peer:
             ]
             await asyncio.sleep(HELD_S)
             for _ in range(3):
-                await self._peers.probe(self._target)
+                await self._probe(self._target)
             for hold in holds:
                 hold.cancel()
         return self._sent > LINKS.max_unauthenticated
@@ -548,16 +505,16 @@ class _Peer:
         wire.stop_reading()
         for number in range(1, self._amount + 1):
             wire.send(request_frame(number, self._large()))
-        await self._peers.probe(self._target)
+        await self._probe(self._target)
         await asyncio.sleep(self._dice.between(0.5, 4.0))
         wire.close()
         return True
 
     def _large(self) -> Message:
         """Return a question with a large answer."""
-        facts = self._peers.facts(self._target, sender=self._identity(), map_session=1)
+        facts = facts_of(self._cluster, self._target, sender=self._identity(), map_session=1)
         if self._role == "ps":
-            clock, shards = next_clock(self._peers.server(self._target))
+            clock, shards = next_clock(self._cluster.servers[self._target])
             pull = Pull(
                 store=facts.run, generation=facts.generation, shards=shards, clock=clock, wait_s=PROBE_S
             )
@@ -569,7 +526,7 @@ class _Peer:
         return pack(GetStatistics(run=facts.run))
 
     def _host_and_port(self) -> tuple[str, int]:
-        host, port = self._peers.address(self._target).removeprefix("tcp://").split(":")
+        host, port = self._cluster.address(self._target).removeprefix("tcp://").split(":")
         return host, int(port)
 
 

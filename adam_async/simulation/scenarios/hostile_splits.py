@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adam_async.messages import Part, Push, Pushed, pack, unpack
+from adam_async.messages import Pushed, pack, unpack
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.simulation.scenario import Violation
+from adam_async.simulation.scenarios.hostile_facts import push_to
 from transport import CallTimeout, Link, Message, RemoteError, TransportError
 
 MOST_TAKEN, SESSIONS = 8, 12
@@ -44,25 +45,11 @@ def _pairs(states: Sequence[ServerState]) -> Iterator[_Pair]:
                 break
 
 
-def _push(state: ServerState, shards: list[Shard], session: int, number: int) -> Message:
+def _push(state: ServerState, shard: Shard, session: int) -> Message:
     """Return a push of zeros under a generation that the map never names."""
-    body = Push(
-        store=state.store,
-        generation=state.generation,
-        session=session,
-        incarnation=session,
-        replica=REPLICA + session % 1000,
-        clock=0,
-        weight=1,
-        rate=0.0,
-        parts=(Part(factors=False, count=len(shards)),),
-        shards=tuple([int(shard.spec.id) for shard in shards]),
-        numbers=(number,) * len(shards),
-        versions=(0,) * len(shards),
-        own_applied=(0,) * len(shards),
-    )
-    size = sum([shard.spec.size for shard in shards])
-    return pack(body, [np.zeros(size, shards[0].values.dtype)])
+    replica = REPLICA + session % 1000
+    push = push_to(state, [shard], replica=replica, session=session, generation=session)
+    return pack(push, [np.zeros(shard.spec.size, shard.values.dtype)])
 
 
 async def split_tables(
@@ -89,7 +76,7 @@ async def split_tables(
             if link.closed:
                 link = await dial()
             sent += 1
-            push = _push(pair.state, [pair.first], session, 1)
+            push = _push(pair.state, pair.first, session)
             try:
                 pushed = unpack(await link.call(push, timeout_s=answer_s), Pushed)
             except RemoteError as error:

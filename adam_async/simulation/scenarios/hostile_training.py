@@ -14,20 +14,22 @@ import numpy as np
 from adam_async.run.result import RunResult
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import strike_all
-from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenario import Ledger, Scenario, Violation, World
+from adam_async.simulation.scenarios.cluster import LINKS
 from adam_async.simulation.scenarios.hostile_members import ATTACKS
 from adam_async.simulation.scenarios.hostile_peers import HOSTILES, KINDS, TARGETS, HostilePeers
-from adam_async.simulation.scenarios.store_clients import StoreClients, draw_stores
+from adam_async.simulation.scenarios.store_clients import PUSHED
 from adam_async.simulation.scenarios.training import (
     LEAST_OPERATIONS,
     SETTLE_S,
     TRAINING,
     check_result,
+    draw_stores,
+    new_clients,
     run_result,
 )
-from adam_async.simulation.scenarios.training_cluster import LINKS, TrainingCluster, images
+from adam_async.simulation.scenarios.training_cluster import TrainingCluster, images
 from adam_async.simulation.scenarios.training_setups import draw_setup, setup_of
 
 BEGUN_S, STRIKE_S = 0.5, 8.0
@@ -86,7 +88,7 @@ class _Run:
         self.ledger = ledger
         self.cluster = TrainingCluster(world, setup_of(plan.options.settings, TRAINING), ledger)
         self.peers = HostilePeers(world, self.cluster, ledger)
-        self.clients = StoreClients(world, self.cluster, ledger)
+        self.clients = new_clients(world, self.cluster, ledger)
 
     async def run(self) -> None:
         """Train beside hostile peers, and check values and memory after the run."""
@@ -166,7 +168,7 @@ HOSTILE = Scenario(
     kinds=tuple(KINDS),
     least_operations=LEAST_OPERATIONS,
     limit_s=400.0,
-    marks=("refused", "links closed", "said without an answer", "pushes to stores"),
+    marks=("refused", "links closed", "said without an answer", PUSHED),
     plan=draw_plan,
     run=run,
 )

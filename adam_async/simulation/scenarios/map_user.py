@@ -1,79 +1,63 @@
-"""A client of the controllers that asks random questions and records the answers.
+"""A program that reads, sets and watches the map by the shipped `MapClient`, and records all answers.
 
-The user speaks the protocol itself, so its record is exact. The user sends one question at a time, numbered
-within a session, to the leader, until an answer or the time limit. The user is also a member of the cluster:
-the controllers count a silent user as lost.
+The user is a member of the cluster with a record of its own, so the controllers count a silent user as lost.
+It sends one question at a time. If its client stops waiting, the user makes another client and continues, as
+the supervisor of a role would.
+
+A member with the shipped `Membership`: it writes to its record, loses its membership and joins again.
+
+After the loss the member takes another incarnation and continues, as the supervisor of a role would.
 """
 
 import asyncio
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from adam_async.messages import (
-    NOT_LEADER,
-    SESSION_OVER,
-    UNKNOWN,
-    Body,
-    CompareAndSet,
-    GetMap,
-    MapChanges,
-    MapState,
-    OpenSession,
-    SessionOpened,
-    WatchMap,
-    pack,
-    read_text_tensor,
-    text_tensor,
-    unpack,
-    unpack_any,
-)
-from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
+from adam_async.controller.client import TAKEN, Membership
+from adam_async.controller.map_client import MapClient, MapUpdate, Outcome
+from adam_async.driver.submission import submit, update_program
+from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
-from adam_async.run.config import Config
-from adam_async.run.map_changes import Change, changed
+from adam_async.run.config import Config, Waits
+from adam_async.run.map_changes import changed
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.random_streams import RandomStream
+from adam_async.runtime.traffic import Traffic
 from adam_async.simulation import linearizability as lin
 from adam_async.simulation.checkers.histories import check_kept
-from adam_async.simulation.nodes import Node
-from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenario import Ledger, Node, Violation
 from adam_async.simulation.scenarios.controller_group import ControllerGroup, network_of
-from transport import Identity, Link, Message, RemoteError, RetrySchedule, TransportError
+from transport import Identity, LinkClosed, Network, RemoteError
 
 KEYS = ("nodes/a", "nodes/b", "nodes/c")
 """Keys that clients alone set: records of nodes that are not live."""
 
-DIAL_S = 1.0
-"""Time limit of a dial, in seconds."""
+WAITS = Waits(dial_s=10.0, call_s=2.0, patience_s=30.0, grace_s=1.0)
 
-CALL_S = 1.5
-"""Time limit of an answer of one controller, in seconds."""
-
-PAUSE_S = 0.3
-"""Pause after a controller that gave no answer, in seconds."""
+PATIENT_S = 1000.0
+"""Time limit of a question that a user asks until its answer, in seconds: longer than any run."""
 
 SHORT = 0.3
 """Factor of half of the pauses; the factor of the others is 2 - `SHORT`, so the mean stays equal. More faults
 affect questions that are close together."""
 
-WATCH_S = 4.0
-"""Wait of a watch for news, in seconds."""
+INVALID = "invalid"
+"""Code of the refusal of a value that is no record."""
 
-RETRY = RetrySchedule(first_s=0.1, longest_s=0.5)
-
+ANOTHER = "another group"
+"""Name of another group of controllers; a question with versions of that group has no effect here."""
 
 RUN = TrainingProgram(
     config=Config(images_per_group=10, servers=1, replicas=1),
     spec=mlp((4, 2), input_shape=(1, 2, 2)).to_dict(),
 )
 """The program of all runs."""
-
-
-class SessionOver(Exception):
-    """The session is over; the outcome of its last question stays unknown."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -83,9 +67,13 @@ class User:
     name: str
     group: ControllerGroup
     ledger: Ledger
+    controllers: Sequence[str]
+    """Addresses of controllers that the user has at its start."""
     role: str = "worker"
     """Role of the user's record."""
+    waits: Waits = WAITS
     watches: bool
+    """Whether the user watches the map over the same client, too."""
     submits: bool = False
     """Whether the user submits runs; the other users then become ready for them."""
     pause_s: float
@@ -94,39 +82,68 @@ class User:
     """Time limit of a question, in seconds; it may change at any time."""
     working: bool = True
     """Whether the user sends questions."""
+    answered: int = 0
     acknowledged: int = 0
     """Number of the user's last acknowledged write to its own record."""
     _written: int = 0
+    _has_question: bool = False
 
     async def run(self, node: Node) -> None:
         """Send questions and watch the map, as the program of one incarnation."""
-        state = _State(self, node, self.group, self.ledger)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._ask(state), name=f"{self.name}/asks")
-            if self.watches:
-                group.create_task(state.watch(), name=f"{self.name}/watches")
+        state = _State(self.name, node, self.group)
+        while True:
+            client = MapClient(
+                network=network_of(node),
+                controllers=",".join(self.controllers),
+                identity=Identity(role=self.role, node=self.name, incarnation=node.incarnation),
+                waits=self.waits,
+                traffic=Traffic(self.name),
+            )
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._ask(client, state), name=f"{self.name}/asks")
+                    if self.watches:
+                        group.create_task(state.watch(client), name=f"{self.name}/watches")
+            except* (RoleDied, LinkClosed):
+                self.ledger.counts["clients made anew"] += 1
+            finally:
+                client.close()
 
-    async def _ask(self, state: "_State") -> None:
-        dice = state.dice
+    async def _ask(self, client: MapClient, state: "_State") -> None:
+        dice, progress = state.dice, self.group.progress
         while True:
             await asyncio.sleep(dice.around(self.pause_s) * (SHORT if dice.chance(0.5) else 2.0 - SHORT))
             if not self.working:
                 continue
-            self.group.progress.begin(self.name)
-            record, run = state.map.nodes.get(self.name), state.map.run
-            joined = record is not None and record.live and record.incarnation == state.node.incarnation
-            if not joined or record is None or record.ready != self._ready(state, record) or dice.chance(0.1):
-                answered = await self._join(state)
-            elif self.submits and (run is None or run.phase in ("failed", "finished")):
-                answered = await self._submit(state)
-            elif dice.chance(0.45):
-                answered = await self._get(state)
-            else:
-                answered = await self._set(state, dice.choose(KEYS))
-            self.group.progress.end(self.name, answered=answered)
-            self.ledger.operations += answered
+            if dice.chance(0.02):
+                client.close()  # open questions and watches fail, and `run` makes another client
+            if not self._has_question:  # a question stays open after a give-up or a restart
+                progress.begin(self.name)
+                self._has_question = True
+            try:
+                await self._question(client, state)
+            except DeadlineExceeded:
+                self.ledger.counts["given up"] += 1
+                continue
+            progress.end(self.name, answered=True)
+            self._has_question = False
+            self.answered += 1
+            self.ledger.operations += 1
 
-    async def _join(self, state: "_State") -> bool:
+    async def _question(self, client: MapClient, state: "_State") -> None:
+        """Send one question, and record its answer."""
+        dice, record, run = state.dice, state.map.nodes.get(self.name), state.map.run
+        joined = record is not None and record.live and record.incarnation == state.node.incarnation
+        if not joined or record is None or record.ready != self._ready(state, record) or dice.chance(0.1):
+            await self._join(client, state)
+        elif self.submits and (run is None or run.over):
+            await self._submit(client, state)
+        elif dice.chance(0.45):
+            await self._get(client, state)
+        else:
+            await self._set_number(client, state, dice.choose(KEYS))
+
+    async def _join(self, client: MapClient, state: "_State") -> None:
         self._written += 1
         number, old = self._written, state.map.nodes.get(self.name)
         value = {
@@ -136,56 +153,91 @@ class User:
             "ready": self._ready(state, old) if old is not None else "",
             "info": {"n": number, "train_images": 20},
         }
-        expected = old.changed if old is not None else 0
-        answer = await state.set(f"nodes/{self.name}", expected, value)
-        if answer is not None and answer.done:
+        key = f"nodes/{self.name}"
+        try:
+            outcome = await self._set(client, state, key, state.map.version_of(key), value)
+        except RemoteError as error:
+            if error.code != TAKEN:
+                raise Violation("protocol", f"{self.name} asked to join and got {error}") from None
+            return  # an earlier link of this user is still open
+        if outcome.done:
             self.acknowledged = number
-        return answer is not None
 
     def _ready(self, state: "_State", record: NodeRecord) -> str:
         """Return the value of `ready` that the user's record needs."""
         run = state.map.run
-        if run is None or run.phase in ("failed", "finished"):
+        if run is None or run.over:
             return record.ready
-        return (
-            ready_word(run.id, state.map.replica_generation(record.replica))
-            if self.role == "worker"
-            else run.id
-        )
+        generation = state.map.replica_generation(record.replica)
+        return ready_word(run.id, generation) if self.role == "worker" else run.id
 
-    async def _submit(self, state: "_State") -> bool:
-        old = state.map.run
+    async def _submit(self, client: MapClient, state: "_State") -> None:
         value = RUN.record(f"run-{state.map.version}", (self.name, state.node.incarnation))
-        answer = await state.set("run", old.changed if old is not None else 0, value)
-        self.ledger.counts["runs"] += answer is not None and answer.done
-        return answer is not None
+        outcome = await self._set(client, state, "run", state.map.version_of("run"), value)
+        self.ledger.counts["runs"] += outcome.done is True
 
-    async def _get(self, state: "_State") -> bool:
+    async def _get(self, client: MapClient, state: "_State") -> None:
         handles = self.group.histories.begin_reads(self.name, KEYS)
-        if not await state.get():
-            return False
+        state.map = state.show(await client.get(timeout_s=self.patience_s), state.map, "asks")
         self.group.histories.end_reads(handles, state.map)
-        return True
 
-    async def _set(self, state: "_State", key: str) -> bool:
-        operations, record = self.group.histories.operations, state.map.nodes.get(key.removeprefix("nodes/"))
-        expected = record.changed if record is not None else 0
-        if state.dice.chance(0.1):
-            expected = state.dice.below(expected + 1)
+    async def _set_number(self, client: MapClient, state: "_State", key: str) -> None:
+        operations, dice = self.group.histories.operations, state.dice
+        expected = state.map.version_of(key)
+        if dice.chance(0.1):
+            expected = dice.below(expected + 1)
         self.ledger.counts["values"] += 1
         number = self.ledger.counts["values"]
-        value = {"role": "worker", "address": "", "incarnation": 1, "live": False, "info": {"n": number}}
-        asked = lin.CompareAndSet(expected=expected, value=str(number))
-        handle = operations.begin(self.name, key, asked)
-        answer = await state.set(key, expected, value)
-        if answer is None:
+        value = {
+            "role": "worker",
+            "address": "",
+            "incarnation": "none" if dice.chance(0.03) else 1,  # "none" is invalid
+            "live": False,
+            "info": {"n": number},
+        }
+        handle = operations.begin(self.name, key, lin.CompareAndSet(expected=expected, value=str(number)))
+        is_foreign = dice.chance(0.015)
+        try:
+            outcome = await self._set(client, state, key, expected, value, is_foreign=is_foreign)
+        except RemoteError as error:
+            if error.code != INVALID:
+                text = f"{self.name} asked to set {key} and got {error}"
+                raise Violation("protocol", text) from None
+            operations.refused(handle)
+            return
+        if is_foreign and outcome.done is False:
+            operations.refused(handle)
+        elif outcome.done is None:
             operations.unknown(handle)
-            return False
-        if answer.done:
-            operations.end(handle, lin.Done(version=answer.at))
+        elif outcome.done:
+            operations.end(handle, lin.Done(version=outcome.at))
         else:
-            operations.end(handle, lin.Conflict(version=answer.at))
-        return True
+            operations.end(handle, lin.Conflict(version=outcome.at))
+
+    async def _set(
+        self,
+        client: MapClient,
+        state: "_State",
+        key: str,
+        expected: int,
+        value: Any,
+        *,
+        is_foreign: bool = False,
+    ) -> Outcome:
+        """Set a key, sometimes without the version that the user has, or with that of another group."""
+        knows = state.group != "" and not is_foreign and state.dice.chance(0.7)
+        outcome = await client.compare_and_set(
+            key,
+            expected,
+            value,
+            after=state.map.version if knows else -1,
+            group=state.group if knows else ANOTHER if is_foreign else "",
+            timeout_s=self.patience_s,
+        )
+        for news in outcome.updates:
+            state.map = state.show(news, state.map, "asks")
+        self.ledger.counts["unknown outcomes"] += outcome.done is None
+        return outcome
 
     def check_kept(self, cluster: ClusterMap) -> None:
         """Check that a map has the user's acknowledged writes. Raises Violation."""
@@ -193,149 +245,202 @@ class User:
 
 
 class _State:
-    """State of a client in one incarnation."""
+    """State of one incarnation, over all its clients."""
 
-    def __init__(self, user: User, node: Node, group: ControllerGroup, ledger: Ledger) -> None:
+    def __init__(self, name: str, node: Node, group: ControllerGroup) -> None:
         self.node = node
-        self.dice: RandomStream = group.world.dice.fork(f"{user.name}/{node.incarnation}")
+        self.dice: RandomStream = group.world.dice.fork(f"{name}/{node.incarnation}")
         self.map = ClusterMap()
-        self._user = user
-        self._group = group
-        self._ledger = ledger
-        self._identity = Identity(role=user.role, node=user.name, incarnation=node.incarnation)
-        self._network = network_of(node)
-        self._addresses = list(group.addresses.values())
-        self.dice.shuffle(self._addresses)
-        self._link: Link | None = None
-        self._dialling = asyncio.Lock()
-        self._session = 0
-        self._number = 0
+        self.group = ""
+        self._name = f"{name}/{node.incarnation}"
+        self._histories = group.histories
+        self._watched = ClusterMap()
 
-    # --- questions ---------------------------------------------------------------------------
-
-    async def get(self) -> bool:
-        """Read the whole map; False after the time limit."""
-        reply = await self._answer(GetMap(), begun=self._now())
-        if reply is None:
-            return False
-        self.map = self._show(reply, self.map, "asks")
-        return True
-
-    async def set(self, key: str, expected: int, value: Any) -> MapState | MapChanges | None:
-        """Set a key; None if the outcome is unknown."""
-        begun = self._now()
-        while not self._session:
-            reply = await self._answer(OpenSession(), begun=begun)
-            if reply is None:
-                return None
-            self._session, self._number = unpack(reply, SessionOpened).session, 0
-        self._number += 1
-        body = CompareAndSet(
-            key=key,
-            expected=expected,
-            session=self._session,
-            number=self._number,
-            after=self.map.version,
-            group=self._group.histories.group,
-        )
-        try:
-            reply = await self._answer(body, text_tensor(value), begun=begun)
-        except SessionOver:
-            self._session = 0
-            self._ledger.counts["sessions over"] += 1
-            return None
-        if reply is None:
-            return None
-        answer = unpack_any(reply)
-        assert isinstance(answer, MapState | MapChanges)
-        self.map = self._show(reply, self.map, "asks")
-        return answer
-
-    async def watch(self) -> None:
-        """Watch every version of the map, until the end of the incarnation."""
-        seen, group = ClusterMap(), ""
+    async def watch(self, client: MapClient) -> None:
+        """Watch every version of the map; interrupt the watch at random, and continue it."""
         while True:
-            body = WatchMap(after=seen.version if group else -1, group=group, wait_s=WATCH_S)
-            reply = await self._ask_once(body, timeout_s=WATCH_S + CALL_S)
-            if reply is not None:
-                seen = self._show(reply, seen, "watches")
-                group = self._group.histories.group
+            after = self._watched.version if self.group else -1
+            async with contextlib.aclosing(client.changes(after, self.group)) as all_news:
+                async for news in all_news:
+                    self._watched = self.show(news, self._watched, "watches")
+                    if self.dice.chance(0.02):
+                        break
 
-    def _show(self, reply: Message, seen: ClusterMap, what: str) -> ClusterMap:
-        """Apply a controller's answer to the map, and record its versions."""
-        body, histories = unpack_any(reply), self._group.histories
-        watcher = f"{self._user.name}/{self.node.incarnation}/{what}"
-        if isinstance(body, MapState):
-            seen = msgspec.convert(read_text_tensor(reply, dict[str, Any], MOST_MAP_TEXT_BYTES), ClusterMap)
-            histories.shown(watcher, body.group, seen, whole=True)
-        elif isinstance(body, MapChanges):
-            for change in read_text_tensor(reply, list[Change], MOST_MAP_TEXT_BYTES):
-                seen = changed(seen, change)
-                histories.shown(watcher, body.group, seen, whole=False)
+    def show(self, news: MapUpdate, seen: ClusterMap, what: str) -> ClusterMap:
+        """Apply an answer of the client to the map, and record its version."""
+        if news.whole is not None:
+            seen = news.whole
+        elif news.change is not None:
+            seen = changed(seen, news.change)
+        self.group = news.group
+        self._histories.shown(f"{self._name}/{what}", news.group, seen, whole=news.whole is not None)
         return seen
 
-    # --- answers -----------------------------------------------------------------------------
 
-    def _now(self) -> float:
-        return self._group.world.now
+AGAIN_S = 0.3
+"""Pause before a program that gave up starts again, in seconds."""
 
-    async def _answer(self, body: Body, *tensors: Any, begun: float) -> Message | None:
-        """Ask until an answer arrives; None after the time limit.
+INCARNATIONS = 1000
+"""Number of incarnations reserved for each start of a machine; a program that starts again takes the next one
+of them."""
 
-        Raises:
-            SessionOver: The controllers do not know the session.
-        """
-        while self._now() < begun + self._user.patience_s:
-            reply = await self._ask_once(body, *tensors, timeout_s=CALL_S)
-            if reply is not None:
-                return reply
-        return None
+LINGERS_S = 1.0
+"""Time for which a hanging process keeps its link, in seconds."""
 
-    async def _ask_once(self, body: Body, *tensors: Any, timeout_s: float) -> Message | None:
-        """Ask the presumed leader; None without an answer."""
-        link = await self._linked()
-        if link is None:
-            await asyncio.sleep(PAUSE_S)
-            return None
-        try:
-            return await link.call(pack(body, list(tensors)), timeout_s=timeout_s)
-        except RemoteError as error:
-            if error.code == SESSION_OVER:
-                raise SessionOver from None
-            if error.code == NOT_LEADER:
-                self._leave(link, error.text)
-            elif error.code not in (UNKNOWN, "busy", "taken"):
-                raise Violation("protocol", f"{self._user.name} asked {body} and got {error}") from None
-            await asyncio.sleep(PAUSE_S)
-        except TransportError:
-            self._leave(link, "")
-        return None
+NEWS_S = 1.0
+"""Time limit of a wait for a newer map, in seconds."""
 
-    async def _linked(self) -> Link | None:
-        """Return the link to the presumed leader; None if it cannot be reached."""
-        async with self._dialling:
-            if self._link is None or self._link.closed:
-                self._link = None
+
+def new_membership(
+    network: Network, controllers: str, identity: Identity, waits: Waits, *, info: Mapping[str, Any] = {}
+) -> Membership:
+    """Make the membership of one incarnation of a role."""
+    record = NodeRecord(
+        role=identity.role,
+        address=f"tcp://{identity.node}:1",
+        incarnation=identity.incarnation,
+        info=dict(info),
+    )
+    return Membership(
+        network=network,
+        controller=controllers,
+        identity=identity,
+        record=record,
+        waits=waits,
+        traffic=Traffic(identity.node),
+    )
+
+
+@dataclass(eq=False, kw_only=True)
+class Member:
+    """Joins by `Membership` and writes numbers to its record, over all incarnations of its machine."""
+
+    name: str
+    group: ControllerGroup
+    ledger: Ledger
+    controllers: Sequence[str]
+    """Addresses of controllers that the member has at its start."""
+    waits: Waits
+    pause_s: float
+    """Mean pause between two operations, in seconds."""
+    other: str
+    """Node whose death the member sometimes reports."""
+    working: bool = True
+    """Whether the member does more than keep its membership."""
+    membership: Membership | None = None
+    acknowledged: int = 0
+    """Highest acknowledged number."""
+    _written: int = 0
+
+    async def run(self, node: Node) -> None:
+        """Run a member, as the program of one incarnation."""
+        async with asyncio.TaskGroup() as group:
+            for incarnation in itertools.count(node.incarnation * INCARNATIONS):
+                self.membership = membership = self._new_membership(node, incarnation)
                 try:
-                    self._link = await self._network.dial(
-                        self._addresses[0],
-                        self._identity,
-                        timeout_s=DIAL_S,
-                        retry=RETRY,
-                        peer_role="controller",
-                    )
-                except TransportError:
-                    self._addresses.append(self._addresses.pop(0))
-            return self._link
+                    async with asyncio.TaskGroup() as membership_group:
+                        membership_group.create_task(membership.run(), name=f"{self.name}/membership")
+                        membership_group.create_task(
+                            self._watch(membership, incarnation), name=f"{self.name}/watches"
+                        )
+                        membership_group.create_task(
+                            self._work(membership, incarnation), name=f"{self.name}/works"
+                        )
+                except* _Hangs:
+                    group.create_task(self._linger(node, incarnation), name=f"{self.name}/lingers")
+                except* (RunFailed, RoleDied, DeadlineExceeded, LinkClosed, _Left):
+                    self.ledger.counts["memberships given up"] += 1
+                await asyncio.sleep(AGAIN_S)
 
-    def _leave(self, link: Link, hint: str) -> None:
-        """Choose the next controller: the controller at the address in `hint`, or the next in turn."""
-        if self._link is not link:
+    def _new_membership(self, node: Node, incarnation: int) -> Membership:
+        identity = Identity(role="worker", node=self.name, incarnation=incarnation)
+        controllers, info = ",".join(self.controllers), {"number": self._written}
+        return new_membership(network_of(node), controllers, identity, self.waits, info=info)
+
+    async def _watch(self, membership: Membership, incarnation: int) -> None:
+        """Record the maps of a membership: versions only rise, and equal versions have equal maps."""
+        async for newest in membership.changes():
+            histories = self.group.histories
+            if newest.version:
+                histories.shown(f"{self.name}/{incarnation}/membership", histories.group, newest, whole=True)
+
+    async def _work(self, membership: Membership, incarnation: int) -> None:
+        dice = self.group.world.dice.fork(f"{self.name}/{incarnation}")
+        await membership.wait_for(lambda _: membership.joined, "its membership", self.waits.patience_s)
+        while True:
+            await asyncio.sleep(dice.around(self.pause_s))
+            if not self.working:
+                continue
+            chance = dice.random()
+            try:
+                if chance < 0.06:
+                    await membership.report_death(self.other)
+                elif chance < 0.12:
+                    await self._run(membership, dice)
+                elif chance < 0.15:
+                    version = membership.map.version
+                    await membership.wait_for(lambda newest, v=version: newest.version > v, "news", NEWS_S)  # type: ignore[misc]
+                elif chance < 0.18:
+                    raise _Hangs
+                elif chance < 0.20:
+                    await membership.leave()
+                    raise _Left
+                else:
+                    await self._write(membership)
+            except DeadlineExceeded:
+                continue  # the outcome is unknown
+            self.ledger.operations += 1
+
+    async def _linger(self, node: Node, incarnation: int) -> None:
+        """Keep a link open as a hanging process would; this link keeps the next incarnation from joining."""
+        client = MapClient(
+            network=network_of(node),
+            controllers=",".join(self.controllers),
+            identity=Identity(role="worker", node=self.name, incarnation=incarnation),
+            waits=self.waits,
+            traffic=Traffic(self.name),
+        )
+        try:
+            with contextlib.suppress(DeadlineExceeded, RoleDied):
+                await client.get(timeout_s=LINGERS_S)
+                await asyncio.sleep(LINGERS_S)
+        finally:
+            client.close()
+
+    async def _write(self, membership: Membership) -> None:
+        self._written += 1
+        number = self._written
+        await membership.set_node(info={"number": number})
+        self.acknowledged = max(self.acknowledged, number)
+
+    async def _run(self, membership: Membership, dice: RandomStream) -> None:
+        """Submit a run for which no server becomes ready, or end it; the run has no epoch."""
+        run = membership.map.run
+        if run is None or run.phase in ("failed", "finished"):
+            record = RUN.record(f"{self.name}-{dice.below(1 << 20)}", membership.member)
+            with contextlib.suppress(RunFailed):  # the other member was first
+                await submit(membership, record)
             return
-        link.abort()
-        self._link = None
-        if hint:
-            self._addresses.remove(hint)
-            self._addresses.insert(0, hint)
-        else:
-            self._addresses.append(self._addresses.pop(0))
+        await update_program(membership, lambda newest: msgspec.structs.replace(newest, phase="finished"))
+        await membership.update("epoch", lambda newest: newest.epoch)
+
+    def check_kept(self, cluster: ClusterMap) -> None:
+        """Check that a map has the member's acknowledged writes. Raises Violation."""
+        check_kept(cluster, self.name, self.acknowledged, field="number")
+
+    def check_joined(self, cluster: ClusterMap) -> str:
+        """Return why the member has not joined with the newest map; empty if it has."""
+        if self.membership is None or not self.membership.joined:
+            return f"{self.name} has not joined"
+        if self.membership.map.version != cluster.version:
+            own = self.membership.map.version
+            return f"{self.name} has version {own} of the map; the newest is {cluster.version}"
+        return ""
+
+
+class _Left(Exception):
+    """A member left."""
+
+
+class _Hangs(Exception):
+    """A member ends, but keeps a link for a while."""

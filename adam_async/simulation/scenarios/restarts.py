@@ -10,13 +10,11 @@ follow every event, as in `controllers`.
 import asyncio
 
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import strike_all
-from adam_async.simulation.nodes import World
+from adam_async.simulation.faults import STEP_S, strike_all
 from adam_async.simulation.plan import Fault, Plan, Setting, draw_options
-from adam_async.simulation.scenario import Ledger, Scenario, Violation
-from adam_async.simulation.scenarios.controller_group import ANSWER_S, draw_settings
-from adam_async.simulation.scenarios.controller_run import MARKS, STEP_S, ControllerRun
-from adam_async.simulation.scenarios.map_user import User
+from adam_async.simulation.scenario import Ledger, Scenario, Violation, World
+from adam_async.simulation.scenarios.controller_group import ANSWER_S, MARKS, ControllerRun, draw_settings
+from adam_async.simulation.scenarios.map_user import PATIENT_S, User
 
 ROUNDS = 8
 """Number of restarts of all controllers in one run."""
@@ -63,9 +61,10 @@ class _Run(ControllerRun):
                 name=f"user-{number}",
                 group=self.group,
                 ledger=ledger,
+                controllers=self.addresses(),
                 watches=number == 0,
                 pause_s=float(settings["pause_s"]),
-                patience_s=float("inf"),
+                patience_s=PATIENT_S,
             )
             for number in range(int(settings["users"]))
         ]

@@ -17,10 +17,9 @@ from dataclasses import replace
 import msgspec
 
 from adam_async.parameter_server.replication.log import Log
-from adam_async.simulation.faults import KINDS, Missed, Strike, check_noticed, is_running
-from adam_async.simulation.nodes import World
+from adam_async.simulation.faults import KINDS, STEP_S, Missed, Strike, check_noticed, is_running, until
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, settle
+from adam_async.simulation.scenario import Ledger, World, settle
 from adam_async.simulation.scenarios.bundle_watch import BundleWatch
 from adam_async.simulation.scenarios.wire_faults import both, widen
 
@@ -32,6 +31,9 @@ STALL_KINDS = ("freeze", "slow", "isolate", "clock")
 
 LINK_KINDS = ("cut", "cut-one-way", "narrow", "reset")
 """Faults of the links of a server to another machine."""
+
+POWER = "power"
+"""Fault that ends all servers, and so a store without disks."""
 
 SPARE_S = 60.0
 """Time limit of the wait until a server may be lost, in seconds."""
@@ -49,9 +51,8 @@ waiting."""
 FOLLOW_S = 5.0
 """Time limit of the wait for the successor of a lost primary, in seconds."""
 
-STEP_S, SHORT_STEP_S = 0.05, 0.001
-"""Intervals between two checks, in seconds: of an ordinary condition, and of a condition that lasts for
-milliseconds."""
+SHORT_STEP_S = 0.001
+"""Interval between two checks of a condition that lasts for milliseconds, in seconds."""
 
 
 class ServerFaults:
@@ -82,7 +83,7 @@ class ServerFaults:
             "split": self._split,
             "successors": self._lose_successors,
             "clock": self._clock,
-            "power": self._power,
+            POWER: self._power,
             **dict.fromkeys(["freeze", "slow", "isolate"], self._stall),
             **dict.fromkeys(LINK_KINDS, self._link),
         }
@@ -124,14 +125,6 @@ class ServerFaults:
         spared = [name for name in ranked if is_running(self._world.node(name)) and bundles.can_spare(name)]
         return next((name for name in spared if not leads or self._successor(self._main_bundle(name))), "")
 
-    async def _until(self, happened: Callable[[], bool], limit_s: float, step_s: float) -> bool:
-        until = self._world.now + limit_s
-        while not happened():
-            if self._world.now > until:
-                return False
-            await asyncio.sleep(step_s)
-        return True
-
     # --- losses ------------------------------------------------------------------------------
 
     async def _lose(self, world: World, fault: Fault) -> None:
@@ -155,12 +148,12 @@ class ServerFaults:
         """Cut a primary off from its successor, and lose it while only another member has an entry."""
         async with self.victim(fault, leads=True) as name:
             answered = self._bundles.acknowledged
-            await self._until(lambda: self._bundles.acknowledged > answered, BUSY_S, STEP_S)
+            await until(world, lambda: self._bundles.acknowledged > answered, BUSY_S)
             key = self._main_bundle(name)
             successor = self._successor(key)
             check_noticed(bool(successor))
             world.network.cut(name, successor, both=False)
-            noticed = await self._until(lambda: self._is_split(key, name), MOMENT_S, SHORT_STEP_S)
+            noticed = await until(world, lambda: self._is_split(key, name), MOMENT_S, SHORT_STEP_S)
             noticed = noticed and self._bundles.can_spare(name)
             if noticed:
                 self._end(name, fault)
@@ -176,17 +169,17 @@ class ServerFaults:
         """
         async with self.victim(fault, leads=True) as name:
             key = self._main_bundle(name)
-            await self._until(lambda: self._is_held(key), MOMENT_S, SHORT_STEP_S)
+            await until(world, lambda: self._is_held(key), MOMENT_S, SHORT_STEP_S)
             last = self._last(key)
             cut = [node for node in self._in_sync(key) if node != name]
             for other in cut:
                 world.network.cut(name, other, both=False)
-            await self._until(lambda: self._applied(key) >= last, MOMENT_S / 2, SHORT_STEP_S)
+            await until(world, lambda: self._applied(key) >= last, MOMENT_S / 2, SHORT_STEP_S)
             names = [name] if self._bundles.can_spare(name) else []
             for each in names:
                 self._end(each, fault)
-            await self._until(lambda: self._primary(key) not in ("", name), FOLLOW_S, SHORT_STEP_S)
-            await self._until(lambda: self._lags(key), MOMENT_S, SHORT_STEP_S)
+            await until(world, lambda: self._primary(key) not in ("", name), FOLLOW_S, SHORT_STEP_S)
+            await until(world, lambda: self._lags(key), MOMENT_S, SHORT_STEP_S)
             second = self._primary(key)
             if second not in ("", name) and self._bundles.can_spare(second):
                 self._end(second, fault)

@@ -2,15 +2,15 @@
 
 Workers compute no gradients. Short runs follow one another, each with its own options: the way of sharing out
 an epoch, an early end, a warm start, a resume half way, a stop, and the number of partitions. A run that
-loses its data servers fails, and the next one begins. A finished epoch has counted or skipped every image
-once.
+loses its data servers waits for them. A finished epoch has counted or skipped every image once.
 
-In place of pushes, a worker adds its groups to the set of its part, just before the report of these groups.
-At the end of an epoch the sets are compared with the ledger (`checkers.group_sets`).
+In place of pushes, a worker adds its groups to the set of its part, just before the report of these groups. A
+machine in place of the parameter servers takes groups only of the replica generations in its map, and sends
+the sets to the dealer. At the end of an epoch the sets are compared with its result (`checkers.group_sets`).
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -23,29 +23,44 @@ from adam_async.controller.role import RoleSettings
 from adam_async.data_server.client import DataClient, ImageGroup, WorkerSlot
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
-from adam_async.data_server.state import DataState
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
 from adam_async.errors import AdamError, DeadlineExceeded
-from adam_async.messages import Body, Finished, LeaseGroups, pack
+from adam_async.messages import (
+    Body,
+    BundleSets,
+    Finished,
+    LeaseGroups,
+    ReadGroups,
+    ReadGroupSets,
+    pack,
+    unpack,
+)
+from adam_async.messages.loss_sums import LossSum, LossSums
 from adam_async.model.named import mlp
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord, ready_word
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.group_limits import GroupLimits
-from adam_async.run.group_ranges import NO_GROUPS, GroupSets, name_groups, with_groups
-from adam_async.run.program_record import ProgramRecord
+from adam_async.run.group_ranges import (
+    GroupSets,
+    has_groups,
+    name_groups,
+    with_groups,
+    with_losses,
+    without,
+)
 from adam_async.run.store_record import ArrayRecord, served_word
-from adam_async.run.training_program import ResumeRecord, TrainingProgram, read_training
+from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 from adam_async.runtime.channel import Endpoint
-from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.checkers.group_sets import check_groups, epoch_groups
-from adam_async.simulation.nodes import Node, World
+from adam_async.simulation.checkers.group_sets import check_groups, check_losses, epoch_groups
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.pool import SimulatedPool
-from adam_async.simulation.scenario import Ledger, Violation
-from transport import Identity, Link, RemoteError, TcpNetwork, TransportError
+from adam_async.simulation.scenario import Ledger, Node, Violation, World
+from adam_async.simulation.scenarios.cluster import network_of, process_memory
+from adam_async.simulation.scenarios.map_user import INCARNATIONS, new_membership
+from transport import Identity, Link, RemoteError, Request, TcpNetwork, TransportError
 
 CONTROLLER = "controller"
 ADDRESS = f"tcp://{CONTROLLER}:7000"
@@ -78,14 +93,13 @@ RUN_EXTRAS: tuple[Mapping[str, Setting], ...] = ({}, {}, {"warm_start": 6})
 STOPPED = 0.3
 """Share of the runs that are stopped within an epoch."""
 
-TAKEN_UP = ((0, 20), (31, 47))
+TAKEN_UP = (0, 20, 31, 47)
 """Ranges of groups that are trained already in a resumed run."""
 
-SPEC = mlp((4, 2), input_shape=(1, 2, 2)).to_dict()
+LACKING = (18, 20, 40, 41)
+"""Of these groups, ranges that the last of several parts lacks."""
 
-INCARNATIONS = 1000
-"""Number of incarnations reserved for each start of a machine; a program that starts again takes the next one
-of them."""
+SPEC = mlp((4, 2), input_shape=(1, 2, 2)).to_dict()
 
 
 @lru_cache(maxsize=1)
@@ -105,46 +119,50 @@ def draw_run(dice: RandomStream) -> TrainingProgram:
     config = msgspec.structs.replace(plain, **options)
     resumed = None
     if dice.chance(0.3):
-        done = GROUP * sum(stop - start for start, stop in TAKEN_UP)
-        resumed = ResumeRecord(epoch=1, finished=TAKEN_UP, clock=8, images=done, loss=1.0, train_s=1.0)
+        resumed = ResumeRecord(epoch=1, clock=8, train_s=1.0)
     return TrainingProgram(config=config, spec=SPEC, resumed=resumed)
 
 
 class ShortRuns:
     """One run after the other, in a world of members."""
 
-    def __init__(self, world: World, ledger: Ledger, network: Callable[[Node], TcpNetwork]) -> None:
+    def __init__(self, world: World, ledger: Ledger) -> None:
         self._world = world
         self._ledger = ledger
-        self.ledger_leaders: dict[str, DataServer] = {}
+        self.data_servers: dict[str, DataServer] = {}
         self.ended: dict[tuple[str, int], None] = {}
         self._programs: dict[str, TrainingProgram] = {}
         self._sets: dict[tuple[str, int], GroupSets] = {}
         """Groups that workers have trained, by run and part."""
-        self._compared: set[tuple[str, int]] = set()
+        self._losses: dict[str, LossSums] = {}
+        """Losses that the last part has counted, by run; that of an image is its group's number."""
+        self._whole: dict[tuple[str, int, int], int] = {}
+        """Replica generation that pushed a group of a run and epoch when the last part got it."""
+        self._clocks: dict[str, int] = {}
+        """Highest clock of these groups, by run."""
+        self._store: Membership | None = None
+        """Membership of the machine that takes groups."""
         self.going_on = True
-        self._network = network
 
     async def run_data_server(self, node: Node) -> None:
         """Run a data server, and start it again after an error, as a supervisor would."""
         for attempt in range(INCARNATIONS):
             server = DataServer(
                 RoleSettings(
-                    network=self._network(node),
+                    network=network_of(node),
                     address=f"tcp://{node.name}:1",
                     identity=Identity(
                         role="data", node=node.name, incarnation=node.incarnation * INCARNATIONS + attempt
                     ),
                     waits=WAITS,
                     controller=ADDRESS,
-                    process_memory=lambda: ProcessMemory(host="", pid=1, peak_rss_mb=1.0),
+                    process_memory=process_memory,
                 ),
                 images(),
                 make_pool=SimulatedPool,
                 available_bytes=lambda: 1 << 30,
-                observe=self._compare,
             )
-            self.ledger_leaders[node.name] = server
+            self.data_servers[node.name] = server
             try:
                 async with server:
                     await asyncio.Event().wait()
@@ -153,23 +171,20 @@ class ShortRuns:
             await asyncio.sleep(0.5)
 
     async def run_driver(self, node: Node) -> None:
-        """Submit one run after the other, start their epochs, and report ready for all of them."""
-        network = self._network(node)
+        """Submit one run after the other, start their epochs, and serve their stores without values."""
+        network = network_of(node)
         identity = Identity(role="ps", node=node.name, incarnation=node.incarnation)
-        record = NodeRecord(role="ps", address=f"tcp://{node.name}:1", incarnation=node.incarnation)
-        membership = Membership(
-            network=network,
-            controller=ADDRESS,
-            identity=identity,
-            record=record,
-            waits=WAITS,
-            traffic=Traffic(node.name),
-        )
-        async with asyncio.TaskGroup() as group:
+        membership = new_membership(network, ADDRESS, identity, WAITS)
+        self._store = membership
+        listens = network.listen(f"tcp://{node.name}:1", identity, self._serve_sets)
+        async with listens, asyncio.TaskGroup() as group:
             group.create_task(membership.run(), name="membership")
             runs = 0
+            dealer = ""
             async for cluster in membership.changes():
                 run = cluster.run
+                self._ledger.counts["dealers lost"] += dealer != "" and not cluster.dealing
+                dealer = cluster.dealing
                 if not self.going_on or not membership.joined:
                     continue
                 with suppress(DeadlineExceeded):  # the controller is frozen; the map shows the outcome later
@@ -180,6 +195,7 @@ class ShortRuns:
                         program = draw_run(dice)
                         run = program.record(f"run-{runs}", membership.member)
                         self._programs[run.id] = program
+                        self._load_sets(run.id, program)
                         if dice.chance(STOPPED):
                             work = self._stop(membership, run.id, after_s=dice.between(0.5, 8.0))
                             group.create_task(work, name=f"stop-{run.id}")
@@ -190,8 +206,50 @@ class ShortRuns:
                     elif served_word(cluster.run_store) not in cluster.nodes[node.name].serves:
                         await membership.set_node(serves=(served_word(cluster.run_store),))
                     elif run.phase == "between":
-                        self._end_epoch(run, cluster.results[-1])
+                        assert cluster.epoch is not None
+                        self._end_epoch(run, cluster.epoch, cluster.results[-1])
                         await update_program(membership, _next_epoch)
+
+    async def _serve_sets(self, link: Link) -> None:
+        link.serve(self._send_sets, receives=False)
+        await link.wait_closed()
+
+    def _send_sets(self, request: Request) -> None:
+        """Answer which groups all parts of a run have, and which only some."""
+        assert self._store is not None
+        body, version = unpack(request.message, ReadGroupSets), self._store.map.version
+        if version < body.map_version:
+            request.fail("busy", f"version {version} is known, not {body.map_version}")
+            return
+        config = self._programs[body.store].config
+        sets = [self._numbers(body.store, part, body.epoch) for part in range(config.partitions)]
+        every, some = set.intersection(*sets), set.union(*sets)
+        clock = self._clocks.get(body.store, 0) if config.slack is not None else 0
+        tensors = [np.array(name_groups(1, found)[1:], np.int64) for found in (every, some - every)]
+        counted = self._losses.get(body.store, {}).get(body.epoch, LossSum())
+        answer = BundleSets(trainable=True, clock=clock, images=counted.images, loss_sum=counted.total)
+        request.reply(pack(answer, tensors))
+
+    def _numbers(self, run: str, part: int, epoch: int) -> set[int]:
+        ranges = self._sets.get((run, part), {}).get(epoch, ())
+        pairs = zip(ranges[::2], ranges[1::2], strict=True)
+        return {number for start, stop in pairs for number in range(start, stop)}
+
+    def _load_sets(self, run: str, program: TrainingProgram) -> None:
+        """Begin a resumed run with the groups of its checkpoint; the last part of several lacks some.
+
+        Their mean loss is 1.
+        """
+        if program.resumed is None:
+            return
+        parts = program.config.partitions
+        for part in range(parts):
+            lacking = LACKING if 0 < part == parts - 1 else ()
+            self._sets[run, part] = {1: without(TAKEN_UP, lacking)}
+        for number in self._numbers(run, parts - 1, 1):
+            self._whole[run, 1, number] = 0  # no generation of this run may push it
+        images = GROUP * len(self._numbers(run, parts - 1, 1))
+        self._losses[run] = with_losses({}, 1, images, float(images))
 
     async def _create_store(self, membership: Membership, run: ProgramRecord) -> None:
         """Create the store of a run; this machine serves it without values."""
@@ -212,7 +270,7 @@ class ShortRuns:
                 return  # the epoch has ended, or the controller was frozen
             leased = self._leased(cluster)
             await asyncio.sleep(0.5)
-            if leased is None or membership.map.ledger_record != cluster.ledger_record:
+            if leased is None or membership.map.dealer != cluster.dealer:
                 continue
             if self._leased(membership.map) not in (leased, None):
                 raise Violation("a drained epoch leases no group", f"{leased}, then {self._leased(cluster)}")
@@ -221,45 +279,41 @@ class ShortRuns:
                 await update_program(membership, lambda record: _finished(record, run))
 
     def _leased(self, cluster: ClusterMap) -> int | None:
-        """Return the number of groups that the ledger leader has leased in all, once its epoch is drained;
-        else None."""
-        for name in cluster.ledger_leaders[:1]:
-            server = self.ledger_leaders.get(name)
-            counts = server.state.statistics() if server is not None else None
-            if counts is not None and counts.drained:
-                return counts.leased
-        return None
+        """Return the number of groups that the dealer has leased in all, once its epoch is drained; else
+        None."""
+        server = self.data_servers.get(cluster.dealing)
+        counts = server.statistics() if server is not None else None
+        return counts.leased if counts is not None and counts.term and counts.drained else None
 
-    def _end_epoch(self, run: ProgramRecord, result: Mapping[str, Any]) -> None:
-        """Check that a finished epoch counted or skipped every image once, and count its trained groups."""
+    def _end_epoch(self, run: ProgramRecord, epoch: EpochRecord, result: Mapping[str, Any]) -> None:
+        """Check that a finished epoch counted or skipped every image once, and that each part has its groups;
+        count its trained groups. Raises Violation."""
         if (run.id, run.epoch) in self.ended:
             return  # checked before, but the start of the next epoch failed
         self.ended[run.id, run.epoch] = None
         self._ledger.counts["epochs cut short"] += result["skipped"] > 0
+        returned = [server.state.returned for server in self.data_servers.values()]
+        self._ledger.counts["epochs with returned leases"] += any(returned)
         if result["images"] + result["skipped"] != IMAGES:
             raise Violation("every image once", f"an epoch of {IMAGES} images counted {result}")
-        resumed = read_training(run).resumed
-        before = resumed.images if resumed is not None and resumed.epoch == run.epoch else 0
+        loaded = [key for key, generation in self._whole.items() if not generation]
+        before = GROUP * len([key for key in loaded if key[:2] == (run.id, run.epoch)])
         self._ledger.operations += (result["images"] - before) // GROUP
-        for name, server in self.ledger_leaders.items():
+        for name, server in self.data_servers.items():
             if self._world.node(name).host.up:
                 server.state.check_invariants()
 
-    def _compare(self, run: str, state: DataState) -> None:
-        """Compare the groups of an ended epoch with the ledger, once. Raises Violation."""
-        key, program = (run, state.epoch), self._programs[run]
-        if key in self._compared:
-            return
-        self._compared.add(key)
-        resumed = program.resumed
-        before = resumed.finished if resumed is not None and resumed.epoch == state.epoch else ()
-        groups = epoch_groups(state, before=before)
-        assert groups is not None
         sets = {
-            f"part {part}": self._sets.get((run, part), {}).get(state.epoch, NO_GROUPS)
-            for part in range(program.config.partitions)
+            f"part {part}": self._sets.get((run.id, part), {}).get(epoch.number, ())
+            for part in range(self._programs[run.id].config.partitions)
         }
-        check_groups(f"{run}/{state.epoch}", groups, sets, self._ledger.counts)
+        groups = epoch_groups(epoch, result)
+        check_groups(f"{run.id}/{epoch.number}", groups, sets, self._ledger.counts)
+        pairs = zip(groups.trained[::2], groups.trained[1::2], strict=True)
+        numbers = [number for start, stop in pairs for number in range(start, stop)]
+        numbers = [number for number in numbers if self._whole.get((run.id, epoch.number, number))]
+        loss = float(GROUP * sum(numbers) + before)  # a resumed run begins with a mean of 1
+        check_losses(f"{run.id}/{epoch.number}", result, least=loss, most=loss)
 
     async def train(
         self, node: Node, membership: Membership, network: TcpNetwork, identity: Identity, *, pace_s: float
@@ -289,11 +343,12 @@ class ShortRuns:
         return DataClient(
             Endpoint(network, identity, Traffic(membership.node)),
             slot,
-            address=lambda attempt: membership.map.ledger_leader_for(slot.replica, attempt),
+            address=lambda: membership.map.dealer_address,
+            servers=lambda: membership.map.data_servers_for(slot.replica),
             ahead=AHEAD,
             limits=GroupLimits(
                 images=GROUP,
-                pixels=(4, 2)[slot.partition],
+                shape=(1, (2, 1)[slot.partition], 2),
                 classes=2,
                 epochs=RUN_EPOCHS,
                 train_images=IMAGES,
@@ -316,21 +371,43 @@ class ShortRuns:
                 while client.has_group and len(taken) < AHEAD // 2:
                     taken.append(client.take())
                 await asyncio.sleep(pace_s * len(taken))
-                for each in taken:
-                    sets = self._sets.get((slot.run, slot.partition), {})
-                    named = name_groups(each.lease.epoch, (each.lease.number,))
-                    self._sets[slot.run, slot.partition] = with_groups(sets, named)
-                await asyncio.sleep(pace_s)  # a worker that is lost now has pushed without a report
+                reports: list[Finished] = []
                 for each in taken:
                     clock = max(clock, each.clock, each.sync_clock) + 1
+                    await self._push(slot, each, clock)
                     epoch, number, attempt, count = msgspec.structs.astuple(each.lease)[:4]
-                    client.finished(Finished(epoch, number, attempt, count, 1.0, clock))
+                    reports.append(Finished(epoch, number, attempt, count, 1.0, clock))
+                await asyncio.sleep(pace_s)  # a worker that is lost now has pushed without a report
+                for report in reports:
+                    client.finished(report)
+
+    async def _push(self, slot: WorkerSlot, group: ImageGroup, clock: int) -> None:
+        """Add a group to the set of a part, once the machine that takes groups knows the generation."""
+        assert self._store is not None, "a run has a store"
+        await self._store.wait_for(
+            lambda newest: newest.replica_generations().get(slot.replica) == slot.replica_generation,
+            f"generation {slot.replica_generation} at {DRIVER}",
+            WAITS.patience_s,
+        )
+        number, epoch = group.lease.number, group.lease.epoch
+        parts = range(self._programs[slot.run].config.partitions)
+        key, generation = (slot.run, epoch, number), slot.replica_generation
+        if self._whole.setdefault(key, generation) != generation:
+            raise Violation("each group once", f"group {key} comes again, and all parts have it")
+        sets, named = self._sets.get((slot.run, slot.partition), {}), name_groups(epoch, (number,))
+        self._sets[slot.run, slot.partition] = with_groups(sets, named)
+        if slot.partition == len(parts) - 1 and not has_groups(sets, named):
+            images, losses = group.lease.images, self._losses.get(slot.run, {})
+            self._losses[slot.run] = with_losses(losses, epoch, images, float(images * number))
+        if not all(number in self._numbers(slot.run, part, epoch) for part in parts):
+            del self._whole[key]
+        self._clocks[slot.run] = max(self._clocks.get(slot.run, 0), clock)
 
     async def ask_wrongly(self, membership: Membership, network: TcpNetwork, identity: Identity) -> None:
         """Send invalid questions to data servers; each must be refused with its own code."""
         while True:
             await asyncio.sleep(2.0)
-            run, address = membership.map.run, membership.map.ledger_leader_for(0)
+            run, address = membership.map.run, membership.map.dealer_address
             if run is None or not address:
                 continue
             plain = LeaseGroups(
@@ -340,7 +417,7 @@ class ShortRuns:
             wrong = {
                 "no-part": replace(plain, partition=9),
                 "no-groups": replace(plain, count=0),
-                "no-rows": replace(plain, rows=(0, 9)),
+                "no-rows": ReadGroups(run=run.id, epoch=1, numbers=(0,), rows=(0, 9)),
                 "wrong-run": replace(plain, run="run-0"),
             }
             with suppress(TransportError):

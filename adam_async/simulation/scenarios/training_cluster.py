@@ -6,10 +6,10 @@ run depends on the time of the read.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import defaultdict
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,69 +19,43 @@ from msgspec import UNSET
 
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.checkpoint.manifest import Checkpoint
-from adam_async.controller.consensus_node import ConsensusSetup
-from adam_async.controller.log_file import LogFile
-from adam_async.controller.role import RoleSettings
-from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import DIGITS_FILE
 from adam_async.data_server.sources.npz import parse_npz
-from adam_async.data_server.state import DataState
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import AdamError, first_cause
-from adam_async.messages import role_table
-from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.state import ServerState
-from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
-from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.timeline import Timeline
 from adam_async.simulation.checkers.checkpoints import CheckedFolder
 from adam_async.simulation.faults import is_running
-from adam_async.simulation.nodes import Node, World, takes_at_once
 from adam_async.simulation.pool import SimulatedPool
-from adam_async.simulation.scenario import Ledger, Violation
-from adam_async.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
+from adam_async.simulation.scenario import Ledger, Node, Violation, World
+from adam_async.simulation.scenarios.cluster import Cluster
 from adam_async.simulation.scenarios.training_setups import Setup
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
-from transport import Budget, BufferPool, Identity, LinkConfig, RoleTable, Secret, TcpNetwork, TransportError
+from adam_async.worker.training import Trained
+from transport import BufferPool, TransportError
 
-CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
-"""Address of each controller; all roles get all addresses."""
-
-TOKEN = b"a token of the simulated cluster"
-FOLDER, CHECKPOINTS = Path("/controller"), Path("/checkpoints")
-LINKS = LinkConfig(
-    ping_every_s=0.5,
-    dead_after_s=2.0,
-    stalled_after_s=2.0,
-    handshake_s=2.0,
-    close_s=1.0,
-    max_unauthenticated=32,
-    link_budget_bytes=1 << 20,
-)
-
-MEMORY_BYTES = 24 << 20
-"""Maximum number of bytes that the links of one machine hold for their peers together."""
+CHECKPOINTS = Path("/checkpoints")
 
 IMAGES = 300
 """Number of training images in use, out of 1,437; all 360 test images are used."""
 
 WORKERS = ("worker-0", "worker-1")
 SERVERS = ("ps-0", "ps-1")
-LEDGER_LEADERS = ("data-0", "data-1")
+DATA_SERVERS = ("data-0", "data-1")
+
+CLIENTS = ("client-0", "client-1", "client-2")
+"""Machines of the clients of stores."""
 
 LATE = "worker-2"
 """Machine of the worker that joins a running run."""
-
-CHECK_S = 0.2
-"""Interval between two checks, in seconds."""
 
 APPLY_S = 15.0
 """Maximum time until a new primary has applied all acknowledged pushes, in seconds. A primary with fewer than
@@ -90,23 +64,6 @@ primary invites after 5 s."""
 
 DAMAGE_S = 6.0
 """Maximum time that a connection stays open after damage on it, in seconds."""
-
-
-def network_of(node: Node, *, token: Secret = TOKEN, rules: RoleTable | None = None) -> TcpNetwork:
-    """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
-    return TcpNetwork(
-        token=token,
-        entropy=node.entropy,
-        rules=rules or role_table(),
-        config=LINKS,
-        pool=BufferPool(),
-        budget=Budget(MEMORY_BYTES),
-    )
-
-
-def process_memory() -> ProcessMemory:
-    """Return the memory of a simulated process."""
-    return ProcessMemory(host="", pid=1, peak_rss_mb=1.0)
 
 
 @lru_cache(maxsize=1)
@@ -118,45 +75,22 @@ def images() -> Dataset:
     return replace(digits, train_images=some, train_labels=digits.train_labels[:IMAGES])
 
 
-async def run_controller(
-    node: Node, settings: RoleSettings, bundles: BundleWatch, running: dict[str, Controller]
-) -> None:
-    """Run a controller with a disk until it is cancelled. `running` gets the controller under its name."""
-    setup = ConsensusSetup(
-        entropy=node.entropy, file=LogFile(node.open_disk(), FOLDER), observe=bundles.saw_state
-    )
-    async with Controller(settings, setup, kinds=PROGRAM_KINDS, peers=CONTROLLERS) as controller:
-        running[node.name] = controller
-        await asyncio.Event().wait()
-
-
-class TrainingCluster:
+class TrainingCluster(Cluster):
     """The machines of a run, over all their incarnations.
 
     Attributes:
-        bundles: Observations of the parameter servers and their bundles.
-        servers: Newest incarnation of each parameter server, by name.
         workers: Newest incarnation of each worker, by name.
-        epoch_ended: Called with a run and the leases of an ended epoch.
-        networks: Network of the newest incarnation of each machine, by name.
         acknowledged: Number of acknowledged pushes to single shards, by session.
+        losses: Losses of each trained group, summed over its images, in all runs, by epoch and number.
         driver: Machine of the driver, whose program ends with the run.
         replaces: Whether the next incarnation of the driver begins a new run, instead of taking one over.
     """
 
     def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
         self.setup = setup
-        self.controllers: dict[str, Controller] = {}
-        self.bundles = BundleWatch(world, ledger)
-        self.servers = self.bundles.servers
         self.workers: dict[str, ModelWorker] = {}
-        self.epoch_ended: Callable[[str, DataState], None] = lambda run, state: None
-        self.networks: dict[str, TcpNetwork] = {}
         self.acknowledged: dict[int, int] = {}
-        self._world = world
-        self._ledger = ledger
-        self._term = 0
-        """Newest observed term with a leader."""
+        self.losses: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         self._sessions: dict[str, int] = {}
         """Newest session of each worker's newest incarnation."""
         self._late: dict[int, float] = {}
@@ -170,11 +104,8 @@ class TrainingCluster:
         self._has_half = False
         """Whether the first half of a resumed run has ended."""
         self.replaces = False
-        for name in CONTROLLERS:
-            world.node(name).start(self._run_controller)
-        for name in setup.servers:
-            world.node(name).start(self._run_parameter_server)
-        for name in LEDGER_LEADERS:
+        super().__init__(world, ledger, servers=setup.servers, waits=setup.config.waits, may_be_apart=False)
+        for name in DATA_SERVERS:
             world.node(name).start(self._run_data_server)
         for name in WORKERS:
             world.node(name).start(self._run_worker)
@@ -186,46 +117,8 @@ class TrainingCluster:
     # --- roles -------------------------------------------------------------------------------
 
     def _place(self, role: str, node: Node) -> dict[str, Any]:
-        incarnation = int.from_bytes(node.entropy(7), "little")
         timeline = Timeline(node.name, clock=asyncio.get_running_loop().time) if self.setup.profiled else None
-        return {
-            "network": self._network(node),
-            "timeline": timeline,
-            "controller": ",".join(CONTROLLERS.values()),
-            "identity": Identity(role=role, node=node.name, incarnation=incarnation),
-            "process_memory": process_memory,
-        }
-
-    def _network(self, node: Node) -> TcpNetwork:
-        network = self.networks[node.name] = network_of(node)
-        return network
-
-    def _member(self, role: str, node: Node) -> RoleSettings:
-        address, waits = f"tcp://{node.name}:1", self.setup.config.waits
-        return RoleSettings(address=address, waits=waits, **self._place(role, node))
-
-    async def _run_controller(self, node: Node) -> None:
-        settings = RoleSettings(
-            network=self._network(node),
-            address=CONTROLLERS[node.name],
-            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
-            waits=self.setup.config.waits,
-            process_memory=process_memory,
-        )
-        await run_controller(node, settings, self.bundles, self.controllers)
-
-    async def _run_parameter_server(self, node: Node) -> None:
-        settings = self._member("ps", node)
-        server = ParameterServer(
-            settings,
-            buffers=BufferPool(),
-            observe=self.bundles.applies,
-            numerics=numerics_of(node.name),
-            at_once=takes_at_once(settings.identity.incarnation),
-        )
-        self.bundles.started(server, (node.name, settings.identity.incarnation))
-        async with server:
-            await asyncio.Event().wait()
+        return {**super()._place(role, node), "timeline": timeline}
 
     async def _run_data_server(self, node: Node) -> None:
         while True:
@@ -234,7 +127,6 @@ class TrainingCluster:
                 images(),
                 make_pool=SimulatedPool,
                 available_bytes=lambda: 1 << 30,
-                observe=lambda run, state: self.epoch_ended(run, state),
             )
             await self._supervise(node, server)
 
@@ -252,12 +144,19 @@ class TrainingCluster:
                 threads=1,
                 in_flight=self.setup.config.in_flight,
                 pace=self.setup.pace,
-                make_pool=SimulatedPool,
+                make_pool=partial(SimulatedPool, on_result=self._note_loss),
             )
             worker = ModelWorker(self._member("worker", node), compute, buffers=BufferPool(), entropy=entropy)
             self._sessions.pop(node.name, None)
             self.workers[node.name] = worker
             await self._supervise(node, worker)
+
+    def _note_loss(self, result: object) -> None:
+        """Note the loss of a job's group, if the job has ended one and computes the loss."""
+        trained = result[0] if isinstance(result, tuple) else result
+        if isinstance(trained, Trained) and trained.loss is not None:
+            lease = trained.lease
+            self.losses[lease.epoch, lease.number].append(trained.loss * lease.images)
 
     async def _join_late(self, node: Node) -> None:
         await asyncio.sleep(self.setup.late_s)
@@ -308,7 +207,8 @@ class TrainingCluster:
         settings = DriverSettings(threads=1, make_pool=SimulatedPool, **self._place("driver", node))
         async with Driver(config, settings, inputs) as driver:
             result = await driver.train(self._on_epoch)
-            self._ledger.counts["runs taken over"] += driver.attached is not None
+            taken = [event for event in result.events if event["event"].startswith("took over run")]
+            self._ledger.counts["runs taken over"] += len(taken)
             if self.setup.profiled:
                 await driver.gather_profile()
             return result
@@ -319,18 +219,6 @@ class TrainingCluster:
     # --- observations ------------------------------------------------------------------------
 
     @property
-    def map(self) -> ClusterMap:
-        """Newest cluster map of the running controllers."""
-        maps = [controller.map for controller in self.controllers.values()]
-        return max(maps, key=lambda each: each.version, default=ClusterMap())
-
-    @property
-    def leader(self) -> str:
-        """Running leader of the newest term; empty without one."""
-        led = [(it.group.term, name) for name, it in self.controllers.items() if it.group.leads]
-        return max(led, default=(0, ""))[1]
-
-    @property
     def is_over(self) -> bool:
         """Whether the driver has ended by itself; a lost driver starts again."""
         return self.driver.task is not None and self.driver.task.done()
@@ -339,15 +227,6 @@ class TrainingCluster:
     def newest_session(self) -> int:
         """Push session of a worker's newest incarnation; 0 before the first one."""
         return next(iter(self._sessions.values()), 0)
-
-    def note_leader(self) -> None:
-        """Record a new leader."""
-        name = self.leader
-        term = self.controllers[name].group.term if name else 0
-        if term > self._term:
-            self._ledger.leader_changes += self._term > 0
-            self._ledger.note("leader", name, f"leads in term {term}")
-            self._term = term
 
     def _note_run(self) -> None:
         """Forget the sessions of an earlier run as soon as the map has another one."""
@@ -375,19 +254,16 @@ class TrainingCluster:
         if session is not None and counts is not UNSET:
             self.acknowledged[session] = max(self.acknowledged.get(session, 0), counts.acknowledged)
 
-    async def watch(self) -> None:
-        """Check controllers, workers and servers at intervals."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.note_leader()
-            self._note_run()
-            self.bundles.compare()
-            for name in self.workers:
-                self.note_acknowledged(name)
-            self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
-            end = self._world.network.unnoticed_damage(after_s=DAMAGE_S)
-            if end is not None:
-                raise Violation("damage is noticed", f"{end!r} goes on {DAMAGE_S:g} s after a damaged piece")
+    def check(self) -> None:
+        """Check controllers, workers and servers. Raises Violation."""
+        self._note_run()
+        super().check()
+        for name in self.workers:
+            self.note_acknowledged(name)
+        self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
+        end = self._world.network.unnoticed_damage(after_s=DAMAGE_S)
+        if end is not None:
+            raise Violation("damage is noticed", f"{end!r} goes on {DAMAGE_S:g} s after a damaged piece")
 
     def states(self) -> list[ServerState]:
         """Return all copies of the bundles of the newest run, of servers that run."""

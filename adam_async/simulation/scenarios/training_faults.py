@@ -7,29 +7,27 @@ starts again, and takes its run over or replaces it.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 
 import msgspec
 
 from adam_async.simulation.faults import (
     KINDS,
-    PATIENCE_S,
     Strike,
     check_noticed,
     damage_between,
     freeze,
     is_running,
     kill,
+    until,
     waits,
 )
-from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenario import Ledger, Violation, World
+from adam_async.simulation.scenarios.cluster import CONTROLLERS
 from adam_async.simulation.scenarios.server_faults import ServerFaults
-from adam_async.simulation.scenarios.store_clients import CLIENTS
 from adam_async.simulation.scenarios.training_cluster import (
-    CONTROLLERS,
-    LEDGER_LEADERS,
+    CLIENTS,
+    DATA_SERVERS,
     WORKERS,
     TrainingCluster,
 )
@@ -64,9 +62,6 @@ VICTIM_S = 60.0
 LEAST_S = 0.6
 """Minimum duration of a fault in seconds: longer than the interval between two pings, so peers notice it."""
 
-STEP_S = 0.05
-"""Interval between two searches for a target, in seconds."""
-
 
 class TrainingFaults:
     """Carries out faults of a training cluster.
@@ -83,7 +78,7 @@ class TrainingFaults:
             **dict.fromkeys(SERVER_KINDS, self._server),
             **dict.fromkeys(DRIVER_KINDS, self._driver),
             "freeze": self._freeze,
-            "kill-lender": self._kill_ledger_leader,
+            "kill-dealer": self._kill_dealer,
         }
         self._servers = ServerFaults(
             world,
@@ -103,6 +98,7 @@ class TrainingFaults:
         """Kill, crash or freeze a controller: the target of the fault or, without one, the next leader."""
         if not fault.targets:
             await _find_victim(
+                world,
                 fault,
                 lambda: bool(self._cluster.leader) and not self._locks[self._cluster.leader].locked(),
                 "no leader was without another fault",
@@ -125,10 +121,10 @@ class TrainingFaults:
         if kind == "reset":
             missing = f"{client} had no connection to {' or '.join(servers)}"
             await _find_victim(
-                fault, lambda: any(world.network.reset(client, server) for server in servers), missing
+                world, fault, lambda: any(world.network.reset(client, server) for server in servers), missing
             )
             return
-        await _find_victim(fault, lambda: is_running(world.nodes[client]), f"{client} did not run")
+        await _find_victim(world, fault, lambda: is_running(world.nodes[client]), f"{client} did not run")
         if kind == "cut":
             ways = [(client, other) for other in (*servers, *CONTROLLERS)]
             await self._cut(fault, ways, both=True)
@@ -138,16 +134,15 @@ class TrainingFaults:
     async def _link(self, world: World, fault: Fault) -> None:
         """Cut, reset or damage one of the present links of a worker."""
         (worker,), cluster = fault.targets, self._cluster
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await _until(lambda: bool(cluster.leader) and cluster.takes_part(worker))
+        await until(world, lambda: bool(cluster.leader) and cluster.takes_part(worker))
         dice, servers = world.dice.fork(str(fault)), cluster.setup.servers
-        first = dice.choose([*servers, cluster.leader or "controller-1", *cluster.map.ledger_leaders[:1]])
-        rest = [name for name in (*servers, *CONTROLLERS, *LEDGER_LEADERS) if name != first]
+        first = dice.choose([*servers, cluster.leader or "controller-1", cluster.map.dealing or "data-0"])
+        rest = [name for name in (*servers, *CONTROLLERS, *DATA_SERVERS) if name != first]
         dice.shuffle(rest)
         others = [first, *rest]
         if fault.kind == "reset":
             await _find_victim(
+                world,
                 fault,
                 lambda: any(world.network.reset(worker, other) for other in others),
                 f"{worker} had no connection to any of {', '.join(others)}",
@@ -183,7 +178,7 @@ class TrainingFaults:
         if name in self._cluster.setup.servers and self._cluster.setup.has_copies:
             await self._servers.strikes["freeze"](world, fault)  # a longer freeze costs a member its place
             return
-        await _find_victim(fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
+        await _find_victim(world, fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
         await freeze(world, fault)
 
     async def _server(self, world: World, fault: Fault) -> None:
@@ -195,6 +190,7 @@ class TrainingFaults:
         """Kill or crash the driver of a run that trains; a run that prepares fails without its driver."""
         cluster, ledger = self._cluster, self._ledger
         await _find_victim(
+            world,
             fault,
             lambda: cluster.is_over or (is_running(cluster.driver) and trains(cluster)),
             "the driver had no run that trained",
@@ -205,16 +201,16 @@ class TrainingFaults:
         kind = fault.kind.removeprefix("driver-")
         await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind, amount=0.0))
 
-    async def _kill_ledger_leader(self, world: World, fault: Fault) -> None:
-        """Kill the ledger leader as soon as another data server has a copy of its ledger; then restart it."""
-
-        def has_two() -> bool:
-            ledger_record = self._cluster.map.ledger_record
-            return ledger_record is not None and len(ledger_record.ledger_replicas) == len(LEDGER_LEADERS)
-
-        await _find_victim(fault, has_two, "no other data server had a copy of the ledger")
-        ledger_leader = self._cluster.map.ledger_leaders[:1]
-        await kill(world, msgspec.structs.replace(fault, kind="kill", targets=ledger_leader))
+    async def _kill_dealer(self, world: World, fault: Fault) -> None:
+        """Kill the dealer, or with `amount` 1 all data servers; then restart them."""
+        cluster = self._cluster
+        await _find_victim(world, fault, lambda: bool(cluster.map.dealing), "no data server was the dealer")
+        targets = DATA_SERVERS if fault.amount else (cluster.map.dealing,)
+        self._ledger.counts["all data servers lost"] += fault.amount > 0
+        async with asyncio.TaskGroup() as group:
+            for name in targets:
+                lost = msgspec.structs.replace(fault, kind="kill", targets=(name,), amount=0.0)
+                group.create_task(kill(world, lost), name=f"kill-{name}")
 
 
 def trains(cluster: TrainingCluster) -> bool:
@@ -223,21 +219,11 @@ def trains(cluster: TrainingCluster) -> bool:
     return run is not None and run.phase in ("training", "between")
 
 
-async def _until(happened: Callable[[], bool]) -> None:
-    while True:
-        if happened():
-            return
-        await asyncio.sleep(STEP_S)
-
-
-async def _find_victim(fault: Fault, found: Callable[[], bool], missing: str) -> None:
+async def _find_victim(world: World, fault: Fault, found: Callable[[], bool], missing: str) -> None:
     """Wait until a fault has a target.
 
     Raises:
         Violation: The fault has no target for `VICTIM_S`; `missing` is the reason.
     """
-    try:
-        async with asyncio.timeout(VICTIM_S):
-            await _until(found)
-    except TimeoutError:
-        raise Violation("faults find their victims", f"{fault}: for {VICTIM_S:g} s {missing}") from None
+    if not await until(world, found, VICTIM_S):
+        raise Violation("faults find their victims", f"{fault}: for {VICTIM_S:g} s {missing}")

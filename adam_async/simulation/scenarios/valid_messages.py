@@ -6,27 +6,25 @@
 Unknown facts keep their defaults: the message is then well formed, and its receiver refuses its meaning.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
+from msgspec import inspect
 from numpy.typing import NDArray
 
 from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.learned_map import StoresReport
-from adam_async.data_server.epoch import EpochBegan
-from adam_async.data_server.ledger import Entry as LedgerEntry
-from adam_async.data_server.ledger_replication import Part as LedgerPart
 from adam_async.data_server.staging.plan import File
-from adam_async.data_server.state import GroupsReported, LeaseAsked, Opening
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
-from adam_async.run.ids import Replica
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.map_changes import Change
-from adam_async.run.program_record import ProgramRecord
-from adam_async.run.store_record import ArrayRecord, ArraysPiece, RuleRecord, StoreRecord, cut_arrays
+from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays
+from adam_async.run.training_program import ProgramRecord
 from adam_async.runtime.trace_events import Part as ProfilePart
 from transport import Message
 
@@ -105,7 +103,6 @@ class Facts:
     map_session: int = 1
     """Session of numbered questions to the controllers."""
     map_number: int = 1
-    ledger_term: int = 1
     digest: str = "0" * 32
     cluster: ClusterMap = field(default_factory=ClusterMap)
 
@@ -144,7 +141,7 @@ class Facts:
                 "many": [self.epoch, 0, (1 << 32) - 1],
                 "scattered": [self.epoch, *range(1024)],
             },
-            "term": {"older": 0, "next": self.ledger_term + 1, "ahead": 1 << 20},
+            "map_version": {"ahead": self.version + (1 << 20)},
             "key": {"another-nodes": f"nodes/{self.others_node}", "unknown-key": "secrets"},
             "role": {"anothers": "controller"},
             "address": {"no-address": "file:///etc/passwd"},
@@ -154,296 +151,219 @@ class Facts:
 
 def valid_messages(facts: Facts) -> list[Example]:
     """Make at least one valid example of every message of the table, in a fixed order."""
-    return [
-        *_with_a_controller(facts),
-        *_among_controllers(facts),
-        *_with_a_data_server(facts),
-        *_among_data_servers(facts),
-        *_among_workers(facts),
-        *_with_a_parameter_server(facts),
-        *_shard_states(facts),
-        *_replication(facts),
-        *_notes(facts),
-    ]
+    known, given, tensors = _known(facts), _given(facts), _tensors(facts)
+    examples = [*_with_a_record(facts), *_among_controllers(facts)]
+    done = {type(example.body) for example in examples}
+    for kind in m.TABLE:
+        if kind not in done:
+            body = valid(kind, known, **given.get(kind, {}))
+            examples.append(Example(body=body, tensors=tensors.get(kind, ())))
+        if kind is m.Push:
+            body = msgspec.structs.replace(body, groups=_groups(facts))
+            examples.append(Example(body=body, tensors=tensors[kind], of="groups"))
+            body = msgspec.structs.replace(body, groups=(), numbers=(1,), versions=(0,), own_applied=(0,))
+            examples.append(Example(body=body, tensors=tensors[kind], of="lists"))
+    return examples
 
 
 def fields_of(message: Message) -> dict[str, Any]:
     """Return the fields of a message as builtins."""
-    fields: dict[str, Any] = msgspec.msgpack.decode(message.meta)
-    return fields
+    decoded: dict[str, Any] = msgspec.msgpack.decode(message.meta)
+    return decoded
 
 
-def _text(body: m.Body, kind: Any, record: Any, of: str = "") -> Example:
-    return Example(body=body, tensors=(m.text_tensor(record),), ride=Ride(kind=kind, record=record), of=of)
+type_of = functools.cache(inspect.type_info)
+"""Function that returns the description of a type, cached because msgspec builds a description at each
+call."""
+
+_S = TypeVar("_S", bound=msgspec.Struct)
 
 
-def _packed(body: m.Body, kind: Any, record: Any, of: str = "") -> Example:
-    ride = Ride(kind=kind, record=record, is_text=False)
-    return Example(body=body, tensors=(m.packed_tensor(record),), ride=ride, of=of)
+def valid(kind: type[_S], known: Mapping[str, Any], **given: Any) -> _S:
+    """Make a valid message or record.
+
+    Args:
+        kind: Its type.
+        known: Values of required fields, by name; other required fields get a small value of their type.
+        given: Values of any fields.
+    """
+    info = type_of(kind)
+    assert isinstance(info, inspect.StructType)
+    required = {field.name: field.type for field in info.fields if field.required and field.name not in given}
+    made = {name: known[name] if name in known else _small(type_, known) for name, type_ in required.items()}
+    return kind(**made, **given)
 
 
-def _with_a_controller(facts: Facts) -> list[Example]:
-    ask = m.CompareAndSet(
-        key=f"nodes/{facts.node}",
-        expected=0,
-        session=facts.map_session,
-        number=facts.map_number,
-        after=facts.version,
-        group=facts.group,
-    )
-    node = NodeRecord(role=facts.role, address=facts.address, incarnation=facts.incarnation)
-    run = ProgramRecord(
-        id=facts.run, driver=facts.node, incarnation=facts.incarnation, blob=b"\x80", terms={"epochs": 1}
-    )
-    epoch = EpochRecord(
-        run=facts.run, number=facts.epoch, groups=8, shares={"0": (0, 8)}, result={"loss": 1.0}
-    )
-    ledger_record = LedgerRecord(run=facts.run, term=facts.ledger_term, ledger_replicas=((facts.node, 1),))
-    store = StoreRecord(
-        id=facts.store,
-        creator=facts.node,
-        rules=(RuleRecord(rule="sgd", rate=0.1),),
-        arrays=1,
-        nbytes=16,
-        state_arrays=0,
-        pieces=1,
-        shard_bytes=16,
-    )
+def _small(kind: inspect.Type, known: Mapping[str, Any]) -> Any:
+    """Return a small valid value of a type; None if the type allows it."""
+    match kind:
+        case inspect.IntType(ge=least):
+            return max(least or 0, 0)
+        case inspect.FloatType():
+            return 0.1
+        case inspect.BoolType():
+            return False
+        case inspect.BytesType():
+            return b"\x80"
+        case inspect.StrType():
+            return "0" * 32
+        case inspect.DictType():
+            return {}
+        case inspect.VarTupleType(item_type=item):
+            return (_small(item, known),)
+        case inspect.UnionType(types=(inspect.IntType() as one, inspect.VarTupleType())):
+            return _small(one, known)
+        case inspect.StructType(cls=cls):
+            return valid(cls, known)
+        case inspect.Metadata(type=inner):
+            return _small(inner, known)
+    return None
+
+
+def _known(facts: Facts) -> dict[str, Any]:
+    """Return values of the fields with a meaning in this cluster, by name."""
+    return {field.name: getattr(facts, field.name) for field in fields(facts)} | {
+        "store": facts.run,
+        "name": facts.store,
+        "shards": facts.shards[:1],
+        "arrays": facts.rule_arrays,
+        "after": facts.version,
+        "home": facts.node,
+        "driver": facts.node,
+        "identity": facts.sender_identity,
+        "members": (facts.sender_identity,),
+        "controller": "tcp://controller-1:7000",
+        **dict.fromkeys(("count", "first", "server", "origin", "committed", "pieces"), 1),
+        **dict.fromkeys(("images", "weight", "stop", "servers"), 2),
+        **dict.fromkeys(("nbytes", "total"), 16),
+    }
+
+
+def _given(facts: Facts) -> dict[type[m.Body], dict[str, Any]]:
+    """Return fields that one message needs, and that the others lack or have with another value."""
+    known, store = _known(facts), {"store": facts.store, "session": 1}
+    copied = {**store, "position": 1}
+    step = valid(m.StepReport, known, refused=(0,), groups=_groups(facts))
+    return {
+        m.SessionOpened: {"session": facts.map_session},
+        m.Leases: {"leases": (valid(m.Lease, known),), "last": True},
+        m.ReadGroups: {"numbers": (0, 1), "rows": (0, 8)},
+        m.ReadManifest: {"count": 1},
+        m.ReadFile: {"wait_s": 0.1},
+        m.FilePart: {"progress": 4},
+        m.Push: {"numbers": 1, "pull": True, "epoch": facts.epoch},
+        m.Pushed: {"problems": (valid(m.Problem, known),), "clock": 1},
+        m.ReportSteps: {"number": 1, "steps": (step,)},
+        m.Tick: {"numbers": 0, "epoch": facts.epoch},
+        m.Pull: {"clock": facts.clock, "wait_s": 0.1},
+        m.Values: {"behind": (0,)},
+        m.BundleSets: {"trainable": True},
+        m.ReadGroupSets: {"home": facts.others_node, "map_version": facts.version},
+        m.ReadSaved: {"store": facts.store, "home": facts.others_node, "piece": 1},
+        **dict.fromkeys((m.Begin, m.Begun, m.Committed), store),
+        **dict.fromkeys((m.Copy, m.Held, m.PieceCopy), copied),
+        m.Superseded: {"store": facts.store},
+    }
+
+
+def _groups(facts: Facts) -> tuple[int, ...]:
+    return (facts.epoch, 0, 1, 3, 4)
+
+
+def _tensors(facts: Facts) -> dict[type[m.Body], tuple[NDArray[Any], ...]]:
+    """Return the tensors of each message that has some."""
+    images = (np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, np.int64))
+    zeros, content = np.zeros(facts.sizes[0], facts.dtype), (np.zeros(4, np.float32),)
+    groups = {facts.epoch: _groups(facts)[1:]}
+    tables = m.state_tables([m.ShardState(facts.shards[0], version=1, clocks={"0": 1}, groups=groups)])
+    states = (*tables, zeros, *(np.zeros_like(zeros) for _ in facts.rule_arrays))
+    return {
+        m.FilePart: (np.zeros(4, np.uint8),),
+        m.RecordPart: (np.zeros(9, np.uint8),),
+        m.Blocks: (np.zeros((2, 4), np.float32),),
+        m.BundleSets: (np.array((0, 1), np.int64), np.array((3, 4), np.int64)),
+        **dict.fromkeys((m.Groups, m.TestImages), images),
+        **dict.fromkeys((m.Push, m.Pushed, m.Values), (zeros,)),
+        **dict.fromkeys((m.ShardStates, m.LoadShards), states),
+        **dict.fromkeys((m.Copy, m.PieceCopy), content),
+    }
+
+
+def _with_a_record(facts: Facts) -> list[Example]:
+    known = _known(facts)
+
+    def text(body: type[m.Body], kind: Any, record: Any, of: str = "", **given: Any) -> Example:
+        ride = Ride(kind=kind, record=record)
+        return Example(body=valid(body, known, **given), tensors=(m.text_tensor(record),), ride=ride, of=of)
+
+    def packed(body: type[m.Body], kind: Any, record: Any) -> Example:
+        ride = Ride(kind=kind, record=record, is_text=False)
+        return Example(body=valid(body, known), tensors=(m.packed_tensor(record),), ride=ride)
+
+    numbered = {"session": facts.map_session, "number": facts.map_number}
+    node = valid(NodeRecord, known)
+    run = valid(ProgramRecord, known, id=facts.run, blob=b"\x80", terms={"epochs": 1})
+    shares, result = {"0": (0, 8)}, {"loss": 1.0}
+    epoch = valid(EpochRecord, known, number=facts.epoch, groups=8, shares=shares, result=result)
     (piece,) = cut_arrays(facts.store, [ArrayRecord("w", (4,))])
+    made = {"id": facts.store, "creator": facts.node, "rules": (RuleRecord(rule="sgd", rate=0.1),)}
+    store = valid(StoreRecord, known, **made, arrays=1, shard_bytes=16)
+    keyed: dict[str, tuple[str, Any]] = {
+        "node": (f"nodes/{facts.node}", node),
+        "run": ("run", run),
+        "epoch": ("epoch", epoch),
+        "piece": ("stores/hostile/0", piece),
+        "store": ("stores/hostile", store),
+    }
     change = Change(version=facts.version, nodes={facts.node: node}, placements=facts.generation)
-    keyed = msgspec.structs.replace
+    saved_piece = m.SavedPiece(facts.others_node, 1, 1, 1)
+    saved = valid(m.SavedStore, known, id=facts.store, record=b"{}", arrays=b"[]", pieces=(saved_piece,))
+    profile = ProfilePart(process="worker-0", dropped=0, events=[])
+    address = "tcp://controller-1:7000"
     return [
-        Example(body=m.GetMap()),
-        Example(body=m.OpenSession()),
-        Example(body=m.SessionOpened(session=facts.map_session)),
-        _text(ask, NodeRecord, node, "node"),
-        _text(keyed(ask, key="run"), ProgramRecord, run, "run"),
-        _text(keyed(ask, key="epoch"), EpochRecord, epoch, "epoch"),
-        _text(keyed(ask, key="lending"), LedgerRecord, ledger_record, "lending"),
-        _text(keyed(ask, key="stores/hostile/0"), ArraysPiece, piece, "piece"),
-        _text(keyed(ask, key="stores/hostile"), StoreRecord, store, "store"),
-        _text(m.ReportStores(), StoresReport, StoresReport(map=ClusterMap(version=facts.version))),
-        Example(body=m.WatchMap(after=facts.version, group=facts.group, wait_s=0.1)),
-        _text(
-            m.MapState(version=facts.version, group=facts.group, controllers=("tcp://controller-1:7000",)),
-            ClusterMap,
-            facts.cluster,
+        *(
+            text(m.CompareAndSet, type(record), record, of, key=key, **numbered)
+            for of, (key, record) in keyed.items()
         ),
-        _text(m.MapChanges(version=facts.version, group=facts.group), list[Change], [change]),
+        text(m.ReportStores, StoresReport, StoresReport(map=ClusterMap(version=facts.version))),
+        text(m.MapState, ClusterMap, facts.cluster, controllers=(address,)),
+        text(m.MapChanges, list[Change], [change]),
+        text(m.Serving, dict[str, Any], {"images": 2}),
+        text(m.ManifestPart, list[File], [File("images/0", 4)]),
+        packed(m.SavedList, tuple[m.SavedStore, ...], (saved,)),
+        text(m.Statistics, dict[str, Any], {"groups": 3}),
+        text(m.Profile, ProfilePart, profile),
     ]
 
 
 def _among_controllers(facts: Facts) -> list[Example]:
-    head: dict[str, Any] = {
-        "sender": facts.sender_identity,
-        "to": facts.receiver_identity,
-        "term": facts.core_term,
-    }
+    """Make an example of each message of consensus, and some more."""
     index, term = facts.core_index, facts.core_term
     members = Members((facts.sender_identity, facts.receiver_identity))
     entry = consensus.Entry(index=index + 1, term=term, command=b"\x80")
-    messages: dict[str, consensus.Message] = {
-        "AskVote": consensus.AskVote(**head, last_index=index, last_term=term, pre=False),
-        "Vote": consensus.Vote(**head, pre=False, granted=True),
-        "Append": consensus.Append(
-            **head, prev_index=index, prev_term=term, entries=(entry,), commit=index + 1, round=1
-        ),
-        "members": consensus.Append(
-            **head,
-            prev_index=index,
-            prev_term=term,
-            entries=(consensus.Entry(index=index + 1, term=term, members=members),),
-            commit=index,
-            round=1,
-        ),
-        "Appended": consensus.Appended(**head, ok=True, match=index, round=1),
-        "Chunk": consensus.Chunk(
-            **head,
-            index=index + 9,
-            index_term=term,
-            members=members,
-            size=4,
-            crc=0,
-            offset=0,
-            data=b"data",
-            round=1,
-        ),
-        "Taken": consensus.Taken(**head, index=index, offset=4, round=1),
-        "TakeOver": consensus.TakeOver(**head),
+    known = {
+        "sender": facts.sender_identity,
+        "to": facts.receiver_identity,
+        "entries": (entry,),
+        "members": members,
+        "commit": index + 1,
+        "index": index + 9,
+        "size": 4,
+        "data": b"data",
+        **dict.fromkeys(("term", "last_term", "prev_term", "index_term"), term),
+        **dict.fromkeys(("last_index", "prev_index", "match"), index),
+        **dict.fromkeys(("granted", "ok"), True),
+        "round": 1,
     }
-    examples = [
-        Example(body=m.Introduce(identity=facts.sender_identity)),
-        Example(body=m.Introduced(identity=facts.sender_identity, members=(facts.sender_identity,))),
-    ]
-    for of, one in messages.items():
-        ride = Ride(kind=consensus.Message, record=one, is_text=False, field="packed")
-        body = m.Agree(group=facts.group, packed=msgspec.msgpack.encode(one))
-        examples.append(Example(body=body, ride=ride, of=of))
-    examples.append(_packed(m.Agree(group=facts.group), consensus.Message, messages["Append"], "tensor"))
-    return examples
+    messages = {kind.__name__: valid(kind, known) for kind in get_args(consensus.Message)}
+    changed = (consensus.Entry(index=index + 1, term=term, members=members),)
+    messages["members"] = valid(consensus.Append, known, entries=changed, commit=index)
 
+    def agree(record: consensus.Message, of: str, *, in_tensor: bool = False) -> Example:
+        ride = Ride(kind=consensus.Message, record=record, is_text=False, field="" if in_tensor else "packed")
+        packed = b"" if in_tensor else msgspec.msgpack.encode(record)
+        tensors = (m.packed_tensor(record),) if in_tensor else ()
+        return Example(body=m.Agree(group=facts.group, packed=packed), tensors=tensors, ride=ride, of=of)
 
-def _with_a_data_server(facts: Facts) -> list[Example]:
-    part: dict[str, Any] = {
-        "run": facts.run,
-        "replica": facts.replica,
-        "replica_generation": facts.replica_generation,
-        "partition": facts.partition,
-    }
-    lease = m.Lease(epoch=facts.epoch, number=0, attempt=0, images=2, progress=0.0)
-    images, labels = np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, np.int64)
-    done = m.Finished(epoch=facts.epoch, number=0, attempt=0, images=2, loss=0.5, clock=facts.clock)
-    return [
-        Example(body=m.LeaseGroups(**part, position=0, count=1, wait_s=0.1, rows=(0, 8))),
-        Example(body=m.Groups(leases=(lease,), last=True), tensors=(images, labels)),
-        Example(body=m.ReportGroups(**part, finished=(done,))),
-        Example(body=m.Reported()),
-        Example(body=m.ReadTest(start=0, stop=2)),
-        Example(body=m.TestImages(total=2), tensors=(images, labels)),
-        Example(body=m.Serve(controller="tcp://controller-1:7000")),
-        _text(m.Serving(node=facts.node), dict[str, Any], {"images": 2}),
-    ]
-
-
-def _among_data_servers(facts: Facts) -> list[Example]:
-    asked = LeaseAsked(
-        request=None,
-        replica=Replica(facts.replica),
-        replica_generation=facts.replica_generation,
-        partition=facts.partition,
-        position=0,
-        heard=-1,
-        count=1,
-        wait_s=0.1,
-    )
-    finished = (m.Finished(epoch=facts.epoch, number=0, attempt=0, images=2, loss=0.5),)
-    reported = GroupsReported(Replica(facts.replica), facts.replica_generation, facts.partition, finished)
-    began = EpochBegan(number=facts.epoch, groups=8, shares={Replica(0): (0, 8)})
-    part = LedgerPart(
-        first=0, settled=0, entries=(LedgerEntry(0.0, began), LedgerEntry(0.1, asked)), opening=Opening()
-    )
-    ledger: dict[str, Any] = {"run": facts.run, "term": facts.ledger_term}
-    staging: dict[str, Any] = {"server": 1, "servers": 2, "digest": facts.digest}
-    return [
-        _packed(m.Enter(**ledger), tuple[LeaseAsked | GroupsReported, ...], (asked, reported)),
-        Example(body=m.Entered()),
-        _packed(m.CopyLedger(**ledger), LedgerPart, part),
-        Example(body=m.LedgerCopied()),
-        Example(body=m.ReadManifest(**staging, first=0, count=1)),
-        _text(m.ManifestPart(**staging), list[File], [File("images/0", 4)]),
-        Example(body=m.ReadFile(digest=facts.digest, file=0, offset=0, wait_s=0.1)),
-        Example(body=m.FilePart(checksum="0" * 32, progress=4), tensors=(np.zeros(4, np.uint8),)),
-    ]
-
-
-def _among_workers(facts: Facts) -> list[Example]:
-    greet = m.Greet(
-        run=facts.run,
-        replica=facts.replica,
-        replica_generation=facts.replica_generation,
-        partition=facts.partition,
-        received=0,
-        begun=0,
-    )
-    block = m.Block(crossing=0, epoch=facts.epoch, number=0, attempt=0)
-    blocks = m.Blocks(first=1, blocks=(block,), received=0, begun=0)
-    return [
-        Example(body=greet),
-        Example(body=blocks, tensors=(np.zeros((2, 4), np.float32),)),
-    ]
-
-
-def _with_a_parameter_server(facts: Facts) -> list[Example]:
-    some = facts.shards[:1]
-    here: dict[str, Any] = {"store": facts.run, "generation": facts.generation, "shards": some}
-    sender: dict[str, Any] = {
-        "session": facts.session,
-        "incarnation": facts.incarnation,
-        "replica": facts.replica,
-    }
-    zeros = np.zeros(facts.sizes[0], facts.dtype)
-    push = m.Push(
-        **here,
-        **sender,
-        clock=facts.clock,
-        weight=2,
-        rate=0.1,
-        parts=(m.Part(factors=False, count=1),),
-        numbers=(1,),
-        versions=(0,),
-        own_applied=(0,),
-        pull=True,
-        epoch=facts.epoch,
-    )
-    problem = m.Problem(index=0, status=m.GAP, expected=1)
-    groups = (facts.epoch, 0, 1, 3, 4)
-    step = m.StepReport(clock=facts.clock, weight=2, staleness=0, refused=(0,), groups=groups)
-    return [
-        Example(body=push, tensors=(zeros,)),
-        Example(body=msgspec.structs.replace(push, groups=groups), tensors=(zeros,), of="groups"),
-        Example(body=m.Pushed(versions=(1,), problems=(problem,), clock=1), tensors=(zeros,)),
-        Example(body=m.ReportSteps(**here, **sender, number=1, steps=(step,))),
-        Example(body=m.StepsReported()),
-        Example(body=m.Tick(**here, **sender, clock=facts.clock, numbers=(0,), epoch=facts.epoch)),
-        Example(body=m.Ticked()),
-        Example(body=m.Pull(**here, clock=facts.clock, wait_s=0.1)),
-        Example(body=m.Values(versions=(1,), clock=1, behind=(0,)), tensors=(zeros,)),
-    ]
-
-
-def _shard_states(facts: Facts) -> list[Example]:
-    shard = facts.shards[0]
-    zeros = np.zeros(facts.sizes[0], facts.dtype)
-    tables = m.state_tables([m.ShardState(shard=shard, version=1, clocks={"0": 1})])
-    here: dict[str, Any] = {"store": facts.run, "generation": facts.generation}
-    tensors = (*tables, zeros, *(np.zeros_like(zeros) for _ in facts.rule_arrays))
-    saved = m.SavedStore(
-        name=facts.store,
-        id=facts.store,
-        record=b"{}",
-        arrays=b"[]",
-        pieces=(m.SavedPiece(facts.others_node, 1, 1, 1, 1),),
-        began_ms=1,
-    )
-    read = m.ReadSaved(store=facts.store, home=facts.others_node, piece=1, shards=facts.shards[:1])
-    return [
-        Example(body=m.ListSaved(name=facts.store)),
-        _packed(m.SavedList(keeps=True), tuple[m.SavedStore, ...], (saved,)),
-        Example(body=read),
-        Example(body=m.ReadShards(**here, shards=facts.shards[:1])),
-        Example(body=m.ShardStates(arrays=facts.rule_arrays), tensors=tensors),
-        Example(body=m.LoadShards(**here, arrays=facts.rule_arrays), tensors=tensors),
-        Example(body=m.Loaded(left=0)),
-    ]
-
-
-def _replication(facts: Facts) -> list[Example]:
-    session: dict[str, Any] = {
-        "store": facts.store,
-        "home": facts.node,
-        "generation": facts.generation,
-        "session": 1,
-    }
-    positions: dict[str, Any] = {"committed": 1, "applied_by_all": 0}
-    content = (np.zeros(4, np.float32),)
-    return [
-        Example(body=m.Beat()),
-        Example(body=m.Begin(**session, version=facts.version, start=0)),
-        Example(body=m.Begun(**session, position=0, applied=0)),
-        Example(body=m.Copy(**session, **positions, position=1, origin=1, nbytes=16), tensors=content),
-        Example(body=m.Committed(**session, **positions)),
-        Example(body=m.Held(**session, position=1, applied=0, pieces=1)),
-        Example(body=m.PieceCopy(**session, piece=0, position=1, nbytes=16), tensors=content),
-        Example(body=m.Superseded(store=facts.store, home=facts.node, generation=facts.generation)),
-    ]
-
-
-def _notes(facts: Facts) -> list[Example]:
-    return [
-        Example(body=m.GetRecord(run=facts.run, start=0, stop=9)),
-        Example(body=m.RecordPart(total=9), tensors=(np.zeros(9, np.uint8),)),
-        Example(body=m.GetStatistics(run=facts.run)),
-        _text(m.Statistics(node=facts.node, role="worker"), dict[str, Any], {"groups": 3}),
-        Example(body=m.GetProfile(start=0, stop=9)),
-        _text(m.Profile(total=0), ProfilePart, ProfilePart(process="worker-0", dropped=0, events=[])),
-    ]
+    examples = [agree(record, of) for of, record in messages.items()]
+    return [*examples, agree(messages["Append"], "tensor", in_tensor=True)]

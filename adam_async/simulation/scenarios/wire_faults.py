@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from adam_async.simulation.faults import Strike, check_noticed, waits
 from adam_async.simulation.network import SimulatedNetwork
-from adam_async.simulation.nodes import World
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenarios.fault_targets import Targets
+from adam_async.simulation.scenario import World
+from adam_async.simulation.scenarios.machine_faults import Targets
 from adam_async.simulation.wire import Conditions, Wire
 
 WIRE_KINDS = ("cut", "cut-one-way", "isolate", "reset", "narrow", "break-off", "lose-answers")

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, Manifest
-from adam_async.messages import ShardState
+from adam_async.checkpoint.manifest import Checkpoint, Manifest, ShardRecord
+from adam_async.messages.loss_sums import LossSum
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
 from adam_async.run.training_program import ResumeRecord
@@ -23,9 +23,7 @@ DATA = {
 def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
     """Return a manifest of a checkpoint within an epoch of 15 groups."""
     config = {"epochs": 3, "images_per_group": 4, "rate": 0.05, "momentum": 0.9, "servers": 2}
-    resume = ResumeRecord(
-        epoch=epoch, finished=((0, groups),), clock=20, results=({"images": 60, "loss": 2.0},) * (epoch - 1)
-    )
+    resume = ResumeRecord(epoch=epoch, clock=20, results=({"images": 60, "loss": 2.0},) * (epoch - 1))
     return Manifest(
         **{
             "run": run,
@@ -36,7 +34,9 @@ def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
             "groups": groups,
             "resume": resume,
             "arrays": ("momentum", "steps"),
-            "shards": (ShardState(0, 20, {"0": 20}, ((2**55 + 1, 2**54 + 1, 20),)),),
+            "shards": (ShardRecord(0, 20, {"0": 20}, 0, 0),),
+            "sets": ({epoch: (0, groups)} if groups else {},),
+            "losses": ({epoch: LossSum(4 * groups, 1 << 70)} if groups else {},),
             **fields,
         }
     )

@@ -26,7 +26,6 @@ from adam_async.checkpoint.files import (
 from adam_async.checkpoint.manifest import (
     MANIFEST_BYTES,
     CheckpointError,
-    ProgressNote,
     manifest_file,
     read_manifest,
 )
@@ -59,7 +58,7 @@ async def test_a_checkpoint_is_read_back_whole(tmp_path):
         "state-00001-of-00001.safetensors",
     ]
     assert size == sum((folder.path / "checkpoint-0002-000003" / file).stat().st_size for file in files)
-    assert (found.problems, found.remarks, found.trained_again) == ((), (), 0)
+    assert (found.problems, found.remarks) == ((), ())
 
 
 async def test_the_newest_two_are_kept_and_latest_names_the_newest(tmp_path):
@@ -140,7 +139,7 @@ async def test_the_next_start_removes_the_leftovers_of_a_killed_writer(tmp_path)
         for name in (".checkpoint-0002-000002.aside", ".checkpoint-0002-000000.gone.aside"):
             await disk.make_folder(tmp_path / name)
             await disk.write_down(tmp_path / name / "model-00001-of-00001.safetensors", [b"half of it"])
-        for name in ("latest.123.aside", "progress.json.123.aside", "notes-of-mine.aside"):
+        for name in ("latest.123.aside", "notes-of-mine.aside"):
             await disk.write_down(tmp_path / name, [b"half of it"])
         await folder.take_up(await newest_manifest(tmp_path, disk))
         assert await disk.names(tmp_path) == ["checkpoint-0002-000001", "latest", "notes-of-mine.aside"]
@@ -150,14 +149,14 @@ async def test_the_next_write_removes_the_leftovers_of_one_that_took_too_long(tm
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1)
         await disk.make_folder(tmp_path / ".checkpoint-0002-000002.aside")
-        await disk.write_down(tmp_path / "progress.json.123.aside", [b"another task writes this"])
+        await disk.write_down(tmp_path / "latest.123.aside", [b"another task writes this"])
         await folder.write(checkpoint_of(3))
         names = await disk.names(tmp_path)
         assert names == [
             "checkpoint-0002-000001",
             "checkpoint-0002-000003",
             "latest",
-            "progress.json.123.aside",
+            "latest.123.aside",
         ]
 
 
@@ -176,9 +175,9 @@ async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_i
         found = await load_checkpoint(tmp_path, disk)
         assert found.manifest.groups == 1
         await folder.take_up(found.manifest)
-        again = checkpoint_of(2, trained_again=1)
+        again = checkpoint_of(2, rate=0.5)
         await folder.write(again)
-        assert (await load_checkpoint(tmp_path, disk)).manifest.trained_again == 1
+        assert (await load_checkpoint(tmp_path, disk)).manifest.rate == 0.5
 
 
 DAMAGES = {
@@ -233,15 +232,6 @@ async def test_a_latest_without_its_checkpoint_is_a_problem_and_the_newest_is_re
         found = await load_checkpoint(tmp_path, disk)
     assert found.manifest.groups == 2
     assert re.search("which is not there|has 5000 bytes of at most 4096", found.problems[0])
-
-
-async def test_a_progress_note_decides_the_number_of_groups_trained_again(tmp_path):
-    async with Disk() as disk:
-        folder = await written(disk, tmp_path, 3)
-        await folder.note_progress(ProgressNote(epoch=2, groups=10, trained_again=1))
-        assert (await load_checkpoint(tmp_path, disk)).trained_again == 8
-        (tmp_path / "progress.json").write_bytes(b"{half")
-        assert (await load_checkpoint(tmp_path, disk)).trained_again == 0
 
 
 def reseal(folder, change):
@@ -407,18 +397,6 @@ async def test_a_checkpoint_that_a_user_moves_into_the_folder_of_a_run_stays(tmp
         for groups in (2, 3):
             await folder.write(checkpoint_of(groups), keep=1)
         assert await disk.names(folder.path) == [name_of(3), name_of(9), "latest"]
-
-
-async def test_a_manifest_without_its_number_of_images_is_damaged_beside_a_note(tmp_path):
-    async with Disk() as disk:
-        folder = await written(disk, tmp_path, 1)
-        await folder.note_progress(ProgressNote(epoch=2, groups=10, trained_again=1))
-        reseal(tmp_path / name_of(1), lambda it: msgspec.structs.replace(it, config={"images_per_group": 0}))
-        with pytest.raises(CheckpointError, match="is damaged: its number of images"):
-            await load_checkpoint(tmp_path, disk)
-        reseal(tmp_path / name_of(1), lambda it: msgspec.structs.replace(it, data={}))
-        with pytest.raises(CheckpointError, match="is damaged: its number of images"):
-            await load_checkpoint(tmp_path, disk)
 
 
 async def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):

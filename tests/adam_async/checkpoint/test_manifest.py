@@ -11,7 +11,6 @@ from safetensors.numpy import load
 from adam_async.checkpoint.manifest import (
     CheckpointError,
     EpochValues,
-    ProgressNote,
     check_data,
     epoch_values,
     folder_name,
@@ -22,9 +21,9 @@ from adam_async.checkpoint.manifest import (
     resumed_options,
     split,
     tensor_file,
-    trained_again,
 )
 from adam_async.checkpoint.names import age_order, is_folder_name
+from adam_async.messages.loss_sums import LossSum
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import decide
 from adam_async.run.option_sources import make_config
@@ -93,6 +92,12 @@ def test_any_changed_character_of_a_manifest_is_noticed():
             changed = text[:place] + bytes([text[place] ^ 1 << bit]) + text[place + 1 :]
             with pytest.raises(CheckpointError):
                 read_manifest(changed, "m")
+
+
+@pytest.mark.parametrize("losses", [(), ({2: LossSum(0, 1)},), ({2: LossSum(-1, None)},)])
+def test_losses_that_no_shard_can_have_are_damage(losses):
+    with pytest.raises(CheckpointError, match="m is damaged: its sets of groups: "):
+        read_manifest(manifest_file(manifest_of(losses=losses)), "m")
 
 
 @pytest.mark.parametrize("number", [0, 9])
@@ -165,7 +170,7 @@ def test_options_that_a_resumed_run_cannot_change_are_named_with_both_values():
 
 
 def test_the_error_of_a_finished_run_names_the_option_to_train_on():
-    resume = msgspec.structs.replace(manifest_of().resume, epoch=4, finished=())
+    resume = msgspec.structs.replace(manifest_of().resume, epoch=4)
     manifest = manifest_of(15, epoch=3, resume=resume)
     with pytest.raises(CheckpointError, match=r"has trained 3 epochs, and epochs=3 .* give --epochs 4 or"):
         resumed_config(manifest, make_config(resumed_options(manifest)))
@@ -182,20 +187,6 @@ def test_other_data_are_refused_with_the_difference():
     check_data(manifest_of(), {**DATA, "source": "elsewhere"})
     with pytest.raises(CheckpointError, match="data whose train_images is 60, but here it is 61"):
         check_data(manifest_of(), {**DATA, "train_images": 61})
-
-
-@pytest.mark.parametrize(
-    ("note", "groups"),
-    [
-        (None, 2),
-        (ProgressNote(epoch=2, groups=9, trained_again=2), 8),  # six since the checkpoint
-        (ProgressNote(epoch=3, groups=1, trained_again=2), 15),  # twelve to the end of the epoch, and one
-        (ProgressNote(epoch=2, groups=1, trained_again=0), 2),  # older than the checkpoint
-        (ProgressNote(epoch=2, groups=4, trained_again=7), 8),  # it was resumed from here once before
-    ],
-)
-def test_groups_since_the_checkpoint_are_counted_as_trained_again(note, groups):
-    assert trained_again(manifest_of(3, trained_again=2), note) == groups
 
 
 def test_each_epoch_of_a_run_is_converted_once():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from adam_async.checkpoint.model_file import SavedModelError, dump_model, load_model, save_model
 from adam_async.checkpoint.names import FILE_NAME
+from adam_async.checkpoint.trained_model import SavedModelError, dump_model, load_model, save_model
 from adam_async.model import Network, mlp, named_model
 from adam_async.model.keyed_random import Dice
 from adam_async.runtime.disk import Disk
@@ -81,7 +81,7 @@ def test_equal_weights_give_equal_bytes_in_any_order() -> None:
 def test_another_process_writes_the_same_bytes() -> None:
     program = (
         "import hashlib; from adam_async.model.keyed_random import Dice; from adam_async.model import *;"
-        "from adam_async.checkpoint.model_file import dump_model; n = Network(named_model('digits'));"
+        "from adam_async.checkpoint.trained_model import dump_model; n = Network(named_model('digits'));"
         "print(hashlib.sha256(dump_model(n, n.initial_weights(Dice(1)))).hexdigest())"
     )
     digests = {

@@ -1,12 +1,10 @@
 """Folders with checkpoints of several runs: a run reads and removes those of its own training."""
 
-import msgspec
 import pytest
 
-from adam_async.checkpoint import reader
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint, newest_manifest
-from adam_async.checkpoint.manifest import MOST_RUNS, ProgressNote, read_manifest
-from adam_async.checkpoint.reader import NOTE_BYTES
+from adam_async.checkpoint.manifest import read_manifest
+from adam_async.run.run_record import MOST_RUNS
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of, name_of, written
 
@@ -66,7 +64,6 @@ async def test_with_a_damaged_latest_one_of_the_same_training_is_read_before_tho
         folder = await written(disk, path, 2)
         await folder.take_up(await newest_manifest(path, disk))
         await folder.write(checkpoint_of(3, run="run-2"))
-        await folder.note_progress(ProgressNote(epoch=2, groups=4, trained_again=0))
         await moved_in(disk, path, other)
         (path / name_of(3) / file).unlink()
         found = await load_checkpoint(path, disk)
@@ -75,7 +72,8 @@ async def test_with_a_damaged_latest_one_of_the_same_training_is_read_before_tho
         (path / name_of(2) / file).unlink()
         found = await load_checkpoint(path, disk)
         assert found.manifest.run == "another"
-        assert found.remarks[0] == (
+        # Without the manifest of the newest one its run is unknown.
+        assert file == "manifest.json" or found.remarks[0] == (
             f"{path / name_of(other)} is of another run than the newest one, perhaps of another training"
         )
 
@@ -124,30 +122,22 @@ async def test_a_checkpoint_whose_manifest_cannot_be_read_for_a_while_is_removed
         assert await disk.names(tmp_path) == [*map(name_of, (4, 5)), "latest"]
 
 
-async def test_a_note_has_as_many_runs_as_fit_into_its_size_the_newest_first(tmp_path):
+async def test_a_manifest_names_the_newest_runs_that_its_run_continues(tmp_path):
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1)
-        runs = tuple(f"driver-{'界' * 60}-{number}" for number in range(MOST_RUNS))
-        note = ProgressNote(epoch=2, groups=10, trained_again=0, runs=runs)
-        await folder.note_progress(note)
-        noted = await reader.read_progress(tmp_path, disk)
-        assert noted.groups == 10
-        assert noted.runs == runs[: len(noted.runs)]
-        size = (tmp_path / "progress.json").stat().st_size
-        assert NOTE_BYTES - 200 < size <= NOTE_BYTES
-        short = tuple(f"driver-{number}" for number in range(MOST_RUNS))
-        await folder.note_progress(msgspec.structs.replace(note, runs=short))
-        assert (await reader.read_progress(tmp_path, disk)).runs == short
+        runs = [f"driver-{number}" for number in range(MOST_RUNS + 1)]
+        for number, run in enumerate(runs, start=2):
+            await folder.take_up(await newest_manifest(tmp_path, disk))
+            await folder.write(checkpoint_of(number, run=run))
+        assert (await newest_manifest(tmp_path, disk)).runs == tuple(runs[-2:0:-1])
 
 
 async def test_checkpoints_of_all_runs_that_a_run_continues_are_removed_in_time(tmp_path):
-    note = ProgressNote(epoch=2, groups=5, trained_again=0)
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1, 2)
         for number in (3, 4):
             await folder.take_up(await newest_manifest(tmp_path, disk))
             await folder.write(checkpoint_of(number, run=f"run-{number}"), keep=9)
-            await folder.note_progress(note)
         await folder.take_up(await newest_manifest(tmp_path / name_of(2), disk))
         await folder.write(checkpoint_of(5, run="run-5"), keep=2)
-        assert await disk.names(tmp_path) == [name_of(2), name_of(5), "latest", "progress.json"]
+        assert await disk.names(tmp_path) == [name_of(2), name_of(5), "latest"]

@@ -13,12 +13,13 @@ from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
 from adam_async.messages import SavedList, SavedStore, pack, packed_tensor
 from adam_async.messages.saved_shards import SavedPiece
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.run_record import RunRecord, packed_record
 from adam_async.run.store_record import ArrayRecord, RuleRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.restoring import SavedValues
 from tests.adam_async.cluster_maps import node as node_record
-from tests.adam_async.cluster_maps import store_record
+from tests.adam_async.cluster_maps import run_record, store_record
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of
 from transport import Identity
 
@@ -28,14 +29,14 @@ ARRAYS = (ArrayRecord("w", (8,)),)
 def listed(*, arrays=ARRAYS, **fields):
     record = store_record("store-1", ARRAYS, **{"shard_bytes": 64, "buckets": ("ps-0",) * 64, **fields})
     texts = msgspec.json.encode(record), msgspec.json.encode(arrays)
-    return SavedStore("a-name", "store-1", *texts, (SavedPiece("ps-0", 1, 1, 7, 0),), 1)
+    return SavedStore("a-name", "store-1", *texts, (SavedPiece("ps-0", 1, 1, 7),), 1)
 
 
 def test_a_listed_store_counts_with_its_pieces():
     found = {}
     _merge(found, "ps-0", listed(), "a-name")
     (store,) = found["store-1"]
-    assert store.best == {("ps-0", 1): ((1, 7), 0, "ps-0")}
+    assert store.best == {("ps-0", 1): ((1, 7), "ps-0")}
 
 
 @pytest.mark.parametrize(
@@ -82,10 +83,10 @@ def test_of_two_copies_the_one_with_the_newer_last_entry_counts(newest, is_first
     """A primary that was cut off may have more entries on its disk, which were never committed."""
     found = {}
     for number, order in enumerate((newest, (1, 5)) if is_first else ((1, 5), newest)):
-        saved = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, *order, 0),))
+        saved = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, *order),))
         _merge(found, f"ps-{number}", saved, "a-name")
     (store,) = found["store-1"]
-    assert store.best == {("ps-0", 1): (newest, 0, "ps-0" if is_first else "ps-1")}
+    assert store.best == {("ps-0", 1): (newest, "ps-0" if is_first else "ps-1")}
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -94,10 +95,33 @@ def test_a_server_that_lists_another_record_hides_no_store_of_others(is_first):
     for node, saved in (("ps-0", another), ("ps-1", listed())) if is_first else (("ps-0", listed()),):
         _merge(found, node, saved, "a-name")
     _merge(found, "ps-2", another, "a-name")
-    newer = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, 1, 8, 0),))
+    newer = msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 1, 1, 8),))
     _merge(found, "ps-3", newer, "a-name")
-    servers = {store.record.creator: store.best["ps-0", 1][2] for store in found["store-1"]}
+    servers = {store.record.creator: store.best["ps-0", 1][1] for store in found["store-1"]}
     assert servers == {"": "ps-3", "another": "ps-0" if is_first else "ps-2"}
+
+
+def of_run(ended, *, order=(1, 1), id="store-1"):
+    """A listed store of a run, with a record of so many epochs."""
+    results = tuple({"images": epoch} for epoch in range(1, ended + 1))
+    run = RunRecord(program=run_record(id), ended=ended, results=results)
+    return msgspec.structs.replace(listed(program="store-1"), run=packed_record(run), run_order=order)
+
+
+def test_the_newest_record_of_all_servers_counts_and_an_unreadable_one_costs_only_itself():
+    found = {}
+    torn = msgspec.structs.replace(of_run(9, order=(1, 9)), run=b"torn")
+    shards, fault = _merge(found, "ps-0", torn, "")
+    assert (shards, fault[:24]) == (1, "it is no record of a run")
+    assert _merge(found, "ps-1", of_run(2, order=(1, 7)), "") == (1, "")
+    assert _merge(found, "ps-2", of_run(1, order=(1, 6)), "") == (1, "")
+    assert _merge(found, "ps-3", of_run(5, id="another"), "")[1] == "it has the record of run 'another'"
+    (store,) = found["store-1"]
+    assert store.run.ended == 2
+    assert store.best == {("ps-0", 1): ((1, 7), "ps-0")}
+    found = {}
+    assert _merge(found, "ps-0", listed(), "")[1].startswith("it has another name")
+    assert found == {}
 
 
 class Lists:
@@ -129,12 +153,12 @@ async def lists(network, *servers):
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_an_invalid_entry_costs_only_itself_and_is_logged_once_with_its_server(network, caplog):
     network = NETWORKS[network]()
-    forged = SavedPiece("ps-0", 2, 1, 7, 1 << 60)
+    forged = SavedPiece("ps-0", 2, 1, 1 << 60)
     partly = msgspec.structs.replace(listed(), pieces=(*listed().pieces, forged))
     servers = (
         Lists(0, partly),
         Lists(1, {"name": "a-name"}, listed(rules=(RuleRecord(rule="magic"),))),
-        Lists(2, msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 2, 1, 7, 0),))),
+        Lists(2, msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 2, 1, 7),))),
     )
     async with lists(network, *servers) as (saved, cluster):
         with caplog.at_level(logging.WARNING, "adam_async.checkpoint.saved_shards"):
@@ -142,9 +166,9 @@ async def test_an_invalid_entry_costs_only_itself_and_is_logged_once_with_its_se
                 survey = await saved.survey("a-name", cluster)
     assert survey.servers == ("ps-0", "ps-1", "ps-2")
     (store,) = survey.stores
-    assert {key[1]: server for key, (_, _, server) in store.best.items()} == {1: "ps-0", 2: "ps-2"}
+    assert {key[1]: server for key, (_, server) in store.best.items()} == {1: "ps-0", 2: "ps-2"}
     faults = (
-        r"ps-0 lists store 'store-1': piece 1 of its list: Expected `int` <= \d+ - at `\$\[4\]`",
+        r"ps-0 lists store 'store-1': piece 1 of its list: Expected `int` <= \d+ - at `\$\[3\]`",
         "ps-1 lists store 0 of its list: Object missing required field `id`",
         "ps-1 lists store 'store-1': its record or arrays are invalid",
     )
@@ -183,7 +207,7 @@ async def test_a_failed_reading_leaves_its_caller_uncancelled():
     """A later failure of the caller would else count as its cancellation."""
     async with lists(NETWORKS["local"](), Lists(0, listed())) as (saved, cluster):
         (store,) = (await saved.survey("a-name", cluster)).stores
-        store.best = dict.fromkeys(store.pieces(), ((1, 7), 0, "ps-0"))
+        store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
         with pytest.raises(CheckpointError, match="store 'a-name' cannot be read from the disks"):
             await saved.read(store, SavedValues(), cluster)  # the server answers each request with its list
         assert asyncio.current_task().cancelling() == 0

@@ -51,7 +51,8 @@ async def test_a_run_resumed_from_its_stop_has_the_bits_of_one_that_never_stoppe
 
     assert stopped.epoch == 2
     assert 0 < stopped.groups < GROUPS
-    assert result.epochs[-1].images == stopped.groups == stopped.resume.images
+    assert result.epochs[-1].images == stopped.groups
+    assert max([losses[2].images for losses in stopped.losses if losses]) == stopped.groups
     assert [epoch.images for epoch in resumed.epochs] == [GROUPS] * len(whole.epochs)
     same_bits(resumed.weights, whole.weights)
 
@@ -74,13 +75,12 @@ async def test_a_stop_loses_no_trained_image_and_trains_none_twice(options, tmp_
 
     assert (stopped.epoch, result.epochs[-1].images) == (1, stopped.groups)
     assert [epoch.images for epoch in resumed.epochs] == [GROUPS] * 3
-    assert resumed.epochs[0].trained_again == 0
 
 
 async def test_a_stop_without_counts_of_the_data_server_keeps_its_checkpoint_and_the_weights(
     tmp_path, monkeypatch
 ):
-    ask, asked = RoleCounts.ledger_leader, []
+    ask, asked = RoleCounts.dealer, []
 
     async def silent(counts, *, ranges=False, clock=0):
         if not ranges:  # the question after the last checkpoint was begun
@@ -88,7 +88,7 @@ async def test_a_stop_without_counts_of_the_data_server_keeps_its_checkpoint_and
             raise TimeoutError
         return await ask(counts, ranges=ranges, clock=clock)
 
-    monkeypatch.setattr(RoleCounts, "ledger_leader", silent)
+    monkeypatch.setattr(RoleCounts, "dealer", silent)
     stopped, result = await stop_in(small_groups(**MODES["serial"]), tmp_path, 2)
     assert asked
     assert stopped.groups > 0

@@ -6,8 +6,7 @@ import pytest
 
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.run_notes import NAME
-from adam_async.checkpoint.summary import checkpoints_in, summary_of
+from adam_async.checkpoint.verification import checkpoints_in, summary_of
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 
@@ -55,15 +54,15 @@ async def test_a_checkpoint_with_a_damaged_manifest_has_the_place_of_its_name(tm
 
 
 async def test_a_folder_without_checkpoints_is_refused_with_the_command_for_it(tmp_path):
-    empty, run, server = (tmp_path / name for name in ("empty", "run", "server"))
-    for folder in (empty, run, server):
-        folder.mkdir()
-    (run / NAME).write_bytes(b"{}")
-    (server / "states-00000001.segment").write_bytes(b"")
+    empty, run, server = (tmp_path / name for name in ("empty", "run", "run/ps-0"))
+    store = server / "store-0123"
+    for folder in (empty, store):
+        folder.mkdir(parents=True)
+    (store / "states-00000001.segment").write_bytes(b"")
     async with Disk() as disk:
         with pytest.raises(CheckpointError, match=r"empty: train --checkpoint DIR writes them"):
             await checkpoints_in(empty, disk)
-        for folder in (run, server):
+        for folder in (run, server, store):
             with pytest.raises(CheckpointError, match=r"shards of a store, .* train --store"):
                 await checkpoints_in(folder, disk)
         for path in (tmp_path / "absent", tmp_path / NAMES[0]):

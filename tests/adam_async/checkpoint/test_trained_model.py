@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from adam_async import Config, LocalCluster, Model, make_dataset
-from adam_async.checkpoint.model_file import SavedModelError, dump_model
 from adam_async.checkpoint.names import FILE_NAME
+from adam_async.checkpoint.trained_model import SavedModelError, dump_model
 from adam_async.errors import ConfigError, ModelError
 from adam_async.model import Network, mlp
 from adam_async.model.keyed_random import Dice

@@ -112,6 +112,7 @@ HEADERS = {
         8,
     ),
     "a shape of another size": ({"x": ("F32", [1 << 62, 1 << 62], [0, 4])}, "gives 'x' the bytes 0 to 4", 8),
+    "no checksum": ({"x": ("F32", [1], [0, 4])}, "the header has no CRC-32 of 'x'", 8),
     "an unknown type": ({"x": ("X9", [1], [0, 4])}, "Invalid enum value 'X9'", 8),
 }
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import Checkpoint
-from adam_async.checkpoint.model_file import dump_model
+from adam_async.checkpoint.trained_model import dump_model
 from adam_async.cli.checkpoint import export_checkpoint, list_checkpoints, verify_checkpoints
 from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.commands import run_command
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_ends_with_code_3_and_the_way_to_a_whole_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], no_handlers: None
 ) -> None:
     asyncio.run(write(tmp_path, checkpoint_of(3), checkpoint_of(4)))
-    command = ["checkpoint", "verify", str(tmp_path), "--loop", "asyncio"]
+    command = ["checkpoint", "verify", str(tmp_path)]
     assert run_command(command) == 0
     path = tmp_path / NAMES[0] / "state-00001-of-00001.safetensors"
     data = bytearray(path.read_bytes())
@@ -95,12 +95,12 @@ def test_a_damaged_checkpoint_ends_with_code_3_and_the_way_to_a_whole_one(
     assert captured.err == (
         f"adam-async: damaged: {NAMES[0]}; --resume {tmp_path / NAMES[1]} continues from a whole one\n"
     )
-    assert run_command(["checkpoint", "verify", str(tmp_path / NAMES[1]), "--loop", "asyncio"]) == 0
+    assert run_command(["checkpoint", "verify", str(tmp_path / NAMES[1])]) == 0
     capsys.readouterr()
     assert run_command([*command, "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert [each["whole"] for each in found["checkpoints"]] == [False, True]
-    assert run_command(["checkpoint", "verify", str(tmp_path / "absent"), "--loop", "asyncio"]) == 2
+    assert run_command(["checkpoint", "verify", str(tmp_path / "absent")]) == 2
     assert run_command(["checkpoint", "lst", str(tmp_path)]) == 2
     assert "did you mean 'checkpoint list'?" in capsys.readouterr().err
 

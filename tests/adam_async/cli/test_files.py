@@ -73,8 +73,8 @@ async def test_a_text_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
 async def test_a_result_may_replace_a_file_or_be_the_first_in_a_new_folder(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"earlier")
     async with Disk() as disk:
-        await check_target(tmp_path / "there", "--png", disk)
-        await check_target(tmp_path / "new" / "absent", "--png", disk)
+        await check_target(tmp_path / "there", "--onnx", disk)
+        await check_target(tmp_path / "new" / "absent", "--onnx", disk)
     assert (tmp_path / "new").is_dir()
 
 
@@ -94,20 +94,18 @@ def test_a_folder_of_results_whose_name_is_taken_is_an_error_with_the_reason(
 
 
 OPTIONS = {
-    *("--report", "--profile", "--record", "--out", "--checkpoint", "--store", "--png", "--onnx", "--torch"),
-    *("--json", "--soak", "--dir"),
+    *("--report", "--profile", "--record", "--out", "--checkpoint", "--store", "--onnx", "--torch"),
+    *("--json", "--trace", "--dir"),
 }
 
 READ_ONLY = [
     *(["train", "--data", "digits", option, "r"] for option in ("--report", "--profile", "--record")),
     *(["train", "--data", "digits", option, "r/s"] for option in ("--out", "--checkpoint", "--store")),
-    ["predict", "model", "a.png", "--png", "r.png"],
-    ["data", "inspect", "digits", "--png", "r.png"],
     ["export", "model", "--onnx", "r"],
     ["export", "model", "--torch", "r"],
     ["plan", "--json", "r"],
     ["drill", "--json", "r"],
-    ["simulate", "--soak", "r"],
+    ["simulate", "--scenario", "members", "--seed", "1", "--trace", "r"],
     ["controller", "--dir", "r"],
     ["ps", "--controller", "tcp://127.0.0.1:1", "--dir", "r"],
     ["store", "save", "net", "r", "--controller", "tcp://127.0.0.1:1"],

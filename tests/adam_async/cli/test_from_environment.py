@@ -10,7 +10,7 @@ from adam_async.run.config import Config
 
 def words_of(role: str, config: Config) -> list[str]:
     assignment = Assignment(roles=((role, f"{role}-0"),), controllers=("tcp://10.0.0.1:7070",))
-    found = Found(config=config, assignment=assignment, arguments={f"{role}-0": ()})
+    found = Found(config=config, assignment=assignment, arguments={f"{role}-0": ()}, threads=1)
     return found.command(FromEnvironmentOptions(from_env=True))
 
 
@@ -47,7 +47,8 @@ async def test_workers_and_data_servers_allow_the_code_that_the_command_names(tm
 
 def test_the_command_of_the_only_role_has_the_code_that_it_allows() -> None:
     assignment = Assignment(roles=(("worker", "w"),), controllers=("tcp://10.0.0.1:7070",))
-    found = Found(config=Config(), assignment=assignment, arguments={"w": ("--allow-step", "mine")})
+    words = {"w": ("--allow-step", "mine")}
+    found = Found(config=Config(), assignment=assignment, arguments=words, threads=1)
     assert found.command(FromEnvironmentOptions(from_env=True))[:5] == [
         "worker",
         "--id",
@@ -55,3 +56,16 @@ def test_the_command_of_the_only_role_has_the_code_that_it_allows() -> None:
         "--allow-step",
         "mine",
     ]
+
+
+async def test_a_rank_of_a_launch_takes_the_options_of_its_command_line(tmp_path: Path) -> None:
+    (tmp_path / "adam.toml").write_text('data = "digits"\nservers = 1\n')
+    options = FromEnvironmentOptions(from_env=True, config=tmp_path / "adam.toml")
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    given = {"servers": 2, "flush_s": 3.0, "threads": None, "record": True}
+    found = await find_roles(options, ranks, given, tmp_path / "kept")
+
+    assert [node for _, node in found.assignment.roles] == ["ps-0", "data-0"]
+    assert found.assignment.rank == 1
+    assert found.threads == 1
+    assert found.arguments["ps-0"][-4:] == ("--dir", str(tmp_path / "kept" / "ps-0"), "--flush-s", "3.0")

@@ -7,30 +7,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from adam_async.checkpoint.model_file import dump_model
 from adam_async.cli.inspect import run_doctor, run_evaluation
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
-from adam_async.errors import ConfigError, DataError
 from adam_async.model import Network, named_model
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.cli.plan.test_command import SPEC
 
 DIGITS = Network(named_model("digits")).initial_weights(Dice(1))
-
-SPEC = """
-name = "little"
-input = [2]
-
-[[layers]]
-name = "fc1"
-kind = "dense"
-outputs = 3
-
-[[layers]]
-name = "loss"
-kind = "softmax_cross_entropy"
-"""
 
 
 async def test_the_doctor_looks_at_a_model_in_a_file(
@@ -43,30 +28,6 @@ async def test_the_doctor_looks_at_a_model_in_a_file(
     assert code == 0
     assert "of little at 5 images per group" in told
     assert "fc1 to loss: " in told
-
-
-@pytest.mark.parametrize(
-    ("model", "images", "claim"),
-    [
-        ("nix", 16, "unknown model 'nix'"),
-        ("/gone/nix.toml", 16, "/gone/nix.toml"),
-        ("digits", 0, "--images-per-group must be within 1 and 65536, not 0"),
-        ("digits", 10**9, "--images-per-group must be within 1 and 65536, not 1000000000"),
-    ],
-)
-async def test_the_doctor_refuses_what_is_no_model_and_no_group(model: str, images: int, claim: str) -> None:
-    with pytest.raises(ConfigError, match=claim):
-        await run_doctor(model, images, {}, Terminal())
-
-
-async def test_a_missing_model_is_refused_before_any_data_are_read(tmp_path: Path) -> None:
-    gone, no_data = tmp_path / "gone.safetensors", str(tmp_path / "no data")
-
-    with pytest.raises(ConfigError, match=r"gone\.safetensors cannot be read"):
-        await run_evaluation(gone, no_data, "error", 1, {}, Terminal())
-    gone.write_bytes(dump_model(Network(named_model("digits")), DIGITS))
-    with pytest.raises(DataError, match="no data does not exist"):
-        await run_evaluation(gone, no_data, "error", 1, {}, Terminal())
 
 
 async def test_a_model_of_a_folder_knows_its_classes_in_a_folder_with_fewer(

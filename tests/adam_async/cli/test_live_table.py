@@ -33,7 +33,7 @@ from adam_async.run.config import Config
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.run_copies import copies_of
-from adam_async.run.waits import WaitReport
+from adam_async.run.series import WaitReport
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine
 from tests.adam_async.cluster_maps import bundle_map
@@ -264,7 +264,7 @@ async def test_without_a_table_news_are_lines_like_any(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("plan", "kind"), [(PLAN, "vertical"), (layers_plan(MODEL, 2), "layers")])
 def test_how_the_model_is_cut_is_said_with_what_crosses(plan, kind) -> None:
-    line = cut_line(MODEL, plan.to_dict(), together=False)
+    line = cut_line(MODEL, plan.to_dict())
 
     match = re.fullmatch(
         rf"cut    {kind} over 2 workers: ([\d,]+) crossings, "
@@ -276,7 +276,6 @@ def test_how_the_model_is_cut_is_said_with_what_crosses(plan, kind) -> None:
     assert (match[3] is not None) == any(
         crossing.kind == "gradient" for crossing in Layout(MODEL.topology, MODEL.input_shape, plan).crossings
     )
-    assert cut_line(MODEL, plan.to_dict(), together=True) == f"{line}, in the memory of one process"
 
 
 async def test_the_cut_is_said_once_as_soon_as_it_is_known() -> None:
@@ -287,7 +286,7 @@ async def test_the_cut_is_said_once_as_soon_as_it_is_known() -> None:
         table.refresh()
         table.refresh()
 
-    cut = cut_line(MODEL, PLAN.to_dict(), together=False)
+    cut = cut_line(MODEL, PLAN.to_dict())
     assert stream.getvalue().splitlines() == [*introduction(DATA, MODEL), cut]
 
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from adam_async.cli.log import JsonLine, NodeLine, RoleLine, name_node
-from adam_async.cli.terminal import log_to_stderr
+from adam_async.cli.terminal import JsonLine, NodeLine, RoleLine, log_to_stderr, name_node
 
 HOSTILE = "ps-0\x1b]0;owned\x07\nadam-async: forged"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"

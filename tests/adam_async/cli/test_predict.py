@@ -1,4 +1,4 @@
-"""The command `predict` names what is in files, folders and arrays, and draws them with their names."""
+"""The command `predict` names what is in files, folders and arrays."""
 
 import json
 from contextlib import aclosing
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from adam_async.checkpoint.model_file import dump_model
 from adam_async.checkpoint.names import FILE_NAME
+from adam_async.checkpoint.trained_model import dump_model
 from adam_async.cli.commands import app, run_command
 from adam_async.cli.options import PredictOptions
-from adam_async.cli.predict import ACROSS, run_prediction
+from adam_async.cli.predict import run_prediction
 from adam_async.cli.terminal import Terminal
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources.pictures import Header
@@ -157,19 +157,6 @@ async def test_the_table_has_the_likeliest_classes_with_their_probabilities(
     assert row.split() == [str(image), "east", "100.0%", "north", "0.0%"]
 
 
-async def test_a_contact_sheet_has_each_image_above_its_class(model: Path, tmp_path: Path) -> None:
-    files = [save(tmp_path / f"{number}.png", number % 3) for number in range(ACROSS + 1)]
-
-    await run_prediction(model, files, PredictOptions(png=tmp_path / "out" / "sheet.png"), QUIET)
-
-    sheet = np.asarray(Image.open(tmp_path / "out" / "sheet.png"))
-    height, width = (112 + 2 * 14 + 2), (112 + 2)
-    assert sheet.shape == (2 * height + 2, ACROSS * width + 2)
-    first = sheet[2 : 2 + 140, 2 : 2 + 112]
-    np.testing.assert_array_equal(first[:112], picture(0, 112))
-    assert 0 < np.count_nonzero(first[112:] == 255) < 400  # letters
-
-
 async def test_damaged_images_are_an_error_or_left_out_by_name(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,17 +199,6 @@ async def test_a_model_that_names_no_classes_is_refused_with_a_command(tmp_path:
         await run_prediction(path, (save(tmp_path / "a.png", 0),), PredictOptions(), QUIET)
 
 
-async def test_wrong_options_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-
-    with pytest.raises(ConfigError, match="predict needs images"):
-        await run_prediction(gone, [], PredictOptions(), QUIET)
-    with pytest.raises(ConfigError, match="--top must be at least 1, not 0"):
-        await run_prediction(gone, [gone], PredictOptions(top=0), QUIET)
-    with pytest.raises(ConfigError, match=r"--png a\.svg: name a file that ends in \.png"):
-        await run_prediction(gone, [gone], PredictOptions(png=Path("a.svg")), QUIET)
-
-
 async def test_a_missing_image_and_an_empty_folder_are_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
@@ -238,7 +214,7 @@ def test_the_command_takes_a_model_and_then_images(
     image = save(tmp_path / "c.png", 2)
 
     assert "predict" in app
-    assert run_command(["predict", str(model), str(image), "--top", "1", "--loop", "asyncio"]) == 0
+    assert run_command(["predict", str(model), str(image), "--top", "1"]) == 0
     assert "south" in capsys.readouterr().out
 
 

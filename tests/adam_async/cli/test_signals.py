@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from adam_async.cli.signals import Signals, loop_factory
+from adam_async.cli.signals import Signals
 
 
 def run(signals: Signals, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    return signals.run(main, loop_factory=loop_factory("asyncio"))
+    return signals.run(main)
 
 
 async def stopped(signals: Signals) -> None:

@@ -1,8 +1,8 @@
-"""The command `simulate`: seeds, one run, a plan, a soak; and what is wrong with its options."""
+"""The command `simulate`: seeds, one run, a plan; and what is wrong with its options."""
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -11,17 +11,12 @@ import pytest
 
 from adam_async.cli import simulate as command
 from adam_async.cli.commands import run_command
-from adam_async.cli.simulate import (
-    FAILED,
-    chosen_scenarios,
-    report_unreached,
-    serve,
-)
+from adam_async.cli.simulate import FAILED, chosen_scenarios, report_unreached, serve
 from adam_async.cli.simulate_options import ScenarioName, SimulateOptions, check_options, chosen_seeds
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.simulation.plan import Case, Fault, read_case
-from adam_async.simulation.runner import MANY, digest, draw_case, run_seed
+from adam_async.simulation.runner import MANY, SeedResult, digest, draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.work import Answer, Seeds
 
@@ -110,38 +105,28 @@ def test_shrinking_a_plan_prints_its_progress(
     assert told[-1].startswith(f"members: seed 2 is down to 1 of {len(case.plan.faults)} faults after ")
 
 
-@pytest.mark.slow
-def test_a_soak_goes_on_behind_what_is_done(tmp_path: Path, simulate: Call) -> None:
-    words = (*ONLY, 1, "--soak", tmp_path / "soak.json", "--seeds")
-
-    _, first = simulate(*words, "2..2")
-    _, more = simulate(*words, "2..3")
-    code, nothing = simulate(*words, "2..3")
-
-    assert [first[0][:16], more[0][:16]] == ["members: 1 seed,", "members: 1 seed,"]
-    assert code == 0
-    assert nothing == more[1:]
-    assert nothing[0].startswith("members: 2 seeds done, 2 count, 0 failed, core ")
+def results_of(*, reached: Sequence[str] = SCENARIOS["controllers"].marks, few: int = 0) -> list[SeedResult]:
+    """The results of `MANY` seeds, of which `few` do not count, and one has reached the marks."""
+    result = SeedResult(case=draw_case(SCENARIOS["controllers"], 1), replay_hash="")
+    idle = msgspec.structs.replace(result, too_little=("no faults",))
+    some = msgspec.structs.replace(result, counts=dict.fromkeys(reached, 1))
+    return [some, *[idle] * few, *[result] * (MANY - 1 - few)]
 
 
 def test_many_seeds_that_never_came_across_a_mark_fail(capsys: pytest.CaptureFixture[str]) -> None:
     marks = SCENARIOS["controllers"].marks
-    terminal = Terminal()
 
-    assert not report_unreached("controllers", marks, MANY, MANY, terminal)
-    assert not report_unreached("controllers", marks[1:], MANY - 1, MANY - 1, terminal)
-    assert report_unreached("controllers", marks[1:], MANY, MANY, terminal)
+    assert not report_unreached("controllers", results_of(), Terminal())
+    assert not report_unreached("controllers", results_of(reached=marks[1:])[1:], Terminal())
+    assert report_unreached("controllers", results_of(reached=marks[1:]), Terminal())
 
     assert capsys.readouterr().out == f"controllers: no seed reached: {marks[0]}\n"
 
 
 def test_many_seeds_of_which_few_count_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    marks = SCENARIOS["controllers"].marks
-    terminal = Terminal()
-
-    assert not report_unreached("controllers", marks, MANY - 10, MANY, terminal)
-    assert not report_unreached("controllers", marks, 0, MANY - 1, terminal)
-    assert report_unreached("controllers", marks, MANY - 11, MANY, terminal)
+    assert not report_unreached("controllers", results_of(few=10), Terminal())
+    assert not report_unreached("controllers", results_of(few=MANY - 1)[:-1], Terminal())
+    assert report_unreached("controllers", results_of(few=11), Terminal())
 
     assert capsys.readouterr().out == "controllers: only 89 of 100 seeds count; 90% have to\n"
 
@@ -189,12 +174,9 @@ def test_seeds_that_are_no_range_are_refused(seeds: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (SimulateOptions(jobs=-1), "--jobs must be within 0 and"),
         (SimulateOptions(seed=1, seeds="1..2"), "--seed and --seeds contradict"),
         (SimulateOptions(plan=Path("p"), seed=1), "leave out --seed"),
         (SimulateOptions(plan=Path("p"), scenario=("members",)), "leave out --scenario"),
-        (SimulateOptions(plan=Path("p"), soak=Path("s")), "leave out --plan and --trace"),
-        (SimulateOptions(trace=Path("t")), "--trace is of one run"),
         (SimulateOptions(trace=Path("t"), seeds="1..2"), "--trace is of one run"),
     ],
 )
@@ -203,43 +185,15 @@ def test_options_that_contradict_one_another_are_refused(options: SimulateOption
         check_options(options)
 
 
-@pytest.mark.parametrize("words", [("--seed", 2, "--trace", "."), ("--seeds", "2..3", "--soak", "/")])
-def test_a_folder_is_no_file_for_results(words: tuple[object, ...], simulate: Call) -> None:
-    code, said = simulate("--scenario", "members", "--jobs", 1, *words)
+def test_a_folder_is_no_file_for_results(simulate: Call) -> None:
+    code, said = simulate(*ONLY, 1, "--seed", 2, "--trace", ".")
 
     assert (code, said) == (2, [])
-
-
-@pytest.mark.parametrize("words", [("--seed", 2, "--trace"), ("--seeds", "2..3", "--soak")])
-def test_no_folder_is_made_for_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[object, ...]
-) -> None:
-    folder = tmp_path / "nosuch"
-
-    assert run_command(["simulate", *ONLY, "1", *map(str, words), str(folder / "file.json")]) == 2
-
-    assert f"{folder} is no folder; make it, or name another" in capsys.readouterr().err
-    assert not folder.exists()
 
 
 def test_a_trace_of_several_scenarios_is_refused() -> None:
     with pytest.raises(ConfigError, match="one --scenario"):
         check_options(SimulateOptions(trace=Path("t"), seed=1, scenario=("members", "power")))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--seed", "-1"), "--seed must be a whole number from 0 on, not -1"),
-        (("--seeds", "-1..1"), "--seeds must be A..B, from 0 on and A at most B, such as 0..99, not '-1..1'"),
-        (("--plan", "not/there.json"), "--plan not/there.json cannot be read: No such file"),
-    ],
-)
-def test_the_command_says_what_is_wrong_in_one_line(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    assert run_command(["simulate", *words]) == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,9 +12,8 @@ from safetensors.numpy import load_file
 
 from adam_async.cli.commands import run_command
 from adam_async.cli.operation import print_copies, show_status
-from adam_async.cli.operation_options import StatusOptions
+from adam_async.cli.operation_options import StatusOptions, StoreOptions
 from adam_async.cli.store import run_store
-from adam_async.cli.store_options import StoreOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, RoleUnreachable, RunFailed, StoreError, first_cause
 from adam_async.run.run_copies import BundleCopies, RunCopies
@@ -185,7 +184,6 @@ async def test_a_controller_that_is_not_there_is_named(capsys: pytest.CaptureFix
     ("words", "claim"),
     [
         (("list", "x"), "store list takes no name; show it with: adam-async store show x"),
-        (("show",), "store show needs the name of a store; adam-async store list shows them"),
         (("save", "x"), "store save needs a file: adam-async store save x FILE.safetensors"),
         (("delete", "x", "f"), "store delete takes no file: leave f out"),
         (("show", "x", "--yes"), "--yes belongs to store delete: leave it out"),

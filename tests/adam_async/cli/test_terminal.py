@@ -4,11 +4,12 @@ import io
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.table import Table
 
 from adam_async.cli.live_table import LiveTable
-from adam_async.cli.printable import EscapingConsole
-from adam_async.cli.terminal import Terminal, log_to_stderr
+from adam_async.cli.terminal import EscapingConsole, Terminal, log_to_stderr, printable, printable_lines
 from adam_async.run.progress import Progress
 
 HOSTILE = "ps-0\x1b]0;owned\x07\x9b31m\u202e[red]:bug:\nadam-async: forged"
@@ -77,3 +78,31 @@ async def test_the_table_of_a_run_escapes_phases_lines_and_names(drawn: bool) ->
     assert SHOWN in written
     assert not {"\x07", "\x9b", "\u202e"} & set(written)
     assert "\x1b]" not in written
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("naïve café 数据 \\x1b", "naïve café 数据 \\x1b"),
+        ("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
+        ("\x9b31m\x7f\x85", "\\x9b31m\\x7f\\x85"),
+        ("worker\nadam-async: forged\r\t", "worker\\nadam-async: forged\\r\\t"),
+        ("\u202egnp.exe\u2066\u200f\u2028", "\\u202egnp.exe\\u2066\\u200f\\u2028"),
+        ("\udcff.png", "\\udcff.png"),
+    ],
+)
+def test_controls_of_a_terminal_are_shown_as_escapes(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(st.text(st.characters(), max_size=40))
+def test_a_second_pass_changes_nothing_and_every_stream_can_write_the_result(text: str) -> None:
+    shown = printable(text)
+
+    assert printable(shown) == shown
+    assert not any(ord(each) < 32 or 127 <= ord(each) < 160 for each in shown)
+    shown.encode()
+
+
+def test_ends_of_our_own_lines_may_stay() -> None:
+    assert printable_lines("a\x1b\nb\r") == "a\\x1b\nb\\r"

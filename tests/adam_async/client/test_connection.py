@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adam_async.client.connection import NOT_SERVING
-from adam_async.client.parameter_client import ParameterClient, SessionIdentity, StepPush
+from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.errors import ShardUnavailable, first_cause
 from adam_async.messages import (
     DUPLICATE,
@@ -65,7 +65,7 @@ class Server:
         body = unpack_any(request.message)
         self.kinds.append(type(body))
         if isinstance(body, Push):
-            self.numbers += body.numbers
+            self.numbers.append(body.numbers)
         if isinstance(body, self.ignores):
             return
         if self.refusal and not (self.refusal == "not-primary" and isinstance(body, Push)):
@@ -78,11 +78,11 @@ class Server:
 
     def _answer(self, body):
         if isinstance(body, Push):
-            problems = tuple(Problem(0, *problem) for problem in self._problem_of(*body.numbers))
-            return pack(Pushed(versions=(len(self.applied),), problems=problems))
+            problems = tuple(Problem(0, *problem) for problem in self._problem_of(body.numbers))
+            return pack(Pushed(versions=len(self.applied), problems=problems))
         if isinstance(body, Pull):
             count = len(self.applied)
-            return pack(Values(versions=(count,), clock=0), [np.full(1, count, np.float32)])
+            return pack(Values(versions=count, clock=0), [np.full(1, count, np.float32)])
         assert isinstance(body, Tick)
         return pack(Ticked())
 
@@ -142,21 +142,21 @@ class Room:
 
     def push(self, count=1, *, dtype=np.float32):
         for _ in range(count):
-            number = self.connection.numbers.last((SHARD,))[0] + 1
-            step = StepPush(
+            number = self.connection.numbers.last((SHARD,)) + 1
+            self.connection.push(
+                (np.ones(1, dtype),),
+                Call(freed=lambda number=number: self.freed.append(number)),
                 parts=(Part(False, 1),),
                 shards=(SHARD,),
-                tensors=(np.ones(1, dtype),),
-                versions=(0,),
-                own_applied=(0,),
+                versions=0,
+                own_applied=0,
                 clock=number,
                 weight=1,
                 rate=1.0,
             )
-            self.client.push(HOME, step, Call(freed=lambda number=number: self.freed.append(number)))
 
     def pull(self):
-        self.client.pull(HOME, (SHARD,), Call(lambda _, flat: self.pulled.append(float(flat[0]))))
+        self.connection.pull((SHARD,), Call(lambda _, flat: self.pulled.append(float(flat[0]))))
 
     def move(self, primary):
         self.client.map_changed(map_of(primary, self.first, self.second))
@@ -307,7 +307,7 @@ async def test_a_server_that_does_not_serve_the_bundle_is_asked_again_without_a_
         room.first.refusal = code
         room.push(2)
         room.pull()
-        room.client.tick(HOME, (SHARD,), 3)
+        room.connection.tick((SHARD,), 3)
         await until(lambda: len(room.first.links) > 3)
         assert (room.freed, room.pulled) == ([], [])
         room.first.refusal = ""

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from adam_async.client.connection import MAX_UNACKNOWLEDGED
-from adam_async.client.parameter_client import StepPush
 from adam_async.errors import ShardUnavailable
 from adam_async.messages import Part, StepReport, role_table
 from adam_async.parameter_server.events import PushArrived, Refuse, ReplicasChanged
@@ -54,8 +53,8 @@ class Recording:
         for name, shards in self.shards.items():
             said = (name, self.clock + 1)
             steps = steps_of(self.clock + 1, count, **fields)
-            self.client.report_steps(
-                name, shards, steps, on_answer=lambda said=said: self.answered.append(said)
+            self.client.connections[name].report_steps(
+                shards, steps, lambda said=said: self.answered.append(said)
             )
         self.clock += count
 
@@ -63,7 +62,7 @@ class Recording:
 def check_counted(servers, steps):
     for shard in servers.shards().values():
         shard.check_invariants()
-        assert (shard.version, dict(shard.staleness), shard.refused) == (steps, {1: steps}, 0)
+        assert (shard.version, dict(shard.staleness), shard.tables.refused) == (steps, {1: steps}, 0)
         assert list(shard.last_number.values()) == [steps]
         assert list(shard.clocks.values()) == [steps]
 
@@ -119,7 +118,7 @@ async def test_a_record_whose_answer_is_lost_is_answered_again_and_counted_once(
         await recording.client.flush()
         check_counted(servers, 3)
         assert [at for _, at in recording.answered] == [1, 2]
-        assert {shard.duplicates for shard in servers.shards().values()} == {2}
+        assert {shard.tables.duplicates for shard in servers.shards().values()} == {2}
 
 
 async def test_refused_steps_are_counted_by_the_client_as_by_the_servers():
@@ -127,7 +126,7 @@ async def test_refused_steps_are_counted_by_the_client_as_by_the_servers():
         recording = Recording(servers, servers.client().client)
         recording.record(2, refused=(0, 3))
         await recording.client.flush()
-        assert sum(shard.refused for shard in servers.shards().values()) == 4
+        assert sum(shard.tables.refused for shard in servers.shards().values()) == 4
         assert recording.client.statistics().refused == 4
 
 
@@ -197,6 +196,7 @@ async def test_a_payload_damaged_on_the_way_is_sent_again_and_counts_once(way, c
         ]
         speaker = near if way == "push" else far
         damaging = speaker._transport = DamagingTransport(speaker._transport)
+        speaker._descriptor = -1
 
         client.push(0.25)
         pulled = await client.pull()
@@ -219,9 +219,9 @@ async def test_a_payload_damaged_on_the_way_is_sent_again_and_counts_once(way, c
 async def test_a_tick_moves_the_clocks_of_its_shards_only(network):
     async with servers_of(NETWORKS[network]()) as servers:
         client = servers.client().client
-        client.tick("ps-0", (ShardId(1), ShardId(2)), 5)
+        client.connections["ps-0"].tick((ShardId(1), ShardId(2)), 5)
         await client.flush()
-        assert [shard.slowest_clock() for shard in servers.shards().values()][:4] == [0, 5, 5, 0]
+        assert [shard.tables.slowest_clock() for shard in servers.shards().values()][:4] == [0, 5, 5, 0]
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -230,12 +230,14 @@ async def test_values_land_where_they_are_wanted(network):
         client, told = servers.client().client, []
         sizes = [servers.table.shards[number].size for number in (0, 2)]
         room = np.zeros(sum(sizes), np.float32)
-        client.pull("ps-0", (ShardId(0), ShardId(2)), Call(lambda values, _: told.append(values)), into=room)
+        client.connections["ps-0"].pull(
+            (ShardId(0), ShardId(2)), Call(lambda values, _: told.append(values)), into=room
+        )
         await client.flush()
         shards = servers.shards()
         np.testing.assert_array_equal(room, np.concatenate([shards[0].values, shards[2].values]))
         assert room.any()
-        assert [(values.versions, values.clock) for values in told] == [((0, 0), 0)]
+        assert [(values.versions, values.clock) for values in told] == [(0, 0)]
 
 
 async def test_a_server_that_answers_nothing_is_named_when_patience_ends():
@@ -253,7 +255,7 @@ async def test_a_wait_for_missing_answers_ends_with_an_error_that_names_the_serv
     async with servers_of(rough) as servers:
         client = servers.client().client
         client._waits = SHORT  # the waiter loses patience, its channels do not
-        client.tick("ps-0", (ShardId(0),), 1)
+        client.connections["ps-0"].tick((ShardId(0),), 1)
         with pytest.raises(ShardUnavailable, match=r"answers of ps-0 at .*, the primary of bundle ps-0"):
             await client.flush()
 
@@ -290,9 +292,8 @@ async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_
         client, other = (servers.client(replica).client for replica in (0, 1))
         take_part(servers, client, other)
         room, told, behind = np.zeros(servers.table.shards[0].size, np.float32), [], []
-        client.tick("ps-0", (ShardId(0),), 2)
-        client.pull(
-            "ps-0",
+        client.connections["ps-0"].tick((ShardId(0),), 2)
+        client.connections["ps-0"].pull(
             (ShardId(0),),
             Call(lambda values, flat: told.append((values, flat)), behind=behind.append),
             clock=1,
@@ -301,10 +302,10 @@ async def test_a_pull_for_a_clock_is_asked_again_until_it_comes_and_lands_where_
         await until(lambda: len(behind) > 2)
         assert not told
         assert {(values.clock, values.behind) for values in behind} == {(0, (1,))}
-        other.tick("ps-0", (ShardId(0),), 1)
+        other.connections["ps-0"].tick((ShardId(0),), 1)
         await client.flush()
         ((values, flat),) = told
-        assert (values.clock, values.versions) == (1, (0,))
+        assert (values.clock, values.versions) == (1, 0)
         assert np.shares_memory(flat, room)
         np.testing.assert_array_equal(room, servers.shards()[0].values)
 
@@ -316,13 +317,13 @@ async def test_a_wait_for_a_clock_loses_patience_with_silent_servers_only():
         take_part(servers, client, other)
         client._waits = msgspec.structs.replace(IMPATIENT, patience_s=0.5)
         behind, loop = [], asyncio.get_running_loop()
-        client.pull("ps-0", (ShardId(0),), Call(behind=behind.append), clock=1)
+        client.connections["ps-0"].pull((ShardId(0),), Call(behind=behind.append), clock=1)
         begin, flushing = loop.time(), asyncio.create_task(client.flush(), name="flush")
         await until(lambda: loop.time() > begin + 0.7)
         assert behind
         assert not flushing.done()
-        other.tick("ps-0", (ShardId(0),), 1)
-        client.tick("ps-0", (ShardId(0),), 1)
+        other.connections["ps-0"].tick((ShardId(0),), 1)
+        client.connections["ps-0"].tick((ShardId(0),), 1)
         await flushing
 
 
@@ -337,7 +338,7 @@ async def test_a_client_of_an_ended_replica_generation_is_ignored_and_holds_no_r
         before = {number: dict(shard.last_number) for number, shard in servers.shards().items()}
         freed = pushing.freed
         pushing.push(1.0)
-        pushing.client.tick("ps-0", (ShardId(0),), 9)
+        pushing.client.connections["ps-0"].tick((ShardId(0),), 9)
         await until(lambda: pushing.client.statistics().reconnects > 2)
         assert pushing.freed == freed, "what is refused is not acknowledged"
         assert {number: shard.last_number for number, shard in servers.shards().items()} == before
@@ -351,21 +352,21 @@ async def test_a_push_that_pulls_brings_back_the_clock_of_its_values(network):
         client, told = servers.client().client, []
         take_part(servers, client)
         spec = servers.table.shards[0]
-        step = StepPush(
+        client.connections["ps-0"].push(
+            (np.ones(spec.size, np.float32),),
+            Call(lambda *values: told.append(values)),
             parts=(Part(False, 1),),
             shards=(ShardId(0),),
-            tensors=(np.ones(spec.size, np.float32),),
-            versions=(0,),
-            own_applied=(0,),
+            versions=0,
+            own_applied=0,
             clock=4,
             weight=1,
             rate=1.0,
             pull=True,
         )
-        client.push("ps-0", step, Call(lambda *values: told.append(values)))
         await client.flush()
         ((answer, flat),) = told
-        assert (answer.versions, answer.clock) == ((1,), 4)
+        assert (answer.versions, answer.clock) == (1, 4)
         np.testing.assert_array_equal(flat, servers.shards()[0].values)
 
 
@@ -389,7 +390,7 @@ async def test_every_contribution_is_in_its_sum_once_over_links_that_fail(networ
                 group.create_task(steps_in_lockstep(servers, replica, client), name=f"replica-{replica}")
         for number, shard in servers.shards().items():
             shard.check_invariants()
-            assert (shard.version, shard.refused, shard.applied_clock()) == (STEPS, 0, STEPS)
+            assert (shard.version, shard.tables.refused, shard.applied_clock()) == (STEPS, 0, STEPS)
             expected = before[number]
             for clock in range(1, STEPS + 1):
                 who = [replica for replica in range(2) if contributes(replica, number, clock)]
@@ -416,25 +417,25 @@ async def steps_in_lockstep(servers, replica, client):
         arrived: list[int] = []
         landed = Call(partial(land, arrived))
         for server in sorted(set(servers.map.buckets)):
-            shards = shards_of(servers, server)
+            shards, connection = shards_of(servers, server), client.connections[server]
             mine = tuple(number for number in shards if contributes(replica, number, clock))
             rest = tuple(number for number in shards if number not in mine)
             if mine:
                 sizes = sum(servers.table.shards[number].size for number in mine)
-                step = StepPush(
+                connection.push(
+                    (np.full(sizes, float(replica + clock)),),
+                    Call(),
                     parts=(Part(False, len(mine)),),
                     shards=mine,
-                    tensors=(np.full(sizes, float(replica + clock)),),
-                    versions=(clock - 1,) * len(mine),
-                    own_applied=(0,) * len(mine),
+                    versions=clock - 1,
+                    own_applied=0,
                     clock=clock,
                     weight=1,
                     rate=1.0,
                 )
-                client.push(server, step, Call())
             if rest:
-                client.tick(server, rest, clock)
-            client.pull(server, shards, landed, clock=clock)
+                connection.tick(rest, clock)
+            connection.pull(shards, landed, clock=clock)
         await client.flush()
         assert set(arrived) == {clock}
 
@@ -465,7 +466,9 @@ async def test_a_link_on_which_something_was_refused_is_followed_by_a_pause(monk
         channel = client.client.connections["ps-0"].channel
         monkeypatch.setattr(channel, "_schedule", Counted())
         channel.progressed()
-        client.client.tick("ps-0", (ShardId(0),), 1)  # it is answered on the first link, and the push is not
+        client.client.connections["ps-0"].tick(
+            (ShardId(0),), 1
+        )  # it is answered on the first link, and the push is not
         client.push(1.0)
         await client.client.flush()
         assert client.client.connections["ps-0"].reconnects == len(pauses) > 0

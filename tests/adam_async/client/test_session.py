@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_async.client.session import Session, SessionIdentity, ShardNumbers, StepPush
+from adam_async.client.session import Session, SessionIdentity, ShardNumbers
 from adam_async.messages import (
     DUPLICATE,
     GAP,
@@ -32,17 +32,18 @@ class Collecting(Session):
         self.sent, self.answers, self.frees, self.again = [], [], 0, []
 
     def push_to(self, *shards, tensors=None):
-        step = StepPush(
+        self.push(
+            tensors or (np.ones(len(shards), np.float32),),
+            self,
+            7,
             parts=(Part(False, len(shards)),),
             shards=shards,
-            tensors=tensors or (np.ones(len(shards), np.float32),),
-            versions=(0,) * len(shards),
-            own_applied=(0,) * len(shards),
+            versions=0,
+            own_applied=0,
             clock=1,
             weight=1,
             rate=1.0,
         )
-        self.push(step, self, 7)
         return self.sent[-1]
 
     def send_now(self, exchange):
@@ -64,12 +65,12 @@ class Collecting(Session):
 
 
 def answer(*problems, shards=1):
-    return pack(Pushed(versions=(1,) * shards, problems=problems))
+    return pack(Pushed(versions=1, problems=problems))
 
 
 def test_numbers_begin_at_one_and_leave_no_gap_on_any_shard():
     session = ShardNumbers()
-    assert session.next((A, B)) == (1, 1)
+    assert session.next((A, B)) == 1
     assert session.all() == {A: 1, B: 1}
     assert session.next((B, C)) == (2, 1)
     assert session.next((A, B, C)) == (2, 3, 2)
@@ -105,7 +106,7 @@ def test_open_pushes_are_sent_again_in_order_and_under_their_numbers():
     pushes[1].arrived(answer())
     assert session.to_send_again() == [pushes[0], pushes[2], pushes[3]]
     assert session.counts.resent == 2, "what was never sent is not sent again"
-    assert [unpack(each.message, Push).numbers for each in session.to_send_again()] == [(1,), (3,), (4,)]
+    assert [unpack(each.message, Push).numbers for each in session.to_send_again()] == [1, 3, 4]
 
 
 def test_an_answer_that_settles_nothing_keeps_the_push_open_and_asks_for_the_cure():
@@ -121,7 +122,7 @@ def test_a_second_answer_to_the_same_question_is_not_looked_at():
     push = session.push_to(A)
     push.arrived(answer())
     push.arrived(answer())
-    assert session.answers == [(7, (1,), None)]
+    assert session.answers == [(7, 1, None)]
 
 
 def test_each_answer_makes_room_for_a_push():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adam_async.cluster.local import LocalCluster
-from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.dataset import StoredImages
 from adam_async.errors import RoleFailed
 from adam_async.run.config import Config
 from tests.adam_async.data_server.sources.small import grey

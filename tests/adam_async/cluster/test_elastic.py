@@ -8,7 +8,7 @@ from msgspec import UNSET
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
-from tests.adam_async.cluster.test_local import QUICK, FixedDice, config_of
+from tests.adam_async.cluster.test_local import QUICK, config_of
 from tests.adam_async.runs import NETWORKS, address_of, cluster_of, entropy_of, tiny_dataset, until
 from tests.transport.testing import Faults, FaultyNetwork
 from transport import Identity
@@ -25,6 +25,11 @@ MODES = {
 }
 
 IMAGES = 120
+
+
+class FixedDice:
+    def random(self):
+        return 0.5
 
 
 def elastic(network="local", *, checkpoint=None, **options):
@@ -108,6 +113,8 @@ async def test_the_other_workers_train_the_groups_of_a_worker_that_leaves(
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
     how = "left" if goodbye else "died"
     assert [event["event"] for event in result.events] == [f"worker-1 {how}"]
+    assert result.statistics["data-0"]["returned"] > 0
+    assert "worker-1" not in result.statistics
 
 
 async def test_a_worker_of_the_same_name_takes_part_again_after_its_goodbye():

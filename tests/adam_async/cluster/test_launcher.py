@@ -8,9 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adam_async.cluster import local_launcher
-from adam_async.cluster.launcher import RestartPolicy, RoleSpec, data_words
-from adam_async.cluster.local_launcher import FOLDER_PREFIX, LocalLauncher
+from adam_async.cluster import launcher as launching
+from adam_async.cluster.launcher import FOLDER_PREFIX, LocalLauncher, RestartPolicy, RoleSpec, data_words
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk
@@ -86,7 +85,7 @@ async def test_a_folder_for_the_logs_of_controllers_that_cannot_be_made_is_an_er
     def refuse(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
-    monkeypatch.setattr(local_launcher, "_make_own_folder", refuse)
+    monkeypatch.setattr(launching, "_make_own_folder", refuse)
     launcher = LocalLauncher({"TMPDIR": str(tmp_path)})
 
     async def refuse_removal(disk: Disk, folder: Path) -> None:

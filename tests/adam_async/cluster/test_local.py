@@ -27,7 +27,6 @@ from adam_async.worker.in_place_mode import InPlaceMode
 from dataflow import NodeFailed
 from tests.adam_async.own_layer import OWN_LAYERS
 from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, turns, until
-from tests.transport.testing import Faults, FaultyNetwork
 
 QUICK = Waits(
     dial_s=30.0, call_s=30.0, patience_s=30.0, prepare_s=30.0, grace_s=0.05, replica_s=0.3, drain_s=30.0
@@ -122,7 +121,7 @@ async def test_every_cadence_trains_every_image_once_per_epoch(cadence, network)
                 server.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [60] * config.epochs
     data = result.statistics["data-0"]
-    assert (data["trained_again"], data["late_reports"]) == (0, 0)
+    assert (data["returned"], data["late_reports"]) == (0, 0)
     assert all(np.isfinite(values).all() for values in result.weights.values())
     assert all(epoch.train_s > 0 or epoch.images_per_s == 0 for epoch in result.epochs)
     assert result.events == ()
@@ -145,18 +144,10 @@ async def test_two_clusters_live_side_by_side_in_one_loop(network):
             np.testing.assert_array_equal(task.result().weights[name], values)
 
 
-async def test_a_second_run_of_the_same_cluster_starts_from_the_beginning():
-    async with cluster_of(config_of(in_flight=1)) as cluster:
-        first = await cluster.train()
-        second = await cluster.train()
-    for name, values in first.weights.items():
-        np.testing.assert_array_equal(second.weights[name], values)
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize(
     "moment",
-    [0, 2, 10, 40, 160, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 5, 20, 80, 320, 640))],
+    [0, 2, 5, 10, 20, 40, 160, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 80, 320, 640))],
 )
 async def test_a_cancelled_run_leaves_nothing_behind(network, moment):
     async def train():
@@ -191,23 +182,6 @@ async def test_a_second_cancellation_ends_a_cluster_whose_driver_still_leaves(mo
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_after_a_cancelled_training_the_same_cluster_trains_again():
-    async with cluster_of(config_of(epochs=1000, waits=QUICK)) as cluster:
-        task = asyncio.create_task(cluster.train(), name="train")
-        await until(lambda: bool(cluster.controller.map.results))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert cluster.controller.map.run.phase == "finished"
-
-
-async def test_an_error_of_the_caller_leaves_the_block_as_it_is():
-    with pytest.raises(ZeroDivisionError):
-        async with cluster_of(config_of()):
-            await turns(50)
-            raise ZeroDivisionError
 
 
 async def run(cluster):
@@ -265,39 +239,6 @@ async def test_concurrent_evaluation_reports_each_epoch_as_it_was():
     assert all(epoch.train_loss > 0 for epoch in result.epochs)
 
 
-async def test_a_run_that_diverges_ends_with_a_huge_loss_and_finite_weights():
-    async with cluster_of(config_of(rate=1e12, epochs=2, keep_going=True)) as cluster:
-        result = await cluster.train()
-    assert not result.epochs[-1].train_loss < 1e9
-    assert all(np.isfinite(values).all() for values in result.weights.values())
-
-
-@pytest.mark.parametrize("network", EITHER)
-async def test_the_other_worker_trains_the_groups_of_one_that_leaves(network):
-    config = config_of(epochs=4, replicas=2, waits=QUICK, read_ahead=4, images_per_group=1)
-    slow = FaultyNetwork(NETWORKS[network](), FixedDice(), Faults(delay=1.0, delay_s=0.002))
-    async with cluster_of(config, slow) as cluster, asyncio.TaskGroup() as group:
-        training = group.create_task(cluster.train(), name="train")
-
-        def in_the_middle():
-            counts = cluster.data.state.statistics()
-            return counts.epoch == 2 and counts.finished >= 10
-
-        await until(in_the_middle)
-        await cluster.workers[0].__aexit__(None, None, None)
-        result = await training
-        cluster.data.state.check_invariants()
-    assert [epoch.images for epoch in result.epochs] == [60] * 4
-    assert result.statistics["data-0"]["trained_again"] > 0
-    assert [event["event"] for event in result.events] == ["worker-0 left"]
-    assert "worker-0" not in result.statistics
-
-
-class FixedDice:
-    def random(self):
-        return 0.5
-
-
 async def fails(train, message, kind=RunFailed):
     """Expect that the run fails, and well before anybody's patience is over."""
     begin = asyncio.get_running_loop().time()
@@ -309,35 +250,34 @@ async def fails(train, message, kind=RunFailed):
     assert asyncio.get_running_loop().time() - begin < QUICK.patience_s - 1
 
 
-@pytest.mark.parametrize(
-    ("victim", "message"),
-    [
-        ("servers", "ps-0 died: with it went the only copy of its shards"),
-        ("data", "the data server died: no other has joined"),
-    ],
-)
-async def test_the_death_of_a_needed_role_fails_the_run_with_its_name(victim, message):
+async def test_the_death_of_a_needed_role_fails_the_run_with_its_name():
     async def train():
         async with cluster_of(config_of(epochs=10_000, waits=QUICK)) as cluster, asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="train")
             await until(lambda: bool(cluster.controller.map.results))
-            role = cluster.servers[0] if victim == "servers" else cluster.data
-            await role.__aexit__(None, None, None)
+            await cluster.servers[0].__aexit__(None, None, None)
             await training
 
-    await fails(train(), message, RoleDied)
+    await fails(train(), "ps-0 died: with it went the only copy of its shards", RoleDied)
 
 
 @pytest.mark.slow  # the driver looks again once a second
-async def test_without_any_worker_left_the_run_fails_after_its_patience():
+@pytest.mark.parametrize(
+    ("victim", "message", "kind"),
+    [
+        ("workers", r"no replica was live for 0\.3 s", RunFailed),
+        ("data_servers", r"the data server died: no other was live for 0\.3 s", RoleDied),
+    ],
+)
+async def test_without_any_worker_or_data_server_left_the_run_fails_after_its_patience(victim, message, kind):
     async def train():
         async with cluster_of(config_of(epochs=10_000, waits=QUICK)) as cluster, asyncio.TaskGroup() as group:
             training = group.create_task(cluster.train(), name="train")
             await until(lambda: bool(cluster.controller.map.results))
-            await cluster.workers[0].__aexit__(None, None, None)
+            await getattr(cluster, victim)[0].__aexit__(None, None, None)
             await training
 
-    await fails(train(), r"no replica was live for 0\.3 s")
+    await fails(train(), message, kind)
 
 
 OWN_SPEC = ModelSpec(
@@ -421,7 +361,7 @@ async def test_a_diverging_run_that_keeps_going_warns_once():
 
 
 @pytest.mark.parametrize("options", [{}, {"weights": "copy"}, {"consistency": "bsp"}])
-async def test_numbers_that_overflow_are_no_warnings_of_numpy(options):
+async def test_numbers_that_overflow_are_no_warnings_of_numpy_and_leave_finite_weights(options):
     config = config_of(rate=1e12, keep_going=True, kernels="numpy", **options)
     data = tiny_dataset()
     with warnings.catch_warnings(record=True) as warned:
@@ -431,6 +371,8 @@ async def test_numbers_that_overflow_are_no_warnings_of_numpy(options):
         result.model.predict(result.weights, data.test_images)
         await evaluate(result.model, result.weights, data, threads=1)
     assert [each for each in warned if issubclass(each.category, RuntimeWarning)] == []
+    assert not result.epochs[-1].train_loss < 1e9
+    assert all(np.isfinite(values).all() for values in result.weights.values())
 
 
 @pytest.mark.parametrize("network", EITHER)
@@ -542,8 +484,7 @@ async def test_two_data_servers_feed_a_cluster_together(network):
     config = config_of(data_servers=2, replicas=2)
     async with cluster_of(config, NETWORKS[network]()) as cluster:
         result = await cluster.train()
-        assert sorted(cluster.controller.map.ledger_leaders) == ["data-0", "data-1"]
+        assert cluster.controller.map.dealer.term == 1
     assert [epoch.images for epoch in result.epochs] == [60] * 2
-    counts = [result.statistics[f"data-{number}"]["lending"] for number in range(2)]
-    assert sorted(each["leads"] for each in counts) == [False, True]
-    assert {(each["term"], each["keepers"]) for each in counts} == {(1, 2)}
+    terms = [result.statistics[f"data-{number}"]["term"] for number in range(2)]
+    assert sorted(terms) == [0, 1]

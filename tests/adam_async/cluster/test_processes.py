@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from adam_async.cluster.local_launcher import LocalLauncher
+from adam_async.cluster.launcher import LocalLauncher
 from adam_async.cluster.parent_pipe import Orders
 from adam_async.cluster.processes import CHILDREN, ProcessCluster, orders_for
 from adam_async.errors import ConfigError

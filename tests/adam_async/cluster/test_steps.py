@@ -9,17 +9,15 @@ import pytest
 from safetensors.numpy import load as load_tensors
 
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.model_file import dump_model
-from adam_async.checkpoint.trained_model import Model
+from adam_async.checkpoint.trained_model import Model, dump_model
 from adam_async.cluster.local import LocalCluster
 from adam_async.data_server.validation_split import ValidationSplit, sample_of
 from adam_async.driver.replay.decode import read_recording
-from adam_async.driver.replay.run import Replay
 from adam_async.errors import ConfigError, RoleFailed, StepFailed
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Config
 from adam_async.run.user_code import NamedStep, named_step
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
+from tests.adam_async.runs import NETWORKS, SHARDED, check_replay, cluster_of, tiny_dataset
 from tests.adam_async.steps import Noted, Softmax, Wrong, text_of
 
 SOFTMAX = "tests.adam_async.steps:softmax"
@@ -104,19 +102,19 @@ async def test_a_resumed_run_with_a_step_continues_with_the_same_bits(tmp_path: 
         resumed = await cluster.train()
     assert text_of(resumed.weights) == text_of(whole.weights)
 
-    with pytest.raises(CheckpointError, match=rf"is of a run with step {SOFTMAX}.*give --step {SOFTMAX}"):
+    with pytest.raises(CheckpointError, match=rf"trains step {SOFTMAX}.*give --step {SOFTMAX}"):
         await run(cluster_of(config_of(epochs=5, **options, dtype="float64"), resume=tmp_path))
     other = cluster_of(
         config_of(epochs=5, **options), step=SOFTMAX, step_args={"factors": ["w"]}, resume=tmp_path
     )
-    with pytest.raises(CheckpointError, match="is of a run with step"):
+    with pytest.raises(CheckpointError, match="trains step"):
         await run(other)
 
 
 async def test_a_checkpoint_of_a_network_refuses_a_step(tmp_path: Path):
     async with cluster_of(config_of(weights="copy"), checkpoint=tmp_path) as cluster:
         await cluster.train()
-    with pytest.raises(CheckpointError, match="holds a network, not step"):
+    with pytest.raises(CheckpointError, match="trains a network, not step"):
         await run(cluster_of(config_of(epochs=3), step=Wrong(), resume=tmp_path))
 
 
@@ -222,16 +220,8 @@ async def test_a_record_of_a_deterministic_step_replays_to_the_last_bit():
     async with cluster_of(config_of(record=True, replicas=2, pull_every=2, **SHARDED), step=step) as cluster:
         result = await cluster.train()
     assert isinstance(result.record, bytes)
-    named = named_step(step, None)
-    replay = Replay(read_recording(result.record, origin="it", step=named), data, step=named)
-    for epoch in replay.header.epochs:
-        for _ in replay.steps(epoch):
-            pass
-        assert replay.accuracy(epoch) == epoch.test_accuracy
-    for _ in replay.steps():
-        pass
-    replay.check()
-    with pytest.raises(ConfigError, match=r"of the record trains step .*if you trust it, give --step"):
+    check_replay(result.record, data, named_step(step, None))
+    with pytest.raises(ConfigError, match=r"the record trains step .*if you trust it, give --step"):
         read_recording(result.record, origin="it")
 
 

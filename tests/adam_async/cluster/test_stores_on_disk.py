@@ -10,14 +10,19 @@ import pytest
 
 from adam_async import Adam, ParameterStore, Sgd
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.run_notes import NAME, RunNotes
+from adam_async.checkpoint.saved_shards import stores_of_runs
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.errors import ConfigError, StoreError
+from adam_async.messages.shard_states import TABLES
 from adam_async.model.named import digits
-from adam_async.parameter_server.piece_states import CATALOGUE
+from adam_async.parameter_server.piece_states import RUN
 from adam_async.parameter_server.server_disk import opened_disk
+from adam_async.persistence.keys import LEADING
+from adam_async.persistence.records import StateRecord
+from adam_async.persistence.scan import scan
 from adam_async.run.config import Config
+from adam_async.runtime.disk import Disk
 from tests.adam_async.runs import SHARDED, entropy_of, tiny_dataset, turns, until
 
 pytestmark = pytest.mark.thorough
@@ -52,30 +57,40 @@ def cluster_in(folder, config, number=1, **options):
     )
 
 
-def notes_in(folder):
-    file = folder / NAME
-    return msgspec.json.decode(file.read_bytes(), type=RunNotes) if file.exists() else None
+def place(cluster):
+    """Number of whole epochs on the disks, by the records of all servers; 0 before the shards are whole."""
+    disks = [server._saved._disk for server in cluster.servers]
+    records = [each.run for disk in disks for each in disk if each.run is not None and each.run.is_whole]
+    return max([record.ended for record in records], default=0)
 
 
-def place_on_disk(folder):
-    """Epoch and groups of the newest point that is on the disks."""
-    notes = notes_in(folder)
-    newest = notes.notes[0] if notes is not None else None
-    return (newest.manifest.epoch, newest.manifest.groups) if newest and newest.is_on_disk else (0, 0)
+async def stopped_at(folder, config, epochs, **options):
+    """Train until the disks have this many epochs and groups of the next one, then end at once.
 
-
-async def stopped_at(folder, config, place, **options):
-    """Train until this place is on the disks, then end at once; returns the values at the end."""
+    Returns the values at the end, and the number of ended epochs.
+    """
     config = msgspec.structs.replace(config, epochs=100_000)
     async with cluster_in(folder, config, **options) as cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
-        await until(lambda: training.done() or cluster.driver.progress.epoch)
-        while place_on_disk(folder) < place and not training.done():
-            await cluster.driver.look()  # a poll notes what the disks have
+        while not training.done() and not (place(cluster) >= epochs and groups_in(cluster)):
             await turns()
-        assert not training.done(), "it was over before the place was on the disks"
+        assert not training.done(), "it was over before its epochs were on the disks"
         training.cancel()
-    return values_of(cluster.servers)
+    return values_of(cluster.servers), place(cluster)
+
+
+def groups_in(cluster):
+    """Whether shards have groups of an epoch that is not over."""
+    ended = cluster.driver.map.ended
+    states = [server.state for server in cluster.servers if server.state]
+    return any(
+        max(shard.tables.groups, default=0) > ended for each in states for shard in each.shards.values()
+    )
+
+
+def sets_of(servers):
+    """Tables of all shards."""
+    return [shard.tables for server in servers if server.state for shard in server.state.shards.values()]
 
 
 def values_of(servers):
@@ -93,11 +108,11 @@ async def values_on_disk(folder, servers):
                 table = store.catalogue.record, store.catalogue.arrays
                 assert table
                 for name in store._segments.recovery.states:
-                    if name == CATALOGUE or not name.shard:
+                    if name.home == LEADING or not name.shard:
                         continue
                     for shard in store.specs_of(name.home, name.shard):
                         _, tensors = await store.read(name.home, name.shard, [int(shard.id)])
-                        found[int(shard.id)] = tensors[2]
+                        found[int(shard.id)] = tensors[TABLES]
     return found
 
 
@@ -116,23 +131,67 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_run_goes_on_from_the_disks_of_its_servers(mode, tmp_path):
+async def test_a_run_goes_on_from_the_disks_of_its_servers_and_counts_each_group_once(mode, tmp_path):
     config = config_of(**MODES[mode])
-    await stopped_at(tmp_path, config, (2, 1))
-    epoch, _ = place_on_disk(tmp_path)
+    _, epoch = await stopped_at(tmp_path, config, 1)
+    config = msgspec.structs.replace(config, epochs=epoch + 2)
+    async with cluster_in(tmp_path, config, number=2) as cluster:
+        result = await cluster.train()
+        found = sets_of(cluster.servers)
+    assert [each.epoch for each in result.epochs] == list(range(1, epoch + 3))
+    assert {each.images for each in result.epochs} == {60}
+    events = [event["event"] for event in result.events]
+    assert any("goes on from the disks of its servers" in event for event in events), events
+    assert np.isfinite([each.train_loss for each in result.epochs]).all()
+    for tables in found:
+        assert tables.groups[epoch + 2] == tables.groups[epoch + 1] == (0, 15)
+        assert tables.losses[epoch + 2].images == tables.losses[epoch + 1].images == 60
+        if config.consistency == "asp" and config.weights == "copy":
+            assert tables.version == 15 * (epoch + 2)
+    async with Disk() as disk:
+        record = (await stores_of_runs(tmp_path, disk))[0].run
+    assert (record.ended, record.program.phase) == (epoch + 2, "finished")
+    assert [each["epoch"] for each in record.epochs] == list(range(1, epoch + 3))
+    assert len(record.results) == epoch + 2
+
+
+def damage_records(folder):
+    """Flip a bit in each record of the run in the folder of a server; returns their number."""
+    damaged = 0
+    for file in folder.glob("store-*/states-*.segment"):
+        data = bytearray(file.read_bytes())
+        found = scan(file.name, bytes(data), None)
+        for each in found.records:
+            if isinstance(each.record, StateRecord) and each.record.key.name == RUN:
+                data[each.content] ^= 1
+                damaged += 1
+        file.write_bytes(data)
+    return damaged
+
+
+async def test_a_run_goes_on_if_one_of_two_servers_has_lost_its_record(tmp_path):
+    config = config_of(weights="copy", servers=2, shard_bytes=4 << 10)
+    _, epoch = await stopped_at(tmp_path, config, 1)
+    assert damage_records(tmp_path / "ps-0")
     config = msgspec.structs.replace(config, epochs=epoch + 1)
     async with cluster_in(tmp_path, config, number=2) as cluster:
         result = await cluster.train()
     assert [each.epoch for each in result.epochs] == list(range(1, epoch + 2))
-    assert {each.images for each in result.epochs} == {60}
-    events = [event["event"] for event in result.events]
-    assert any("goes on from the disks of its servers" in event for event in events), events
-    assert place_on_disk(tmp_path) == (epoch + 2, 0)
+
+
+async def test_a_run_whose_record_is_on_no_disk_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("adam_async.checkpoint.saved_shards.SEARCH_S", 0.0)
+    config = config_of()
+    await stopped_at(tmp_path, config, 1)
+    assert damage_records(tmp_path / "ps-0")
+    async with cluster_in(tmp_path, config, number=2) as cluster:
+        with pytest.raises(CheckpointError, match=r"the record of run \S+ is not on the disks of ps-0"):
+            await cluster.train()
 
 
 async def test_an_orderly_end_leaves_the_last_values_on_the_disks(tmp_path):
     config = config_of(**SHARDED, weights="copy")
-    values = await stopped_at(tmp_path, config, (2, 1))
+    values, _ = await stopped_at(tmp_path, config, 1)
     found = await values_on_disk(tmp_path, servers=3)
     assert found.keys() == values.keys()
     for number, array in values.items():
@@ -143,25 +202,24 @@ async def test_a_finished_run_asks_for_more_epochs(tmp_path):
     config = config_of()
     async with cluster_in(tmp_path, config) as cluster:
         await cluster.train()
-    with pytest.raises(CheckpointError, match="has trained 3 epochs, and epochs=3 asks for no more"):
-        async with cluster_in(tmp_path, config, number=2):
-            pass
+    async with cluster_in(tmp_path, config, number=2) as cluster:
+        with pytest.raises(CheckpointError, match="has trained 3 epochs, and epochs=3 asks for no more"):
+            await cluster.train()
     async with cluster_in(tmp_path, msgspec.structs.replace(config, epochs=4), number=3) as cluster:
         result = await cluster.train()
     assert [each.epoch for each in result.epochs] == [1, 2, 3, 4]
 
 
 async def test_a_run_goes_on_with_more_servers_and_not_with_fewer(tmp_path, monkeypatch):
-    monkeypatch.setattr("adam_async.driver.saved_run.SEARCH_S", 0.0)
+    monkeypatch.setattr("adam_async.checkpoint.saved_shards.SEARCH_S", 0.0)
     config = config_of(weights="copy", servers=2, shard_bytes=4 << 10)
-    await stopped_at(tmp_path, config, (1, 5))
+    _, epoch = await stopped_at(tmp_path, config, 1)
     one = msgspec.structs.replace(config, servers=1, epochs=100_000)
     async with cluster_in(tmp_path, one, number=2) as cluster:
         with pytest.raises(
             CheckpointError, match=r"the shards of ps-1 of run \S+ are not on the disks of ps-0"
         ):
             await cluster.train()
-    epoch, _ = place_on_disk(tmp_path)
     three = msgspec.structs.replace(config, servers=3, epochs=epoch + 1)
     async with cluster_in(tmp_path, three, number=3) as cluster:
         result = await cluster.train()
@@ -171,8 +229,7 @@ async def test_a_run_goes_on_with_more_servers_and_not_with_fewer(tmp_path, monk
 async def test_a_run_that_goes_on_keeps_its_checkpoints(tmp_path):
     store, folder = tmp_path / "store", tmp_path / "checkpoints"
     config = config_of()
-    await stopped_at(store, config, (2, 1), checkpoint=folder)
-    epoch, _ = place_on_disk(store)
+    _, epoch = await stopped_at(store, config, 1, checkpoint=folder)
     config = msgspec.structs.replace(config, epochs=epoch + 1)
     async with cluster_in(store, config, number=2, checkpoint=folder) as cluster:
         await cluster.train()
@@ -181,19 +238,17 @@ async def test_a_run_that_goes_on_keeps_its_checkpoints(tmp_path):
 
 async def test_only_the_newest_run_stays_on_the_disks(tmp_path):
     config = config_of()
-    await stopped_at(tmp_path, config, (1, 5))
-    epoch, _ = place_on_disk(tmp_path)
+    _, epoch = await stopped_at(tmp_path, config, 1)
     config = msgspec.structs.replace(config, epochs=epoch + 1)
     async with cluster_in(tmp_path, config, number=2) as cluster:
         await cluster.train()
-    async with opened_disk(tmp_path / "ps-0", flush_s=1.0) as disk:
-        runs = [store.id for store in disk]
-    assert runs == [notes_in(tmp_path).notes[0].manifest.run]
+        disk = cluster.servers[0]._saved._disk
+        await until(lambda: [store.id for store in disk] == [cluster.driver.map.run.id])
 
 
 async def test_two_clusters_cannot_share_a_folder(tmp_path):
     async with cluster_in(tmp_path, config_of()):
-        with pytest.raises(ConfigError, match="in progress"):
+        with pytest.raises(ConfigError, match="is that of a server that is running"):
             async with cluster_in(tmp_path, config_of(), number=2):
                 pass
 

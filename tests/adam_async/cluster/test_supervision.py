@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
-from adam_async.cluster.local_launcher import LocalLauncher
-from adam_async.cluster.supervision import Supervisor
+from adam_async.cluster.launcher import LocalLauncher
+from adam_async.cluster.supervision import ServerLosses, Supervisor, successors_text
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
+from tests.adam_async.cluster_maps import bundle_map
 
 
 class Process:
@@ -41,3 +43,67 @@ async def test_the_roles_that_do_not_end_are_named_and_killed(stuck: set[str], n
     await supervisor.stop()
     assert lines == ([] if named is None else [f"not ended within drain_s=0.01 s, and killed: {named}"])
     assert stuck <= {node for node, process in supervisor.processes.items() if process.is_killed}
+
+
+WHOLE = bundle_map({"ps-0": ("ps-0", "ps-1"), "ps-1": ("ps-1", "ps-2"), "ps-2": ("ps-2", "ps-0")})
+
+
+def losses(cluster: ClusterMap, *nodes: str) -> ServerLosses:
+    found = ServerLosses()
+    for node in nodes:
+        found.note(cluster, node)
+    return found
+
+
+def test_one_loss_of_two_copies_loses_nothing_and_names_the_server_that_goes_on() -> None:
+    found = losses(WHOLE, "ps-1")
+    assert found.loss(WHOLE) == ""
+    assert found.successors(WHOLE, "ps-1") == ("ps-2",)
+
+
+def test_the_loss_of_all_members_names_the_homes_of_their_shards_and_their_store() -> None:
+    assert (
+        losses(WHOLE, "ps-1", "ps-2")
+        .loss(WHOLE)
+        .startswith("the last copy of the shards of ps-1 in store 'run-1' is lost; --resume DIR")
+    )
+    assert (
+        losses(WHOLE, "ps-0", "ps-1", "ps-2")
+        .loss(WHOLE)
+        .startswith(
+            "the last copy of the shards of ps-0, ps-1 and ps-2 in store 'run-1' is lost; --resume DIR"
+        )
+    )
+
+
+def test_a_member_that_still_joins_is_no_copy() -> None:
+    cluster = bundle_map({"ps-0": ("ps-0",)}, joining={"ps-0": ("ps-1",)})
+    assert "the shards of ps-0 " in losses(cluster, "ps-0").loss(cluster)
+
+
+def test_a_new_incarnation_of_an_ended_server_counts_once_it_is_in_sync() -> None:
+    found = losses(WHOLE, "ps-0", "ps-1")
+    assert "the shards of ps-0 " in found.loss(WHOLE)
+    back = bundle_map({"ps-0": ("ps-2",)})
+    assert found.loss(back) == ""
+
+
+def test_the_others_suffice_while_each_bundle_has_enough_copies_for_its_pushes() -> None:
+    three = bundle_map({"ps-0": ("ps-0", "ps-1", "ps-2")}, copies=3)
+    assert losses(three, "ps-0").suffice(three)
+    assert not losses(three, "ps-0", "ps-1").suffice(three)
+    one = bundle_map({"ps-0": ("ps-0", "ps-1", "ps-2")}, copies=3, min_in_sync=1)
+    assert losses(one, "ps-0", "ps-1").suffice(one)
+    assert not losses(one, "ps-0", "ps-1", "ps-2").suffice(one)
+
+
+def test_nothing_is_lost_outside_a_run_or_before_its_values_are_loaded() -> None:
+    loading = bundle_map({"ps-0": ("ps-0",)}, phase="loading")
+    for cluster in (ClusterMap(), loading):
+        assert losses(cluster, "ps-0").loss(cluster) == ""
+        assert not losses(cluster, "ps-0").suffice(cluster)
+
+
+def test_the_text_names_the_servers_that_go_on() -> None:
+    assert successors_text(("ps-2", "ps-0")) == "; its shards go on with ps-2 and ps-0"
+    assert successors_text(()) == ""

@@ -12,7 +12,6 @@ from typing import NoReturn, Self
 
 import numpy as np
 import pytest
-import uvloop
 
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.cluster import local as cluster_module
@@ -23,6 +22,7 @@ from adam_async.driver import training_run
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import EpochResult, OnEpoch
+from adam_async.runtime import loop_thread
 
 SMALL = Config(epochs=2, threads=1)
 
@@ -51,14 +51,6 @@ def test_a_script_trains_without_knowing_of_loops() -> None:
     assert [epoch.images for epoch in seen] == [64, 64]
     assert result.epochs == tuple(seen)
     assert result.test_accuracy > 0.25
-
-
-async def test_it_works_where_a_loop_already_runs() -> None:
-    with sync.LocalCluster(SMALL, dataset=bars()) as cluster:
-        result = cluster.train()
-
-    assert len(result.epochs) == 2
-    assert asyncio.get_running_loop().is_running()
 
 
 async def test_a_script_resumes_a_run_and_reads_its_weights_where_a_loop_runs(tmp_path: Path) -> None:
@@ -208,13 +200,15 @@ def test_a_cluster_that_ends_slowly_is_a_note_of_the_error_of_the_block(
         assert may_end.wait(30)
 
     with pytest.raises(ZeroDivisionError) as caught, sync.LocalCluster(SMALL, dataset=bars()) as cluster:
-        monkeypatch.setattr(sync, "CLOSE_S", 0.0)
-        cluster._call(hold)
+        monkeypatch.setattr(loop_thread, "CLOSE_S", 0.0)
+        assert cluster._thread is not None
+        cluster._thread.call(hold)
         raise ZeroDivisionError
     may_end.set()
-    cluster._thread.join()
+    monkeypatch.undo()
+    cluster._thread.end()
 
-    assert caught.value.__notes__ == ["waited 0 s for the cluster's thread to end"]
+    assert caught.value.__notes__ == ["waited 0 s for thread adam-cluster to end"]
 
 
 def test_a_stop_during_the_start_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,26 +265,16 @@ def test_an_error_of_the_start_is_raised_unchanged() -> None:
         pass
 
 
-class SlowToStart(sync.LocalCluster):
-    """Its thread gets no event loop before the caller has given up."""
+def test_a_start_that_takes_too_long_is_named_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Starting(cluster_module.LocalCluster):
+        async def __aenter__(self) -> Self:
+            await asyncio.Event().wait()
+            return self
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, dataset=bars(), loop_factory=self._new_loop)
-        self._given_up = threading.Event()
-
-    def _new_loop(self) -> asyncio.AbstractEventLoop:
-        assert self._given_up.wait(30.0)
-        return uvloop.new_event_loop()
-
-    def _close(self, failure: BaseException | None) -> None:
-        self._given_up.set()
-        super()._close(failure)
-
-
-def test_a_start_that_takes_too_long_is_named_and_leaves_nothing() -> None:
+    monkeypatch.setattr(sync.local, "LocalCluster", Starting)
     with (
         pytest.raises(DeadlineExceeded, match="for the cluster to start"),
-        SlowToStart(Config(threads=1, waits=Waits(prepare_s=0.01))),
+        sync.LocalCluster(Config(threads=1, waits=Waits(prepare_s=0.01)), dataset=bars()),
     ):
         pass
 

@@ -25,7 +25,7 @@ from adam_async.messages import (
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import Change
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 from adam_async.simulation.scenarios.controller_group import permit_all
 from adam_async.simulation.wire import Conditions
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork

@@ -18,7 +18,7 @@ from adam_async.persistence.frames import HEAD_BYTES
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.loop import SimulationFailed
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 from tests.adam_async.controller.crash_points import Account, Witnessed
 from tests.adam_async.crash_images import TracedDiskModel, crashed, disk_model_of
 from transport import Identity, TcpNetwork

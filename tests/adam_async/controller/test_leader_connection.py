@@ -14,6 +14,7 @@ from adam_async.runtime.traffic import Traffic
 from tests.adam_async.controller.simulated_group import network_of, simulated
 from tests.adam_async.controller.test_map_client import Front, Mind, table_of
 from tests.adam_async.runs import NETWORKS, address_of, until
+from tests.worlds import inside
 from transport import HandshakeRejected, Identity, LinkBroken, LinkClosed
 
 WAITS = Waits(dial_s=20.0, call_s=20.0, patience_s=20.0)
@@ -93,136 +94,122 @@ def attempts():
 # --- machines that are gone ----------------------------------------------------------------------
 
 
-def test_a_leader_is_found_within_a_second_wherever_three_of_five_addresses_are_silent():
-    async def scenario(trio):
-        leads = trio.peers[await trio.settled()]
-        lost = next(name for name in trio.peers if trio.peers[name] != leads)
-        trio.crash(lost)
-        addresses = [*trio.peers.values(), *dead(trio, "gone-1", "gone-2")]
+@inside(simulated)
+async def test_a_leader_is_found_within_a_second_wherever_three_of_five_addresses_are_silent(trio):
+    leads = trio.peers[await trio.settled()]
+    lost = next(name for name in trio.peers if trio.peers[name] != leads)
+    trio.crash(lost)
+    addresses = [*trio.peers.values(), *dead(trio, "gone-1", "gone-2")]
 
-        async def look_in_every_order(network):
-            took = []
-            for order in itertools.permutations(addresses):
-                leader, traffic = link_of(network, order)
-                took.append(await found(leader))
-                assert (leader.address, traffic.links) == (leads, [leader.link])
-                leader.close()
-            return took
+    async def look_in_every_order(network):
+        took = []
+        for order in itertools.permutations(addresses):
+            leader, traffic = link_of(network, order)
+            took.append(await found(leader))
+            assert (leader.address, traffic.links) == (leads, [leader.link])
+            leader.close()
+        return took
 
-        return await asks(trio, look_in_every_order)
-
-    took = simulated(scenario)
+    took = await asks(trio, look_in_every_order)
     assert len(took) == 120
     assert min(took) < AT_ONCE_S
     assert 3 * NEXT_S < max(took) < 1.0
 
 
-def test_addresses_at_which_nobody_listens_cost_nothing():
-    async def scenario(trio):
-        leads = trio.peers[await trio.settled()]
-        nobody = [f"tcp://controller-1:{port}" for port in range(90, 96)]
-        return await asks(trio, lambda network: found(link_of(network, [*nobody, leads])[0]))
-
-    assert simulated(scenario) < AT_ONCE_S
+@inside(simulated)
+async def test_addresses_at_which_nobody_listens_cost_nothing(trio):
+    leads = trio.peers[await trio.settled()]
+    nobody = [f"tcp://controller-1:{port}" for port in range(90, 96)]
+    assert await asks(trio, lambda network: found(link_of(network, [*nobody, leads])[0])) < AT_ONCE_S
 
 
-def test_machines_that_were_silent_are_the_last_the_next_time():
-    async def scenario(trio):
-        await trio.settled()
-        gone = dead(trio, "gone-1", "gone-2", "gone-3")
+@inside(simulated)
+async def test_machines_that_were_silent_are_the_last_the_next_time(trio):
+    await trio.settled()
+    gone = dead(trio, "gone-1", "gone-2", "gone-3")
 
-        async def look_twice(network):
-            leader, _ = link_of(network, [*gone, *trio.peers.values()])
-            first = await found(leader)
-            lost = leader.node
-            trio.crash(lost)
-            leader.lose(leader.link, LinkBroken("no power"))
-            await trio.led_without(lost)
-            return first, await found(leader)
+    async def look_twice(network):
+        leader, _ = link_of(network, [*gone, *trio.peers.values()])
+        first = await found(leader)
+        lost = leader.node
+        trio.crash(lost)
+        leader.lose(leader.link, LinkBroken("no power"))
+        await trio.led_without(lost)
+        return first, await found(leader)
 
-        return await asks(trio, look_twice)
-
-    first, then = simulated(scenario)
+    first, then = await asks(trio, look_twice)
     assert 3 * NEXT_S < first < 3 * NEXT_S + AT_ONCE_S
     assert NEXT_S < then < NEXT_S + AT_ONCE_S
 
 
-def test_a_dead_host_does_not_slow_the_search_during_an_election():
-    async def scenario(trio):
-        trio.crash("controller-3")
-        others = [trio.peers[name] for name in ("controller-1", "controller-2")]
+@inside(simulated)
+async def test_a_dead_host_does_not_slow_the_search_during_an_election(trio):
+    trio.crash("controller-3")
+    others = [trio.peers[name] for name in ("controller-1", "controller-2")]
 
-        async def look(network):
-            leader, _ = link_of(network, [*dead(trio, "gone"), *others, trio.peers["controller-3"]])
-            loop = asyncio.get_running_loop()
-            looking = asyncio.create_task(leader.find(-1, ""))
-            for _ in range(30):
-                await asyncio.sleep(0.1)
-                assert len(set(attempts())) == len(attempts()) >= 1
-            assert not looking.done()  # for a group begins with all of it
-            trio.node("controller-3").restart()
-            await trio.led()
-            begin = loop.time()
-            await looking
-            leader.close()
-            return loop.time() - begin
+    async def look(network):
+        leader, _ = link_of(network, [*dead(trio, "gone"), *others, trio.peers["controller-3"]])
+        loop = asyncio.get_running_loop()
+        looking = asyncio.create_task(leader.find(-1, ""))
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            assert len(set(attempts())) == len(attempts()) >= 1
+        assert not looking.done()  # for a group begins with all of it
+        trio.node("controller-3").restart()
+        await trio.led()
+        begin = loop.time()
+        await looking
+        leader.close()
+        return loop.time() - begin
 
-        return await asks(trio, look)
-
-    assert simulated(scenario) < 0.5 + NEXT_S + AT_ONCE_S
+    assert await asks(trio, look) < 0.5 + NEXT_S + AT_ONCE_S
 
 
-def test_a_search_after_a_long_time_with_a_leader_has_the_whole_patience():
-    async def scenario(trio):
-        await trio.settled()
+@inside(simulated)
+async def test_a_search_after_a_long_time_with_a_leader_has_the_whole_patience(trio):
+    await trio.settled()
 
-        async def look_twice(network):
-            waits = msgspec.structs.replace(WAITS, patience_s=5.0)
-            leader, _ = link_of(network, trio.peers.values(), waits=waits)
-            await found(leader)
-            await asyncio.sleep(10.0)
-            trio.crash(leader.node)
-            leader.lose(leader.link, LinkBroken("no power"))
-            return await found(leader)
-
-        return await asks(trio, look_twice)
-
-    assert NEXT_S < simulated(scenario) < 5.0
-
-
-def test_a_client_with_one_address_finds_the_next_leader_among_the_named_ones():
-    async def scenario(trio):
-        leads = await trio.settled()
-
-        async def look_twice(network):
-            leader, _ = link_of(network, [trio.peers[leads]])
-            assert not leader.several
-            await found(leader)
-            assert leader.addresses == tuple(sorted(trio.peers.values()))
-            trio.crash(leads)
-            leader.lose(leader.link, LinkBroken("no power"))
-            await trio.led_without(leads)
-            await found(leader)
-            return leader.node != leads
-
-        return await asks(trio, look_twice)
-
-    assert simulated(scenario)
-
-
-def test_the_warning_has_the_result_of_each_address_also_of_silent_ones(caplog):
-    async def scenario(trio):
-        leads = await trio.settled()
-        one, other = trio.others(leads)
-        trio.crash(leads, one)
-        (gone,) = dead(trio, "gone")
-        addresses = [*trio.peers.values(), gone, "tcp://controller-1:99"]
+    async def look_twice(network):
         waits = msgspec.structs.replace(WAITS, patience_s=5.0)
-        with caplog.at_level(logging.WARNING), pytest.raises(Leaderless, match=r"led for 5 s"):
-            await asks(trio, lambda network: found(link_of(network, addresses, waits=waits)[0]))
-        return gone, trio.peers[one], trio.peers[leads], trio.peers[other]
+        leader, _ = link_of(network, trio.peers.values(), waits=waits)
+        await found(leader)
+        await asyncio.sleep(10.0)
+        trio.crash(leader.node)
+        leader.lose(leader.link, LinkBroken("no power"))
+        return await found(leader)
 
-    *silent, runs = simulated(scenario)
+    assert NEXT_S < await asks(trio, look_twice) < 5.0
+
+
+@inside(simulated)
+async def test_a_client_with_one_address_finds_the_next_leader_among_the_named_ones(trio):
+    leads = await trio.settled()
+
+    async def look_twice(network):
+        leader, _ = link_of(network, [trio.peers[leads]])
+        assert not leader.several
+        await found(leader)
+        assert leader.addresses == tuple(sorted(trio.peers.values()))
+        trio.crash(leads)
+        leader.lose(leader.link, LinkBroken("no power"))
+        await trio.led_without(leads)
+        await found(leader)
+        return leader.node != leads
+
+    assert await asks(trio, look_twice)
+
+
+@inside(simulated)
+async def test_the_warning_has_the_result_of_each_address_also_of_silent_ones(trio, caplog):
+    leads = await trio.settled()
+    one, other = trio.others(leads)
+    trio.crash(leads, one)
+    (gone,) = dead(trio, "gone")
+    addresses = [*trio.peers.values(), gone, "tcp://controller-1:99"]
+    waits = msgspec.structs.replace(WAITS, patience_s=5.0)
+    with caplog.at_level(logging.WARNING), pytest.raises(Leaderless, match=r"led for 5 s"):
+        await asks(trio, lambda network: found(link_of(network, addresses, waits=waits)[0]))
+    *silent, runs = gone, trio.peers[one], trio.peers[leads], trio.peers[other]
     (said,) = [text for text in caplog.messages if text.startswith("asker waits for one of 5 controllers")]
     assert all(f"{address}: no answer within 1 s" in said for address in silent)
     assert f"{runs}: does not lead, nor does any other" in said

@@ -15,7 +15,7 @@ from adam_async.errors import RunFailed
 from adam_async.run import map_changes
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.map_changes import Change, changed, difference
-from adam_async.run.program_record import ProgramPiece
+from adam_async.run.training_program import ProgramPiece
 from tests.adam_async.cluster_maps import Cluster, run_record, store_record, training
 
 NAMES = ("driver", "data-0", "data-1", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2", "client-0")
@@ -192,10 +192,10 @@ def test_that_a_record_is_gone_is_not_that_it_is_as_before():
     cluster.set("run", run_record("run-1"))
     cluster.ready("data-0")
     before = cluster.map
-    assert before.ledger_record is not None
-    gone = msgspec.structs.replace(before, version=before.version + 1, ledger_record=None)
+    assert before.dealer is not None
+    gone = msgspec.structs.replace(before, version=before.version + 1, dealer=None)
     sent = msgspec.json.decode(msgspec.json.encode(difference(before, gone)), type=Change)
-    assert sent.ledger_record is None
+    assert sent.dealer is None
     assert sent.run is msgspec.UNSET
     assert text(changed(before, sent)) == text(gone)
 

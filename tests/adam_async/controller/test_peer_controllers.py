@@ -221,6 +221,16 @@ async def test_another_controller_at_that_address_gets_no_message_and_is_named_o
     assert caplog.text.count("is controller-3 instead of controller-2") == 1
 
 
+async def test_a_message_that_no_link_can_take_is_named_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        async with linked(NETWORKS["tcp"](), Introduced(identity=B, members=(B,))) as (peers, other):
+            await until(lambda: peers.linked and other.asked)
+            for _ in range(3):
+                peers.send(TakeOver(sender=A, to=B, term=3), group="g" * (1 << 20))
+            assert peers.linked == {"controller-2"}
+    assert caplog.text.count("no link can take TakeOver: meta-length") == 1
+
+
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_a_message_of_a_core_arrives_unchanged_whatever_its_size(size):
     snapshot = Chunk(

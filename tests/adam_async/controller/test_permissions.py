@@ -15,9 +15,9 @@ from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, LedgerRecord, NodeRecord
+from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord, NodeRecord
 from adam_async.run.config import Waits
-from adam_async.run.program_record import ProgramRecord
+from adam_async.run.training_program import ProgramRecord
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of
 from transport import Identity, LinkClosed, RemoteError
@@ -40,7 +40,7 @@ MAP = ClusterMap(
         "of-run": replace(STORE, program="r", changed=4),
     },
     bundles={"bundles/s/ps-me": BUNDLE},
-    ledger_record=LedgerRecord(run="r", term=1, ledger_replicas=(("d", 1),), changed=5),
+    dealer=DealerRecord(run="r", term=1, node="data-me", incarnation=9, changed=5),
 )
 
 
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "a takeover": ("run", replace(RUN, driver="you"), 4, "you", {"driver"}),
     "a takeover in the name of its driver": ("run", RUN, 4, "you", set()),
     "the death of a driver": ("nodes/me", replace(MAP.nodes["me"], live=False), 2, "you", set()),
-    "an end of the leases by another driver": ("epoch", DRAINS, 5, "you", {"data"}),
+    "an end of the leases by another driver": ("epoch", DRAINS, 5, "you", set()),
     "an old end of the leases by another driver": ("epoch", DRAINS, 4, "you", {"data", "driver"}),
     "a store of the run of another driver": ("stores/a", replace(STORE, program="r"), 0, "you", set()),
     "the store of the run of another driver": ("stores/of-run", STORE, 4, "you", set()),
@@ -83,7 +83,8 @@ CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "an epoch": ("epoch", replace(EPOCH, ended=True), 5, "", {"data"}),
     "an end of the leases": ("epoch", DRAINS, 5, "", {"data", "driver"}),
     "an end of the leases, and more": ("epoch", replace(DRAINS, ended=True), 5, "", {"data"}),
-    "lending": ("lending", MAP.ledger_record, 5, "", {"data"}),
+    "an epoch of another dealer": ("epoch", replace(EPOCH, ended=True), 5, "you", set()),
+    "an old epoch of another dealer": ("epoch", replace(EPOCH, ended=True), 4, "you", {"data", "driver"}),
     "a store in the own name": ("stores/a", STORE, 0, "me", {"driver", "client"}),
     "a store in the name of another": ("stores/a", STORE, 0, "you", {"driver"}),
     "a store of a program": ("stores/a", replace(STORE, program="r"), 0, "me", {"driver"}),
@@ -198,11 +199,15 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
         before = controller.map
         for role in ROLES:
             for key, record in (
-                *(("nodes/ps-0", own("ps")), ("run", RUN), ("epoch", EPOCH), ("lending", {})),
+                *(("nodes/ps-0", own("ps")), ("run", RUN), ("epoch", EPOCH)),
                 *(("stores/a", STORE), ("bundles/s/ps-me", BUNDLE)),
             ):
                 if (key, role) in {
-                    *(("run", "driver"), ("epoch", "data"), ("lending", "data"), ("stores/a", "driver")),
+                    *(
+                        ("run", "driver"),
+                        ("epoch", "data"),
+                        ("stores/a", "driver"),
+                    ),
                     ("bundles/s/ps-me", "ps"),
                 }:
                     continue  # these may

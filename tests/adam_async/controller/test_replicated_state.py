@@ -1,15 +1,20 @@
 """The replicated state machine: the same commands give the same bytes, and each question is done once."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.controller import map_size
 from adam_async.controller import replicated_state as machine_module
-from adam_async.controller.map_size import GROWTH_BYTES, NODES_BYTES, STORES, STORES_BYTES
 from adam_async.controller.records import nests_too_deep
 from adam_async.controller.replicated_state import (
+    GROWTH_BYTES,
+    MAX_SESSIONS,
+    NODES_BYTES,
+    STORES,
+    STORES_BYTES,
     Lost,
     Open,
     Outcome,
@@ -18,21 +23,28 @@ from adam_async.controller.replicated_state import (
     command_bytes,
     first_state,
 )
-from adam_async.controller.store_rules import MOST_STORES, UNFINISHED_PIECES
+from adam_async.controller.state import DEPARTED_KEPT
+from adam_async.controller.store_rules import CLIENT_STORES, CREATOR_STORES, MOST_STORES, UNFINISHED_PIECES
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import SESSION_OVER
-from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.bounds import (
+    MOST_INFO_BYTES,
+    MOST_MAP_BYTES,
+    MOST_MAP_TEXT_BYTES,
+    MOST_VALUE_BYTES,
+    SMALL_INFO_BYTES,
+)
 from adam_async.model.network import Network
 from adam_async.model.partition.planner import vertical_plan
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.map_changes import changed
-from adam_async.run.program_record import ProgramRecord, cut_blob
 from adam_async.run.store_checks import MOST_STORE_ID
-from adam_async.run.store_record import ArraysPiece
-from adam_async.run.training_program import TrainingProgram
+from adam_async.run.store_record import STORE_PIECE_BYTES, STORE_PIECES, ArraysPiece
+from adam_async.run.training_program import ProgramRecord, TrainingProgram, cut_blob
 from tests.adam_async.cluster_maps import run_record
+from transport.sockets import MOST_HOST
 
 GROUP = "a-group"
 
@@ -85,7 +97,7 @@ sets = st.builds(
     Set,
     session=sessions,
     number=st.integers(0, 4),
-    key=st.sampled_from(["nodes/a", "nodes/b", "run", "lending", "no/key"]),
+    key=st.sampled_from(["nodes/a", "nodes/b", "run", "epoch", "no/key"]),
     expected=st.integers(0, 3),
     value=st.sampled_from(
         [node(), node(2, ready="x"), msgspec.json.encode(run_record(epochs=1)), b"{}", b"{", b"[]"]
@@ -373,7 +385,7 @@ def test_the_nodes_of_a_role_fill_their_share_of_the_map_and_those_of_other_role
 
 
 def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_on(monkeypatch):
-    monkeypatch.setattr(map_size, "NODES_BYTES", {"ps": MOST_MAP_BYTES + GROWTH_BYTES})
+    monkeypatch.setattr(machine_module, "NODES_BYTES", {"ps": MOST_MAP_BYTES + GROWTH_BYTES})
     log = Log()
     session, number = log.open(), 1
     while large(log, session, number).done:
@@ -487,3 +499,41 @@ def test_how_deep_a_record_nests_is_counted_in_its_text(value):
     text, depth = msgspec.json.encode(value), depth_of(value)
     assert not nests_too_deep(text, depth)
     assert depth == 0 or nests_too_deep(text, depth - 1)
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def mib(size: int) -> str:
+    return f"{size / (1 << 20):g} MiB"
+
+
+def test_the_pages_promise_the_shares_of_the_code() -> None:
+    page = " ".join(
+        (DOCS / name).read_text() for name in ("explanation/security.md", "how-to/controllers.md")
+    )
+    arrays, small = f"{STORE_PIECES * STORE_PIECE_BYTES >> 10:,} KiB", f"{SMALL_INFO_BYTES >> 10} KiB"
+    share = {role: mib(size) for role, size in NODES_BYTES.items()}
+    for promise in (
+        f"a client has {CREATOR_STORES} stores, all clients have {CLIENT_STORES} of the {MOST_STORES}",
+        f"Clients have {CLIENT_STORES} of them, one client {CREATOR_STORES}",
+        f"the arrays of one have {arrays}, and all together {mib(STORES_BYTES)} of",
+        f"of the map's {mib(MOST_MAP_BYTES)}",
+        f"all clients have {share['client']} of the map, and all readers have {share['reader']}",
+        f"{DEPARTED_KEPT} departed nodes of a role stay",
+        f"all workers have {share['worker']} of the map, with {small} of `info` each",
+        f"{MOST_INFO_BYTES >> 10} KiB; of a worker, client or reader {small}",
+        f"{share['ps']} for `ps` and for `data`, {share['worker']} for `worker`, {share['driver']} for",
+        f"of the {MAX_SESSIONS:,} sessions the role with most",
+        f"(labels of 63 characters, {MOST_HOST} in all)",
+    ):
+        assert promise in page, promise
+    assert share["data"] == share["ps"]
+    assert share["client"] == share["reader"] == share["driver"]
+
+
+def test_one_role_alone_leaves_room_for_a_run() -> None:
+    """The list of a run of 300 layers has some 40 KiB, and the pieces of its blob have 1,440 KiB."""
+    for role, size in NODES_BYTES.items():
+        stores = STORES_BYTES if role == "client" else 0
+        assert MOST_MAP_BYTES - stores - size >= 3 << 20

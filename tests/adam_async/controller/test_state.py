@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
 
 from adam_async.controller import store_rules
@@ -15,7 +15,6 @@ from adam_async.controller.state import (
     INCARNATIONS_KEPT,
     CompareAndSet,
     Conflict,
-    ControllerState,
     Invalid,
 )
 from adam_async.controller.store_rules import (
@@ -23,7 +22,6 @@ from adam_async.controller.store_rules import (
     CREATOR_STORES,
     UNFINISHED_PIECES,
 )
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import LOST_STORE
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
 from adam_async.run.store_checks import MAX_SHARDS
@@ -35,7 +33,15 @@ from adam_async.run.store_record import (
     RuleRecord,
     cut_arrays,
 )
-from tests.adam_async.cluster_maps import ARRAYS, Cluster, node, run_record, store_record, training
+from tests.adam_async.cluster_maps import (
+    ARRAYS,
+    Cluster,
+    RecordedCluster,
+    node,
+    run_record,
+    store_record,
+    training,
+)
 
 
 def test_of_a_node_that_left_little_stays_however_often_it_comes_back():
@@ -616,7 +622,7 @@ def test_stores_that_wait_for_servers_are_not_read_again_with_each_command(monke
     arrays = [ArrayRecord(f"{number}", (8,)) for number in range(10_000)]
     for number in range(6):
         cluster.create(f"s{number}", store_record(f"id-{number}", arrays, servers=2), arrays)
-    monkeypatch.setattr(store_rules, "_arrays_of", None)
+    monkeypatch.setattr(store_rules, "joined_arrays", None)
     cluster.join("ps-0")
     cluster.join("ps-1")
     assert {store.phase for store in cluster.map.stores.values()} == {"loading"}
@@ -730,7 +736,7 @@ def test_a_store_that_is_created_again_under_its_id_is_not_open_before_it_has_va
     assert cluster.map.stores["a"].phase == "open"
 
 
-class Stores(RuleBasedStateMachine):
+class Stores(RecordedCluster):
     """Servers and clients come and go while stores are created and deleted; the map stays sound."""
 
     servers = st.sampled_from(["ps-0", "ps-1", "ps-2"])
@@ -739,16 +745,7 @@ class Stores(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.cluster = Cluster()
-        self.log = []
         self.made = 0
-        apply = self.cluster.state.apply
-
-        def recorded(command):
-            self.log.append(command)
-            return apply(command)
-
-        self.cluster.state.apply = recorded
 
     @rule(name=servers, incarnation=st.integers(1, 3), memory=st.sampled_from([100, 5000, 1 << 30]))
     def a_server_joins(self, name, incarnation, memory):
@@ -792,13 +789,6 @@ class Stores(RuleBasedStateMachine):
             assert f"stores/{name}/0" in cluster.arrays
         generations = [store.generation for store in cluster.stores.values() if store.generation]
         assert len(generations) == len(set(generations))
-
-    def teardown(self):
-        """The same commands give the same map."""
-        again = ControllerState(PROGRAM_KINDS)
-        for command in self.log:
-            again.apply(command)
-        assert again.map == self.cluster.map
 
 
 Stores.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -16,6 +16,7 @@ from adam_async.run.store_record import cut_arrays
 from tests.adam_async.cluster_maps import ARRAYS, Cluster, node, store_record, training
 from tests.adam_async.controller.consensus.small_group import SmallGroup
 from tests.adam_async.controller.simulated_group import simulated
+from tests.worlds import inside
 
 A, B, C = "controller-1/a", "controller-2/b", "controller-3/c"
 THREE = (A, B, C)
@@ -269,61 +270,57 @@ def test_another_group_has_one_warning_for_each_of_its_controllers(said):
 
 
 @seeds
-def test_the_story_of_three_controllers_is_a_line_for_each_change(seed, said):
-    async def scenario(trio):
-        leader = await trio.settled()
-        await asyncio.sleep(10.0)
-        lines = said()
-        founded = [f"{name}: the group is founded, with 3 of 3 controllers" for name in trio.peers]
-        leads = [f"{name}: {leader} leads now" for name in trio.others(leader)] + [f"{leader} leads now"]
-        assert sorted(line.partition(" (term")[0] for line in lines) == sorted(founded + leads)
+@inside(simulated)
+async def test_the_story_of_three_controllers_is_a_line_for_each_change(trio, seed, said):
+    leader = await trio.settled()
+    await asyncio.sleep(10.0)
+    lines = said()
+    founded = [f"{name}: the group is founded, with 3 of 3 controllers" for name in trio.peers]
+    leads = [f"{name}: {leader} leads now" for name in trio.others(leader)] + [f"{leader} leads now"]
+    assert sorted(line.partition(" (term")[0] for line in lines) == sorted(founded + leads)
 
-        trio.crash(leader)
-        successor = await trio.led()
-        (third,) = set(trio.others(leader)) - {successor}
-        await asyncio.sleep(10.0)
-        lines = [line.partition(" (term")[0] for line in said()]
-        lost = f"{leader} is lost: nothing was heard of it for 2 s; 2 of 3 are there"
-        assert sorted(lines) == sorted([f"{successor} leads now", f"{third}: {successor} leads now", lost])
+    trio.crash(leader)
+    successor = await trio.led()
+    (third,) = set(trio.others(leader)) - {successor}
+    await asyncio.sleep(10.0)
+    lines = [line.partition(" (term")[0] for line in said()]
+    lost = f"{leader} is lost: nothing was heard of it for 2 s; 2 of 3 are there"
+    assert sorted(lines) == sorted([f"{successor} leads now", f"{third}: {successor} leads now", lost])
 
-        await trio.restart(leader)
-        await asyncio.sleep(10.0)
-        assert sorted(line.partition(" (term")[0] for line in said()) == sorted(
-            [
-                f"{leader}: the group is there again, with 3 of 3 controllers",
-                f"{leader}: {successor} leads now",
-                f"{leader} is back; 3 of 3 are there",
-            ]
-        )
+    await trio.restart(leader)
+    await asyncio.sleep(10.0)
+    assert sorted(line.partition(" (term")[0] for line in said()) == sorted(
+        [
+            f"{leader}: the group is there again, with 3 of 3 controllers",
+            f"{leader}: {successor} leads now",
+            f"{leader} is back; 3 of 3 are there",
+        ]
+    )
 
-        trio.crash(leader, successor)
-        await asyncio.sleep(30.0)
-        (line,) = said()
-        both = ", ".join(sorted((leader, successor)))
-        assert line.startswith(f"!{third} has no majority: nothing was heard of {both} for ")
-
-    simulated(scenario, seed=seed)
+    trio.crash(leader, successor)
+    await asyncio.sleep(30.0)
+    (line,) = said()
+    both = ", ".join(sorted((leader, successor)))
+    assert line.startswith(f"!{third} has no majority: nothing was heard of {both} for ")
 
 
-def test_one_that_lost_its_disk_is_taken_in_and_back(said):
-    async def scenario(trio):
-        leader = await trio.settled()
-        stranger = trio.others(leader)[0]
-        trio.crash(stranger)
-        await asyncio.sleep(5.0)
-        said()
-        await trio.restart(stranger, empty_disk=True)
-        await trio.settled()
-        await asyncio.sleep(3.0)
-        assert sorted(line.partition(" (term")[0] for line in said()) == sorted(
-            [
-                f"{stranger} is back; 3 of 3 are there",
-                f"{stranger}: it is taken into the group, with 3 of 3 controllers",
-                f"{stranger}: {leader} leads now",
-            ]
-        )
-
-    simulated(scenario)
+@inside(simulated)
+async def test_one_that_lost_its_disk_is_taken_in_and_back(trio, said):
+    leader = await trio.settled()
+    stranger = trio.others(leader)[0]
+    trio.crash(stranger)
+    await asyncio.sleep(5.0)
+    said()
+    await trio.restart(stranger, empty_disk=True)
+    await trio.settled()
+    await asyncio.sleep(3.0)
+    assert sorted(line.partition(" (term")[0] for line in said()) == sorted(
+        [
+            f"{stranger} is back; 3 of 3 are there",
+            f"{stranger}: it is taken into the group, with 3 of 3 controllers",
+            f"{stranger}: {leader} leads now",
+        ]
+    )
 
 
 # --- the cluster map -----------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from adam_async.messages import LoadShards, Pull, Push, ReadShards, Tick
 from adam_async.messages.body import ROLES
 from adam_async.messages.table import TABLE
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.program_record import ProgramRecord
 from adam_async.run.store_record import ArraysPiece, RuleRecord, StoreRecord
+from adam_async.run.training_program import ProgramRecord
 from transport import Identity
 
 

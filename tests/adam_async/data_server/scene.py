@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import count
 
-from adam_async.data_server.epoch import EpochBegan
+from adam_async.data_server.epoch import EpochBegan, SetsRead
 from adam_async.data_server.state import (
     DataState,
     Grant,
@@ -11,6 +11,7 @@ from adam_async.data_server.state import (
     LeaseAsked,
     ReplicasChanged,
     TimePassed,
+    joined,
 )
 from adam_async.messages import Finished
 from adam_async.run.ids import Replica
@@ -21,6 +22,7 @@ _QUESTIONS = count()
 
 def began(groups=6, shares=None, number=1, **more):
     """An epoch in ranges, by default of one replica."""
+    more = {"images_per_group": 4, **more}
     return EpochBegan(number, groups, shares or {Replica(0): (0, groups)}, **more)
 
 
@@ -30,6 +32,7 @@ PAIR = (Replica(0), Replica(1))
 def turns(groups=12, *, replicas=PAIR, round_groups=2, clock=0, **more):
     """An epoch in turns."""
     shares = {replica: (place, len(replicas)) for place, replica in enumerate(replicas)}
+    more = {"images_per_group": 4, **more}
     return EpochBegan(1, groups, shares, round_groups=round_groups, first_clock=clock, **more)
 
 
@@ -42,14 +45,14 @@ class Asker:
     part: int
     position: int = 0
     heard: int = -1
-    request: tuple[str, int] | None = None
+    request: int | None = None
     """Its question that is open."""
     answer: Grant | None = None
     """Last answer to it; None while its request waits."""
     attempts: dict[int, int] = field(default_factory=dict)
 
     def question(self, count, *, now=0.0):
-        self.request, self.answer = ("data-0", next(_QUESTIONS)), None
+        self.request, self.answer = next(_QUESTIONS), None
         return LeaseAsked(
             request=self.request,
             replica=self.replica,
@@ -70,9 +73,17 @@ class Asker:
 
 
 class Scene:
-    """Enters events into a state, and hands each answer to its asker."""
+    """Enters events into a state, and hands each answer to its asker.
 
-    def __init__(self, *events, partitions=1):
+    After the last group the dealer reads the losses. Unless `reads` is false, it reads at once after the loss
+    of a replica that no shard has a group of it.
+    """
+
+    def __init__(self, *events, partitions=1, reads=True):
+        self.reads = reads
+        self.losses = 0, 0.0
+        """Images whose losses the shards have, and the sum of the losses."""
+        self.version = 0
         self.state = DataState(partitions=partitions)
         self.replica_generations: dict[Replica, int] = {}
         self.askers: dict[tuple[Replica, int, int], Asker] = {}
@@ -82,9 +93,33 @@ class Scene:
         for event in events:
             self.enter(event)
 
+    @property
+    def trained(self):
+        """Ranges of the finished groups, which neither wait nor are leased or skipped."""
+        epoch = self.state._epoch
+        others = {*epoch.waiting(), *epoch.leases, *epoch.unsettled, *epoch.skipped}
+        return joined(set(range(epoch.groups)) - others)
+
     def enter(self, event, *, now=0.0):
         """Enter an event; return the effects that are no answers."""
-        return self.take(self.state.handle(event, now=now))
+        others = self.take(self.state.handle(event, now=now))
+        if (self.reads and self.state.lost_at) or self.state.awaits_losses:
+            others += self.read(now=now)
+        return others
+
+    def read(self, every=(), some=(), *, version=None, clock=0, now=0.0):
+        """All bundles answer which groups their shards have."""
+        sets = SetsRead(
+            epoch=self.state.epoch,
+            version=self.version if version is None else version,
+            every=frozenset(every),
+            some=frozenset(some),
+            clock=clock,
+            images=self.losses[0],
+            loss_sum=self.losses[1],
+        )
+        others = self.take(self.state.handle(sets, now=now))
+        return others + self.read(now=now) if self.state.awaits_losses else others
 
     def tick(self, now):
         return self.take(self.state.handle(TimePassed(), now=now))
@@ -105,7 +140,12 @@ class Scene:
     def live(self, *replicas, anew=()):
         """Change the live replicas; new ones, and those of `anew`, begin a generation."""
         self.replica_generations = self.next_replica_generations(replicas, anew)
-        return self.enter(ReplicasChanged(self.replica_generations))
+        return self.enter(self.change())
+
+    def change(self):
+        """The live replicas, in the next version of the map."""
+        self.version += 1
+        return ReplicasChanged(self.replica_generations, self.version)
 
     def next_replica_generations(self, replicas, anew=()):
         return {

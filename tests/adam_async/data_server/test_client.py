@@ -1,7 +1,7 @@
 """Groups ahead of need and reports behind, against a data server whose answers the test writes."""
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import msgspec
 import numpy as np
@@ -9,7 +9,18 @@ import pytest
 
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.errors import RoleDied, first_cause
-from adam_async.messages import Finished, Groups, Lease, LeaseGroups, Reported, ReportGroups, pack, unpack_any
+from adam_async.messages import (
+    Finished,
+    Groups,
+    Lease,
+    LeaseGroups,
+    Leases,
+    ReadGroups,
+    Reported,
+    ReportGroups,
+    pack,
+    unpack_any,
+)
 from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
@@ -17,14 +28,16 @@ from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until
 from transport import Identity, LocalProtocolError
 
 AHEAD = 4
-LIMITS = GroupLimits(images=2, pixels=9, classes=1000, epochs=1, train_images=999)
+LIMITS = GroupLimits(images=2, shape=(1, 3, 3), classes=1000, epochs=1, train_images=999)
 
 
 class Server:
-    """Keeps every question until the test answers it."""
+    """Keeps every question for leases until the test answers it, and sends images at once."""
 
     def __init__(self):
-        self.links, self.asked, self.reported, self.leased = [], [], [], 0
+        self.links, self.asked, self.reported, self.read, self.leased = [], [], [], [], 0
+        self.wrong = None
+        """Tensors of the next answer with images; None: the right ones."""
 
     async def on_link(self, link):
         self.links.append(link)
@@ -36,23 +49,31 @@ class Server:
         if isinstance(body, ReportGroups):
             self.reported.append(tuple(done.number for done in body.finished))
             request.reply(pack(Reported()))
+        elif isinstance(body, ReadGroups):
+            self.read.append(body)
+            wrong, self.wrong = self.wrong, None
+            count = len(body.numbers)
+            request.reply(pack(Groups(count=count), pictures(body) if wrong is None else wrong))
         else:
             assert isinstance(body, LeaseGroups)
             self.asked.append((body, request))
 
-    async def grant(self, count=None, *, last=False, clock=0, end=0, only_labels=False):
+    async def grant(self, count=None, *, last=False, clock=0, end=0):
         """Answer the oldest question, when there is one, with as many groups as it asks for."""
         await until(lambda: bool(self.asked))
         body, request = self.asked.pop(0)
         numbers = range(self.leased, self.leased + (body.count if count is None else count))
         self.leased = numbers.stop
-        labels = np.repeat(numbers, 2)
-        images = np.broadcast_to(labels.astype(np.uint8)[:, None, None, None], (len(labels), 1, 3, 3))
-        tensors = [labels] if only_labels else [np.ascontiguousarray(images), labels]
         leases = tuple(Lease(1, number, 1, 2) for number in numbers)
-        answer = Groups(leases=leases, last=last, clock=clock, end=end)
-        request.reply(pack(answer, tensors if numbers else []))
+        request.reply(pack(Leases(leases=leases, last=last, clock=clock, end=end)))
         return body
+
+
+def pictures(body):
+    """The images and labels of the groups that a question names."""
+    labels = np.repeat(body.numbers, 2)
+    images = np.broadcast_to(labels.astype(np.uint8)[:, None, None, None], (len(labels), 1, 3, 3))
+    return [labels] if body.rows == (0, 0) else [np.ascontiguousarray(images), labels]
 
 
 @asynccontextmanager
@@ -65,7 +86,8 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
         client = DataClient(
             Endpoint(network, identity, Traffic("worker-0")),
             WorkerSlot("run", 3, 5, 1),
-            address=lambda _: listener.address,
+            address=lambda: listener.address,
+            servers=lambda: (listener.address,),
             ahead=ahead,
             limits=LIMITS,
             rows=rows,
@@ -101,11 +123,13 @@ async def test_groups_come_in_order_with_their_images_and_labels(network):
         assert not client.has_group
         asked = await server.grant()
         assert (asked.run, asked.replica, asked.replica_generation, asked.partition) == ("run", 3, 5, 1)
-        assert (asked.position, asked.count, asked.heard, asked.rows) == (0, AHEAD, -1, None)
+        assert (asked.position, asked.count, asked.heard) == (0, AHEAD, -1)
         for number, group in enumerate(await take(client, AHEAD)):
             assert group.lease == Lease(1, number, 1, 2)
             assert (group.images == number).all()
             assert (group.labels == number).all()
+        (read,) = server.read
+        assert (read.run, read.epoch, read.numbers, read.rows) == ("run", 1, tuple(range(AHEAD)), None)
         assert client.statistics().groups == AHEAD
 
 
@@ -127,10 +151,9 @@ async def test_every_request_has_the_number_of_groups_before_it_also_on_a_new_li
         assert (await server.grant(1)).position == AHEAD
         await take(client, 1)
         await until(lambda: bool(server.asked))
-        server.links[0].abort()
-        server.asked.clear()
+        server.asked.pop()[1].link.abort()
         again = await server.grant(1)
-        assert (again.position, len(server.links)) == (AHEAD + 1, 2)
+        assert (again.position, len(server.links)) == (AHEAD + 1, 3)
         assert [group.lease.number for group in await take(client, 3)] == [3, 4, 5]
 
 
@@ -148,19 +171,11 @@ async def test_a_request_repeats_the_known_end_and_its_sync_clock(network):
 @pytest.mark.parametrize("rows", [(0, 2), (0, 0)])
 async def test_a_worker_is_given_the_rows_that_it_needs_and_labels_alone_if_it_needs_none(network, rows):
     async with client_of(network, rows=rows) as (client, server):
-        assert (await server.grant(only_labels=rows == (0, 0))).rows == rows
+        await server.grant()
         (group,) = await take(client)
+        assert server.read[0].rows == rows
         assert (group.images is None) == (rows == (0, 0))
         assert len(group.labels) == 2
-
-
-async def test_images_that_were_not_asked_for_break_the_link(network):
-    async with client_of(network, rows=(0, 0)) as (client, server):
-        await server.grant(1)
-        server.leased = 0
-        await server.grant(1, only_labels=True)
-        assert (await take(client))[0].lease.number == 0
-        assert len(server.links) == 2
 
 
 async def test_reports_travel_a_few_at_a_time(network):
@@ -208,11 +223,12 @@ async def test_an_unacknowledged_report_is_sent_again_on_the_next_link(network):
     async with client_of(network) as (client, server):
         await server.grant(2, last=True)
         first, second = await take(client, 2)
-        server.links[0].abort()
+        await until(lambda: bool(server.asked))
+        server.asked.pop()[1].link.abort()
         client.finished(finished(first))
         client.finished(finished(second))
         await until(lambda: bool(server.reported))
-        assert len(server.links) == 2
+        assert len(server.links) == 3
         assert server.reported[0] == (0, 1)
 
 
@@ -252,16 +268,6 @@ async def test_a_cancelled_wait_loses_no_group(network):
         assert [group.lease.number for group in await take(client, AHEAD)] == list(range(AHEAD))
 
 
-async def test_groups_without_their_images_break_the_link_and_not_the_worker(network):
-    async with client_of(network) as (client, server):
-        await until(lambda: bool(server.asked))
-        _, request = server.asked.pop()
-        request.reply(pack(Groups(leases=(Lease(1, 0, 1, 2),), last=False), [np.zeros(1, np.uint8)]))
-        asked = await server.grant()
-        assert (asked.position, len(server.links)) == (0, 2)
-        await take(client)
-
-
 async def test_a_server_that_answers_nothing_is_given_up_by_name(network):
     impatient = msgspec.structs.replace(PATIENT, call_s=0.01, patience_s=0.05)
     with pytest.raises(RoleDied, match="the data server") as failure:
@@ -277,13 +283,17 @@ async def test_a_server_that_is_not_there_is_given_up_by_name(network):
     gone = DataClient(
         Endpoint(network, Identity(role="worker", node="worker-0", incarnation=7), Traffic("worker-0")),
         WorkerSlot("run", 0, 5, 0),
-        address=lambda _: "local://nobody" if address_of(network) == "local://" else "tcp://127.0.0.1:1",
+        address=lambda: "local://nobody" if address_of(network) == "local://" else "tcp://127.0.0.1:1",
+        servers=tuple,
         ahead=AHEAD,
         limits=LIMITS,
         waits=msgspec.structs.replace(PATIENT, patience_s=0.05),
     )
     with pytest.raises(RoleDied, match="the data server"):
-        await gone.run()
+        try:
+            await gone.run()
+        except ExceptionGroup as errors:
+            raise first_cause(errors) from None
 
 
 async def test_where_groups_begin_and_where_all_meet_comes_with_the_first_of_them(network):
@@ -312,40 +322,28 @@ async def test_a_later_meeting_is_heard_by_who_has_nothing_to_do(network):
 
 
 LEASE = Lease(1, 0, 1, 2)
-PIXELS, LABELS = np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, np.int64)
 
 
 @pytest.mark.parametrize(
-    ("leases", "tensors"),
+    "leases",
     [
-        ((LEASE,), (PIXELS.astype(np.float32), LABELS)),
-        ((LEASE,), (PIXELS[:, :, :, :2], LABELS)),
-        ((LEASE,), (PIXELS.reshape(2, 9), LABELS)),
-        ((LEASE,), (PIXELS[0, 0, 0, 0], LABELS)),
-        ((LEASE,), (PIXELS, LABELS - 1)),
-        ((LEASE,), (PIXELS, LABELS + LIMITS.classes)),
-        ((LEASE,), (PIXELS, LABELS.astype(np.float64))),
-        ((LEASE,), (PIXELS, np.int64(0))),
-        ((Lease(1, 0, 1, 3),), (np.zeros((3, 1, 3, 3), np.uint8), np.zeros(3, np.int64))),
-        ((Lease(1, 0, 1, 0),), (PIXELS[:0], LABELS[:0])),
-        ((Lease(2, 0, 1, 2),), (PIXELS, LABELS)),
-        ((Lease(1, 499, 1, 2),), (PIXELS, LABELS)),
-        ((Lease(1, 500, 1, 2),), (PIXELS, LABELS)),
-        ((LEASE, LEASE), (np.concatenate([PIXELS] * 2), np.concatenate([LABELS] * 2))),
-        (
-            tuple(Lease(1, number, 1, 2) for number in range(AHEAD + 1)),
-            (np.concatenate([PIXELS] * (AHEAD + 1)), np.concatenate([LABELS] * (AHEAD + 1))),
-        ),
+        (Lease(1, 0, 1, 3),),
+        (Lease(1, 0, 1, 0),),
+        (Lease(2, 0, 1, 2),),
+        (Lease(1, 499, 1, 2),),
+        (Lease(1, 500, 1, 2),),
+        (LEASE, LEASE),
+        tuple(Lease(1, number, 1, 2) for number in range(AHEAD + 1)),
     ],
 )
-async def test_an_answer_that_the_run_cannot_have_ends_its_link_only(leases, tensors):
+async def test_leases_that_the_run_cannot_have_end_their_link_only(leases):
     async with client_of(NETWORKS["local"]()) as (client, server):
         await until(lambda: bool(server.asked))
         _, request = server.asked.pop(0)
-        request.reply(pack(Groups(leases=leases), [np.ascontiguousarray(tensor) for tensor in tensors]))
+        request.reply(pack(Leases(leases=leases)))
         await server.grant(1)
-        assert len(server.links) == 2
         (group,) = await take(client)
+        assert len(server.links) == 3
         assert group.lease == LEASE
         assert not client.has_group
 
@@ -355,29 +353,29 @@ async def test_a_group_that_is_held_is_not_leased_again():
         await server.grant(1)
         server.leased = 0
         await server.grant(1)
-        await until(lambda: len(server.links) == 2)
+        await until(lambda: len(server.links) == 3)
         (group,) = await take(client)
         assert not client.has_group
         client.finished(finished(group))
 
 
-async def test_after_an_impossible_answer_the_next_server_is_asked():
-    network, servers = NETWORKS["local"](), (Server(), Server())
-    async with AsyncExitStack() as stack:
-        far = Identity(role="data", node="data-0", incarnation=1)
-        listeners = [
-            await stack.enter_async_context(network.listen(address_of(network), far, server.on_link))
-            for server in servers
-        ]
-        async with client_of(network) as (client, _):
-            client._address = lambda attempt: listeners[attempt % 2].address
-            client.map_changed()
-            await until(lambda: bool(servers[0].asked))
-            client.finished(Finished(1, 0, 1, 2, 0.5))
-            await until(lambda: bool(servers[0].reported))
-            servers[0].asked.pop()[1].reply(pack(Groups(leases=(LEASE,)), [PIXELS, LABELS - 1]))
-            await servers[1].grant(1)
-            assert (await take(client))[0].lease == LEASE
+async def test_groups_are_held_back_until_their_images_are_there(network):
+    async with client_of(network) as (client, server):
+        server.wrong = [np.zeros(1, np.uint8)]
+        await server.grant(2, last=True)
+        assert not client.exhausted
+        assert [group.lease.number for group in await take(client, 2)] == [0, 1]
+        assert [body.numbers for body in server.read] == [(0, 1)] * 2
+        assert client.exhausted
+
+
+async def test_an_answer_waits_for_a_quarter_of_the_groups_ahead(network):
+    async with client_of(network, ahead=4 * AHEAD) as (client, server):
+        await server.grant()
+        await take(client, 2 * AHEAD)
+        await server.grant(1)
+        await until(lambda: len(server.read) == 2)
+        assert [(len(body.numbers), body.least) for body in server.read] == [(4 * AHEAD, AHEAD), (1, 1)]
 
 
 async def test_a_report_that_no_link_can_take_ends_the_client_with_its_own_error(network):
@@ -390,4 +388,4 @@ async def test_a_report_that_no_link_can_take_ends_the_client_with_its_own_error
                 await asyncio.get_running_loop().create_future()
         except ExceptionGroup as errors:
             raise first_cause(errors) from None
-    assert len(server.links) == 1
+    assert len(server.links) == 2

@@ -31,7 +31,7 @@ def test_waiting_groups_are_not_leased_and_the_epoch_is_drained_with_the_last_le
     assert not drained(scene)
     scene.report(ONE, 5)
     assert drained(scene)
-    assert scene.state.trained().ranges == ((0, 2), (5, 6))
+    assert scene.trained == ((0, 2), (5, 6))
 
 
 def test_without_a_lease_an_epoch_is_drained_at_once():
@@ -66,7 +66,7 @@ def test_with_rounds_all_replicas_reach_the_highest_clock_of_a_lease():
     assert not drained(scene)
     scene.report(ONE, 2, 3, 6, 7, clock=2)
     assert drained(scene)
-    assert (scene.state.trained().ranges, scene.state.statistics().clock) == (((0, 8),), 2)
+    assert (scene.trained, scene.state.statistics().clock) == (((0, 8),), 2)
 
 
 def test_with_rounds_an_epoch_is_not_drained_before_each_replica_has_its_last_step():
@@ -98,7 +98,7 @@ def test_the_leases_of_a_lost_replica_do_not_hold_a_stop_up(round_groups):
     scene.live(ZERO)
     assert drained(scene)
     assert scene.leased(ZERO, 9) == ()
-    assert scene.state.trained().ranges == ((0, 2),)
+    assert scene.trained == ((0, 2),)
 
 
 def test_with_rounds_a_warm_start_is_trained_to_the_end_that_others_have_received():

@@ -51,7 +51,6 @@ def test_groups_are_those_of_the_order_however_they_are_taken(images, group, pix
         chosen = np.concatenate([order.group(number) for number in numbers])
         assert np.array_equal(pictures, data.train_images[chosen])
         assert np.array_equal(labels, data.train_labels[chosen])
-        assert sum(group_cache.count(number) for number in numbers) == len(labels)
 
 
 def joined(taken):
@@ -99,8 +98,6 @@ def test_a_group_beyond_the_epoch_is_refused():
     group_cache = GroupCache(dataset(10), order_of(10, 4))
     with pytest.raises(IndexError, match="groups 0 to 2"):
         group_cache.take([9])
-    with pytest.raises(IndexError, match="groups 0 to 2"):
-        group_cache.count(3)
 
 
 def brighter(images, numbers):

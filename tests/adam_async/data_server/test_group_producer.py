@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from adam_async.data_server import group_producer
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, StoredImages
 from adam_async.data_server.group_cache import BLOCK_BYTES
 from adam_async.data_server.group_producer import GroupProducer
-from adam_async.data_server.lazy_images import StoredImages
 from adam_async.data_server.order import epoch_order
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError, DataError

@@ -1,4 +1,5 @@
-"""Workers of replicas ask, report, lose answers, die and join at random; every group is finished once."""
+"""Workers of replicas ask, report, lose answers, die and join at random, and shards have some groups of the
+lost ones; every group is finished once."""
 
 import pytest
 from hypothesis import settings
@@ -16,7 +17,6 @@ from adam_async.data_server.state import (
     DrainAsked,
     EpochEnded,
     GroupsReported,
-    ReplicasChanged,
 )
 from adam_async.run.epoch_shares import groups_left, share_out, warm_groups
 from adam_async.run.ids import Replica
@@ -52,7 +52,11 @@ class Part(Asker):
         if grant.groups and self.round_groups:
             self.reach(grant.clock)
         for number, attempt in grant.groups:
+            if attempt > 1:
+                self.clock.sync_at(self.clock.base)  # a returned group is a step of its own
             step = self.clock.join()[0] + 1 if self.round_groups else 0
+            if attempt > 1:
+                self.clock.sync_at(self.clock.base)
             self.held[number] = (attempt, step)
             self.course.append((number, attempt, step))
         if grant.last and self.round_groups:
@@ -80,7 +84,7 @@ class Leases(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.scene = self.SCENE(partitions=self.PARTS)
+        self.scene = self.SCENE(partitions=self.PARTS, reads=False)
         self.scene.worker = self.part
         self.now = 0.0
         self.epoch = 0
@@ -128,7 +132,7 @@ class Leases(RuleBasedStateMachine):
             self.gone += self.members[replica_generation]
             for part in self.members[replica_generation]:
                 part.lost = True
-        self.enter(ReplicasChanged(replica_generations))
+        self.enter(self.scene.change())
 
     def begin(self):
         self.epoch += 1
@@ -238,6 +242,14 @@ class Leases(RuleBasedStateMachine):
     def the_run_stops(self):
         self.enter(DrainAsked(self.epoch))
 
+    @precondition(lambda self: self.scene.state.lost_at)
+    @rule(every=st.sets(st.integers(0, 20)), some=st.sets(st.integers(0, 20)))
+    def the_sets_are_read(self, every=frozenset(), some=frozenset()):
+        every = every & self.scene.state._epoch.unsettled.keys()
+        self.done += every
+        clock = max((part.clock.step for part in self.gone), default=0) if self.ROUND_GROUPS else 0
+        self.take(self.scene.read(every, some - every, clock=clock, now=self.now))
+
     @rule(seconds=st.floats(0.1, 6.0))
     def time_passes(self, seconds):
         self.now += seconds
@@ -286,14 +298,14 @@ class Leases(RuleBasedStateMachine):
         for _ in range(8 * self.GROUPS):
             if len(self.done) + len(self.skipped) == self.GROUPS or self.scene.state.statistics().drained:
                 break
+            if self.scene.state.lost_at:
+                self.the_sets_are_read()
             for part in self.parts:
                 self.ask(part, 9)
                 for number in list(part.held):
                     self.report(part, number, *part.held.pop(number))
         is_drained = self.scene.state.statistics().drained
-        trained = [
-            number for start, stop in self.scene.state.trained().ranges for number in range(start, stop)
-        ]
+        trained = [number for start, stop in self.scene.trained for number in range(start, stop)]
         assert sorted(self.done) == trained
         assert is_drained or sorted([*self.done, *self.skipped]) == list(range(self.GROUPS))
         if self.ROUND_GROUPS:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.order import EpochOrders, count_groups, epoch_order
-from adam_async.errors import DataError
 from adam_async.model.keyed_random import Dice
+from adam_async.run.cluster_map import RESULTS_KEPT, must_train_all, skipped_groups
 
 counts = st.integers(1, 300)
 
@@ -96,7 +96,18 @@ def test_a_server_that_begins_in_the_middle_of_a_run_finds_the_same_order(skippe
             np.testing.assert_array_equal(order.indices, late.indices)
 
 
-def test_images_of_another_data_set_do_not_come_first() -> None:
-    orders = EpochOrders(Dice(3), num_images=50, images_per_group=4)
-    with pytest.raises(DataError, match="6 bytes name the first images of epoch 9; 50 images need 7"):
-        orders.order(9, first=9, carried=bytes(6))
+def test_a_server_that_joins_late_finds_the_order_from_the_results_that_the_map_keeps() -> None:
+    def new() -> EpochOrders:
+        return EpochOrders(Dice(3), num_images=50, images_per_group=4)
+
+    whole, results = new(), list[dict[str, list[tuple[int, int]]]]()
+    for epoch in range(1, 3 * RESULTS_KEPT):
+        order = whole.order(epoch, skipped_groups(results))
+        kept = results[-RESULTS_KEPT:]
+        first = epoch - len(kept)
+        np.testing.assert_array_equal(
+            new().order(epoch, skipped_groups(kept), first=first).indices, order.indices
+        )
+        results.append({"skipped_groups": [] if must_train_all(kept) else [(epoch % 5, epoch % 5 + 2)]})
+    trained_all = [number for number, result in enumerate(results, 1) if not result["skipped_groups"]]
+    assert trained_all == [RESULTS_KEPT, 2 * RESULTS_KEPT]

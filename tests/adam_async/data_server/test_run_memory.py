@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.dataset import Dataset, StoredImages
 from adam_async.data_server.run_memory import check_cache, check_run_memory
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError

@@ -59,7 +59,7 @@ def test_groups_that_are_leased_when_it_closes_are_finished_and_count():
     assert scene.report(THREE, 12) == []
     (ended,) = scene.report(THREE, 13)
     assert (ended.skipped, ended.images) == (((14, 16),), 14 * 4)
-    assert scene.state.trained().ranges == ((0, 14),)
+    assert scene.trained == ((0, 14),)
 
 
 def test_a_waiting_replica_learns_at_once_that_an_epoch_has_closed():
@@ -97,7 +97,6 @@ def test_leases_of_a_replica_lost_after_the_closing_are_skipped():
         train(scene, replica)
     (ended,) = scene.live(ZERO, ONE, TWO)
     assert (ended.skipped, ended.behind) == (((12, 16),), (THREE,))
-    assert ended.again == (), "what is skipped is not trained again"
     assert scene.live(ZERO, ONE) == [], "an epoch ends once"
 
 
@@ -110,7 +109,7 @@ def test_a_returned_lease_that_the_closing_skips_is_not_trained_again():
     for replica in (ONE, TWO, THREE):
         assert train(scene, replica) == []
     (ended,) = scene.report(ZERO, 0)
-    assert (ended.skipped, ended.again) == (((1, 4), (16, 20)), ())
+    assert ended.skipped == ((1, 4), (16, 20))
 
 
 def test_leases_of_a_lost_replica_are_trained_by_its_successor_first():
@@ -120,7 +119,7 @@ def test_leases_of_a_lost_replica_are_trained_by_its_successor_first():
     for replica in (ONE, TWO):
         assert train(scene, replica) == []
     (ended,) = train(scene, ZERO)
-    assert (ended.skipped, ended.again) == ((), (12, 13))
+    assert ended.skipped == ()
 
 
 def test_carried_groups_come_first_and_to_other_replicas_than_those_behind():
@@ -156,7 +155,7 @@ def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_close
     assert scene.worker(ZERO).answer.groups == ((4, 2),)
     assert scene.leased(ZERO) == ((5, 2),)
     (ended,) = scene.report(ZERO, 4, 5)
-    assert (ended.skipped, ended.again) == (((13, 16),), (4, 5))
+    assert ended.skipped == ((13, 16),)
 
 
 def test_every_replica_takes_the_next_group_of_a_pool_until_the_fraction_is_leased():
@@ -179,7 +178,7 @@ def test_leases_of_a_lost_replica_go_back_into_the_pool():
     scene.live(ONE)
     assert scene.worker(ONE).answer.groups == ((0, 2), (1, 2))
     (ended,) = scene.report(ONE, 0, 1, 2, 3)
-    assert (ended.skipped, ended.again) == (((4, 8),), (0, 1))
+    assert ended.skipped == ((4, 8),)
 
 
 def test_a_pool_of_which_all_is_wanted_shares_the_work():

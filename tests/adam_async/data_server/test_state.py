@@ -56,10 +56,11 @@ def test_a_worker_without_the_sync_clock_gets_it_once_at_once():
 
 
 def test_an_epoch_ends_once_with_its_totals_when_the_last_group_is_reported():
-    scene = scene_of(ZERO, epoch=began(groups=2))
+    scene = scene_of(ZERO, epoch=began(groups=2, num_images=4))
+    scene.losses = 4, 8.0
     scene.ask(ZERO, now=3.0)
-    assert scene.report(ZERO, 0, loss=1.0, images=3, now=4.0) == []
-    assert scene.report(ZERO, 1, loss=5.0, images=1, now=9.0) == [EpochEnded(1, 4, 2.0, 6.0, 0)]
+    assert scene.report(ZERO, 0, images=3, now=4.0) == []
+    assert scene.report(ZERO, 1, images=1, now=9.0) == [EpochEnded(1, 4, 2.0, 6.0, 0, loss_images=4)]
     assert scene.report(ZERO, 1, now=9.0) == []
     assert scene.state.late_reports == 1
 
@@ -70,7 +71,7 @@ def test_leases_and_queue_of_a_lost_replica_go_to_its_successor():
     assert scene.leased(TWO, 9) == ((4, 1), (5, 1))
     scene.live(ZERO, TWO)
     assert scene.leased(TWO, 9) == ((2, 2), (3, 1))
-    assert scene.state.trained_again == 1
+    assert scene.state.returned == 1
 
 
 def test_the_successor_of_the_highest_replica_is_the_lowest():
@@ -150,7 +151,7 @@ def test_after_a_broken_link_the_same_groups_are_given_under_the_same_attempts_a
     scene.enter(worker.question(3))
     worker.position = 0  # the answer was lost
     assert scene.leased(ZERO, 4) == ((0, 1), (1, 1), (2, 1), (3, 1))
-    assert scene.state.trained_again == 0
+    assert scene.state.returned == 0
 
 
 def test_a_question_on_a_new_link_replaces_the_one_of_the_old_link():
@@ -181,30 +182,21 @@ def test_late_reports_are_counted_and_change_nothing():
     assert scene.state.statistics().finished == 0
 
 
-def test_read_ahead_sees_the_next_groups_without_taking_them():
-    scene = scene_of(ZERO, epoch=began(4))
-    assert scene.state.upcoming(ZERO, 2) == [0, 1]
-    assert scene.leased(ZERO, 1) == ((0, 1),)
-    assert scene.state.upcoming(ZERO, 9) == [1, 2, 3]
-    assert scene.state.upcoming(ONE, 9) == []
-
-
 def test_the_ranges_that_are_trained_leave_out_what_waits_and_what_is_leased():
     scene = scene_of(ZERO, ONE, epoch=began(10, {ZERO: (0, 5), ONE: (5, 10)}))
-    state = scene.state
-    assert state.trained().ranges == ()
+    assert scene.trained == ()
     assert scene.leased(ZERO, 3) == ((0, 1), (1, 1), (2, 1))
     assert scene.leased(ONE, 1) == ((5, 1),)
     scene.report(ZERO, 0, 2)
-    assert state.trained().ranges == ((0, 1), (2, 3))
+    assert scene.trained == ((0, 1), (2, 3))
     scene.report(ZERO, 1)
     scene.report(ONE, 5)
-    assert state.trained().ranges == ((0, 3), (5, 6))
+    assert scene.trained == ((0, 3), (5, 6))
     scene.ask(ZERO, 9)
     scene.ask(ONE, 9)
     scene.report(ZERO, 3, 4)
     scene.report(ONE, *range(6, 10))
-    assert state.trained().ranges == ((0, 10),)
+    assert scene.trained == ((0, 10),)
 
 
 # --- replicas of several workers ---------------------------------------------------------------
@@ -227,7 +219,8 @@ def test_a_group_is_finished_when_all_parts_are_and_its_losses_add_up():
     assert scene.report(ZERO, 0, part=1, loss=0.0) == []
     assert scene.report(ZERO, 0, part=0, loss=0.5) == []
     assert (scene.state.late_reports, scene.state.statistics().finished) == (1, 0)
-    assert scene.report(ZERO, 0, part=2, loss=1.5, now=2.0) == [EpochEnded(1, 4, 2.0, 2.0, 0)]
+    assert scene.report(ZERO, 0, part=2, loss=1.5, now=2.0) == [EpochEnded(1, 4, 2.0, 2.0, 0, loss_images=4)]
+    assert scene.state.statistics().loss == 2.0
 
 
 def test_a_group_that_some_parts_finished_is_trained_again_when_the_replica_is_lost():
@@ -249,11 +242,11 @@ def test_a_mark_sent_to_one_worker_is_sent_to_the_others_too():
     assert scene.granted(ONE, 9, part=0) is None
     scene.live(ONE)
     # The lost turns are for who has heard of an end: they begin there, though more waits than when it heard.
-    assert contents(scene.worker(ONE, 0).answer) == ([0, 1, 4, 5], True, 2, 4)
+    assert contents(scene.worker(ONE, 0).answer) == ([0, 1, 4, 5], True, 2, 6)
     assert scene.granted(ONE, 3, part=1) == ([2, 3, 6], False, 0, 0)
     assert scene.granted(ONE, 3, part=1) == ([7], True, 0, 2)
     assert scene.granted(ONE, 3, part=1) == ([0, 1, 4], False, 2, 0)
-    assert scene.granted(ONE, 3, part=1) == ([5], True, 2, 4)
+    assert scene.granted(ONE, 3, part=1) == ([5], True, 2, 6)
 
 
 def test_an_end_that_moved_on_is_heard_by_all_workers_of_a_replica():
@@ -290,8 +283,8 @@ def test_the_rounds_of_a_lost_replica_are_dealt_out_and_waiting_replicas_get_the
     assert scene.granted(ZERO, 9) is None
     scene.live(ZERO, TWO)
     # The lost turns are 2 and 3, 8 and 9, 14 and 15. Who has heard of an end begins again from there.
-    assert contents(scene.worker(ZERO).answer) == ([2, 3, 14, 15], True, 3, 5)
-    assert scene.granted(TWO, 9) == ([10, 11, 16, 17, 8, 9], True, 0, 5)
+    assert contents(scene.worker(ZERO).answer) == ([2, 3, 14, 15], True, 3, 6)
+    assert scene.granted(TWO, 9) == ([10, 11, 16, 17, 8, 9], True, 0, 6)
 
 
 def test_a_replica_that_joins_an_epoch_of_rounds_gets_its_end_and_work_from_the_next():
@@ -306,15 +299,16 @@ def test_a_replica_that_joins_alone_takes_over_from_the_sync_clock():
     scene.ask(ZERO, 3)
     scene.live()
     scene.live(ONE)
-    assert scene.granted(ONE, 9) == ([0, 1, 2, 3], True, 2, 4)
+    assert scene.granted(ONE, 9) == ([0, 1, 2, 3], True, 2, 6)
 
 
 def test_a_new_generation_leaves_the_rounds_of_the_old_one_to_the_others():
     scene = scene_of(ZERO, ONE, epoch=turns(8))
     assert scene.granted(ONE, 1) == ([2], False, 0, 0)
     scene.live(ZERO, ONE, anew=[ONE])
-    assert scene.granted(ONE, 1) == ([], True, 0, 4)
-    assert scene.granted(ZERO, 9) == ([0, 1, 4, 5, 2, 3, 6, 7], True, 0, 4)
+    # Group 2 is a step of its own now, so the steps are 0 1, 4 5, 2, 3 6, and 7.
+    assert scene.granted(ONE, 1) == ([], True, 0, 5)
+    assert scene.granted(ZERO, 9) == ([0, 1, 4, 5, 2, 3, 6, 7], True, 0, 5)
 
 
 def test_a_new_generation_keeps_its_own_leases():
@@ -430,58 +424,8 @@ def test_a_warm_start_goes_to_the_lowest_that_is_left():
     scene = scene_of(ZERO, ONE, TWO, epoch=turns(12, replicas=(ZERO, ONE, TWO), warm=4))
     scene.ask(ZERO, 1)
     scene.live(ONE, TWO)
-    assert scene.granted(TWO) == ([], True, 0, 2)
-    assert scene.granted(ONE, 9) == ([0, 1, 2, 3], True, 0, 2)
-
-
-# --- checkpoints at a clock --------------------------------------------------------------------
-
-
-def test_the_groups_of_the_steps_up_to_a_clock_are_known_when_all_of_them_are_reported():
-    scene = scene_of(ZERO, ONE, epoch=turns(16))
-    assert scene.granted(ZERO, 4) == ([0, 1, 4, 5], False, 0, 0)
-    assert scene.granted(ONE, 4) == ([2, 3, 6, 7], False, 0, 0)
-    scene.report(ZERO, 0, 1, clock=1, images=4, loss=1.0)
-    scene.report(ZERO, 4, 5, clock=2, images=4, loss=7.0)
-    assert scene.state.trained_at(1) is None
-    scene.report(ONE, 2, 3, clock=1, images=2, loss=4.0)
-    trained = scene.state.trained_at(1)
-    assert (trained.ranges, trained.images, trained.loss) == (((0, 4),), 12, 2.0)
-    assert scene.state.trained_at(2) is None
-    assert scene.state.trained().ranges == ((0, 6),)
-
-
-def test_a_group_that_a_lost_replica_has_not_reported_is_not_among_those_of_a_clock():
-    scene = scene_of(ZERO, ONE, epoch=turns(16))
-    scene.ask(ZERO, 4)
-    scene.ask(ONE, 2)
-    scene.report(ZERO, 0, 1, clock=1)
-    scene.live(ZERO)
-    assert scene.state.trained_at(1).ranges == ((0, 2),)
-    scene.ask(ZERO, 99)
-    scene.report(ZERO, 4, 5, clock=2)
-    scene.report(ZERO, 2, 3, clock=5)
-    assert scene.state.trained_at(1).ranges == ((0, 2),)
-    assert scene.state.trained_at(2).ranges == ((0, 2), (4, 6))
-
-
-def test_the_groups_of_an_epoch_that_is_resumed_count_at_every_clock():
-    epoch = turns(8, clock=5, finished=((0, 4),), images=16, loss=3.0)
-    scene = scene_of(ZERO, ONE, epoch=epoch)
-    scene.ask(ZERO, 2)
-    scene.report(ZERO, 4, 5, clock=6)
-    trained = scene.state.trained_at(5)
-    assert (trained.ranges, trained.images, trained.loss) == (((0, 4),), 16, 3.0)
-
-
-def test_a_clock_whose_later_groups_are_dropped_is_not_answered(monkeypatch):
-    monkeypatch.setattr("adam_async.data_server.state.LATE_KEPT", 2)
-    scene = scene_of(ZERO, epoch=turns(8, replicas=(ZERO,)))
-    scene.ask(ZERO, 8)
-    for clock in range(1, 4):
-        scene.report(ZERO, 2 * clock - 2, 2 * clock - 1, clock=clock)
-    assert scene.state.trained_at(1) is None
-    assert scene.state.trained_at(2).ranges == ((0, 4),)
+    assert scene.granted(TWO) == ([], True, 0, 3)
+    assert scene.granted(ONE, 9) == ([0, 1, 2, 3], True, 0, 3)
 
 
 # --- resumed epochs ----------------------------------------------------------------------------
@@ -497,23 +441,20 @@ def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_gro
         round_groups=round_groups,
         first_clock=2 * bool(round_groups),
         finished=((0, 4),),
-        images=16,
-        loss=3.0,
+        loss_images=16,
+        loss_sum=48.0,
         train_s=7.5,
+        images_per_group=4,
     )
     scene = scene_of(ZERO, ONE, epoch=resumed)
-    assert scene.state.trained().ranges == ((0, 4),)
+    assert scene.trained == ((0, 4),)
+    assert scene.state.statistics().loss == 3.0
     assert scene.granted(ZERO, 9) == ([4, 5], True, 2 * bool(round_groups), 3 * bool(round_groups))
     assert scene.granted(ONE, 9) == ([6, 7], True, 2 * bool(round_groups), 3 * bool(round_groups))
+    scene.losses = 32, 64.0
     scene.report(ZERO, 4, 5)
     (ended,) = scene.report(ONE, 6, 7)
     assert (ended.images, ended.loss, ended.train_s) == (32, 2.0, 8.5)
-
-
-def test_a_resumed_epoch_of_which_nothing_is_left_ends_at_once():
-    scene = scene_of(ZERO)
-    over = EpochBegan(1, 8, {ZERO: (0, 8)}, finished=((0, 8),), images=30, loss=0.5)
-    assert scene.enter(over, now=4.0) == [EpochEnded(1, 30, 0.5, 0.0, 0)]
 
 
 def test_a_clock_that_no_replica_can_have_moves_nothing_and_its_groups_stay_leased():

@@ -6,7 +6,6 @@ from adam_async.data_server.statistics import (
     CacheStatistics,
     DataStatistics,
     HostStatistics,
-    LedgerStatistics,
     StagingCounts,
     StagingStatistics,
     TransformStatistics,
@@ -25,21 +24,19 @@ def test_the_report_has_the_names_that_readers_know():
         "groups",
         "finished",
         "drained",
-        "finished_ranges",
         "clock",
         "images",
         "train_s",
         "skipped_groups",
         "loss",
         "leased",
-        "trained_again",
+        "returned",
         "late_reports",
         "skipped",
         "transforms",
         "cache",
-        "lending",
+        "term",
     }
-    assert names(LedgerStatistics) == {"leads", "term", "keepers"}
     assert names(TransformStatistics) == {"late_answers", "pool"}
     assert names(HostStatistics) == {"traffic", "process", "serving"}
     assert names(StagingStatistics) == {"traffic", "process", "staging"}

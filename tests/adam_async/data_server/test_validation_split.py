@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.data_server.questions import Questions
+from adam_async.data_server.image_questions import ImageQuestions
 from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
@@ -59,15 +59,15 @@ def test_choices_without_validation_images_are_refused(option):
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_images_held_back_are_never_trained_on_and_their_accuracy_is_measured(network, monkeypatch):
     handed_out = set()
-    send = Questions._send
+    send = ImageQuestions._send
 
-    def watch(questions, question, grant):
+    def watch(questions, request, body):
         order = questions._producer._group_cache._order
-        for number, _ in grant.groups:
+        for number in questions._producer.ready(body.numbers):
             handed_out.update(order.group(number).tolist())
-        send(questions, question, grant)
+        send(questions, request, body)
 
-    monkeypatch.setattr(Questions, "_send", watch)
+    monkeypatch.setattr(ImageQuestions, "_send", watch)
     data = tiny_dataset()
     config = Config(epochs=2, threads=1, replicas=2, images_per_group=4, validation=20, seed=3)
     async with cluster_of(config, NETWORKS[network](), dataset=data) as cluster:

@@ -1,6 +1,6 @@
 """A failover is told from a handover, and from one that a fault explains."""
 
-from adam_async.drill.failovers import FailoverCount
+from adam_async.drill.injection import FailoverCount
 from adam_async.run.bundle_record import BundleRecord
 
 A, B, C = ("ps-0", 1), ("ps-1", 2), ("ps-2", 3)

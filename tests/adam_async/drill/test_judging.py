@@ -1,23 +1,28 @@
 """Claims of a drill hold, fail or stay unchecked by its observations alone."""
 
 import math
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from adam_async.drill.judging import (
-    Claim,
-    equivalence,
-    exit_code,
-    judge,
-    kind_rows,
-    percentile,
-)
-from adam_async.drill.observations import (
+    SLOTS,
     Audit,
+    Claim,
     CopyCheck,
     FaultObservation,
     Observations,
     PairObservation,
+    audit_of,
+    count_push,
+    equivalence,
+    exit_code,
+    gradient_of,
+    judge,
+    kind_rows,
+    percentile,
 )
 
 
@@ -77,7 +82,6 @@ def test_a_clean_drill_holds_its_claims() -> None:
         ("workload ends well", Observations(failure="a push failed")),
         ("all planned faults", Observations(planned=2, faults=[fault("kill", 0.5)])),
         ("all planned faults", Observations(planned=1, faults=[fault("kill", 0.5, whole_s=None)])),
-        ("all cores are busy", Observations(saturated_s=90.0, load=1.2, cores=2)),
         ("no false failover", Observations(false_failovers=["ps-0 from ps-0 to ps-1, generation 2"])),
         ("each push applied once", Observations(audit=Audit(acknowledged=9, lost=1))),
         ("each push applied once", Observations(audit=Audit(acknowledged=9, twice=1))),
@@ -91,13 +95,10 @@ def test_each_violation_fails_the_claim_with_its_name(name: str, seen: Observati
 
 
 def test_unchecked_claims_neither_hold_nor_fail() -> None:
-    seen = Observations(
-        copies=CopyCheck(copies=9, compared=7), pairs=[pair(0, 0.2)], saturated_s=5.0, load=0.1, cores=2
-    )
+    seen = Observations(copies=CopyCheck(copies=9, compared=7), pairs=[pair(0, 0.2)])
 
     assert verdicts(seen)["copies are equal"] is None
     assert verdicts(seen)["accuracy within 0.5 points"] is None
-    assert verdicts(seen)["all cores are busy"] is None
 
 
 def test_two_one_sided_tests_give_the_interval_of_a_table() -> None:
@@ -127,3 +128,55 @@ def test_exit_codes(holds: bool | None, skipped: tuple[str, ...], require: bool,
     claims = (Claim(name="a", holds=True, text=""), Claim(name="b", holds=holds, text=""))
 
     assert exit_code(claims, skipped, require=require) == code
+
+
+def applied(numbers: Iterable[int]) -> NDArray[np.float64]:
+    """Return the values (2, SLOTS) of a counter after these pushes."""
+    values = np.zeros((2, SLOTS))
+    for number in numbers:
+        values -= gradient_of(number)
+    return values
+
+
+def test_pushes_that_were_applied_once_leave_no_difference() -> None:
+    assert audit_of(applied(range(1, 1300)), 1299, unanswered=False) == Audit(acknowledged=1299)
+
+
+def test_a_lost_push_and_a_doubled_one_do_not_cancel_each_other() -> None:
+    found = audit_of(applied([1, 2, 2, 4]), 4, unanswered=False)
+
+    assert (found.lost, found.twice, found.altered) == (1, 1, 0)
+
+
+def test_a_push_in_the_place_of_another_of_its_slot_is_altered() -> None:
+    numbers = [*range(1, 5 + SLOTS)]
+    numbers[4 + SLOTS - 1] = 4  # which has the slot of the last number
+
+    found = audit_of(applied(numbers), 4 + SLOTS, unanswered=False)
+
+    assert (found.lost, found.twice, found.altered) == (0, 0, 1)
+
+
+def test_a_push_without_an_answer_may_be_applied_or_not() -> None:
+    for count in (6, 7):
+        found = audit_of(applied(range(1, count + 1)), 6, unanswered=True)
+
+        assert found == Audit(acknowledged=6, unanswered=1)
+
+
+def test_an_acknowledged_push_may_not_be_lost_beside_an_unanswered_one() -> None:
+    assert audit_of(applied(range(1, 6)), 6, unanswered=True).lost == 1
+
+
+def test_audits_add_up() -> None:
+    total = Audit(acknowledged=3, lost=1).plus(Audit(acknowledged=4, twice=2, unanswered=1))
+
+    assert total == Audit(acknowledged=7, lost=1, twice=2, unanswered=1)
+
+
+def test_pushes_are_counted_in_tenths_of_a_second_with_their_gaps() -> None:
+    pushes: list[int] = []
+    for at_s in (0.01, 0.05, 0.31, 0.39):
+        count_push(pushes, at_s)
+
+    assert pushes == [2, 0, 0, 2]

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from adam_async.drill.judging import exit_code, judge
-from adam_async.drill.observations import Observations
+from adam_async.drill.judging import Observations, exit_code, judge
 from adam_async.drill.training_audit import ServerPushes, WorkerPushes, WorkerSlots, audit_run, compare
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Apply
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
-from adam_async.run.program_record import ProgramRecord
+from adam_async.run.training_program import ProgramRecord
 from tests.adam_async.runs import cluster_of
 
 REPLICAS = {"worker-0": "0", "worker-1": "1"}
@@ -142,7 +141,7 @@ async def test_a_server_that_applies_a_batch_twice_fails_the_drill(monkeypatch: 
 
 
 def trained_map(*workers: NodeRecord, run: str = "a", phase: str = "training") -> ClusterMap:
-    record = ProgramRecord(id=run, driver="driver", phase=phase)
+    record = ProgramRecord(id=run, driver="driver", incarnation=1, phase=phase)
     return ClusterMap(run=record, nodes={f"worker-{place}": node for place, node in enumerate(workers)})
 
 

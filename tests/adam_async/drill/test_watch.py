@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from adam_async.drill.watch import MapWatch
+from adam_async.drill.injection import MapWatch
 from adam_async.errors import DeadlineExceeded
 from adam_async.run.cluster_map import ClusterMap
 

@@ -24,9 +24,8 @@ COUNTED = {"process": PROCESS, "traffic": [{"payload_bytes": 1, "frame_bytes": 2
         ("worker", {"kernels": "numpy"}),
         ("worker", {"kernels": {}}),
         ("worker", {"kernels": {"set": "numpy", "compiled": "3", "of": 3}}),
-        ("worker", {"lending": None}),
-        ("worker", {"lending": {"leads": True}}),
-        ("data", {"lending": {"leads": True}, "epoch": 1, "finished": 0, "images": "1", "loss": 0.5}),
+        ("data", {"term": "1", "epoch": 1, "finished": 0, "images": 1, "loss": 0.5}),
+        ("data", {"term": 1, "epoch": 1, "finished": 0, "images": "1", "loss": 0.5}),
         ("ps", {"shards": 1}),
     ],
 )
@@ -40,7 +39,7 @@ def test_counts_with_which_a_driver_cannot_calculate_are_refused(role, values):
     [
         ("controller", {}),
         ("ps", {"shards": 2, "clock": 4, "staleness": {"0": 7}, "waiting_for": [1]}),
-        ("data", {"lending": {"leads": True}, "epoch": 1, "finished": 0, "images": 0, "loss": None}),
+        ("data", {"term": 1, "epoch": 1, "finished": 0, "images": 0, "loss": None}),
     ],
 )
 def test_counts_of_every_role_are_taken(role, values):

@@ -313,17 +313,17 @@ async def test_evaluation_returns_the_share_of_correctly_classified_images():
     assert result.test_accuracy == again == pytest.approx(float(expected))
 
 
-async def test_where_no_data_server_is_left_an_evaluation_names_it():
-    network = local_network()
+async def test_an_evaluation_waits_for_a_data_server_and_then_names_it():
+    network, waits = local_network(), msgspec.structs.replace(SHORT, replica_s=0.1)
     identity = Identity(role="controller", node="controller", incarnation=1)
     async with (
         Controller(
             RoleSettings(network=network, address="local://", identity=identity, waits=SHORT),
             kinds=PROGRAM_KINDS,
         ) as controller,
-        driver_of(network, controller.address, config_of(waits=SHORT)) as driver,
+        driver_of(network, controller.address, config_of(waits=waits)) as driver,
     ):
-        with pytest.raises(RoleDied, match="the data server died: no other has joined"):
+        with pytest.raises(RoleDied, match=r"the data server died: no other was live for 0\.1 s"):
             await driver.evaluate(Network(digits()), {})
 
 

@@ -1,20 +1,14 @@
 """The results of a run's epochs, as its driver gathers them."""
 
-import msgspec
 import numpy as np
 import pytest
 
 from adam_async.data_server.order import EpochOrders
-from adam_async.driver.epoch_results import EpochResults, bounded_results
+from adam_async.driver.epoch_results import EpochResults, without_old_results
 from adam_async.errors import RunFailed
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, skipped_groups
-from adam_async.run.config import Config
-from adam_async.run.program_record import ProgramRecord
-from adam_async.run.training_program import ResumeRecord
-from tests.adam_async.checkpoint.checkpoints import manifest_of
-
-IMAGES, SIZE = 400, 4
+from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, must_train_all, skipped_groups
+from adam_async.run.training_program import ProgramRecord, ResumeRecord
 
 
 def cluster(*, run="run", ended=0, kept=2):
@@ -43,27 +37,23 @@ def test_missed_epochs_are_an_error_and_not_passed_over():
         results.observe(cluster(ended=4))
 
 
-@pytest.mark.parametrize("epochs", [0, 1, 5, RESULTS_KEPT, RESULTS_KEPT + 1, 300])
-@pytest.mark.parametrize("whole", [0, 3], ids=["all-skip", "some-skip-nothing"])
-def test_a_bounded_record_gives_the_order_of_the_next_epoch_like_all_results(epochs, whole):
-    results = tuple(
-        {"images": 1, "skipped_groups": () if whole and epoch % whole == 0 else ((epoch % 90, 95),)}
-        for epoch in range(1, epochs + 1)
-    )
-    record = ResumeRecord(epoch=epochs + 1, finished=(), clock=0, results=results)
-    manifest = msgspec.structs.replace(
-        manifest_of(), resume=record, data={**manifest_of().data, "train_images": IMAGES}
-    )
-    config = Config(seed=4, images_per_group=SIZE)
-    short, carried = bounded_results(manifest, config)
-    assert min(epochs, 1) <= len(short.results) <= RESULTS_KEPT
-    assert len(msgspec.json.encode((short, carried))) < 4000
-
+def test_runs_that_go_on_with_each_other_find_the_order_of_each_epoch_from_few_results():
     def orders():
-        return EpochOrders(Dice(4), num_images=IMAGES, images_per_group=SIZE)
+        return EpochOrders(Dice(4), num_images=50, images_per_group=4)
 
-    first = short.epoch - len(short.results)
-    made = orders().order(short.epoch, skipped_groups(short.results), first=first, carried=carried)
-    expected = orders().order(short.epoch, skipped_groups(results))
-    np.testing.assert_array_equal(made.indices, expected.indices)
-    assert made.carried == expected.carried
+    whole, kept, before, in_map = orders(), (), (), ()
+    for epoch in range(1, 4 * RESULTS_KEPT):
+        resumed = without_old_results(ResumeRecord(epoch=epoch, clock=0, results=kept))
+        assert min(epoch - 1, 1) <= len(resumed.results) <= RESULTS_KEPT
+        order = whole.order(epoch, skipped_groups(kept))
+        first = epoch - len(resumed.results)
+        made = orders().order(epoch, skipped_groups(resumed.results), first=first)
+        np.testing.assert_array_equal(made.indices, order.indices)
+        assert made.carried == order.carried
+        if epoch % 20 == 0:  # another run goes on here, and the map begins anew
+            before, in_map = resumed.results, ()
+        trains_all = must_train_all((*before, *in_map))
+        result = {"skipped_groups": () if trains_all else ((epoch % 5, epoch % 5 + 2),)}
+        kept, in_map = (*kept, result), (*in_map, result)[-RESULTS_KEPT:]
+    trained_all = [number for number, result in enumerate(kept, 1) if not result["skipped_groups"]]
+    assert trained_all == [RESULTS_KEPT, 2 * RESULTS_KEPT, 3 * RESULTS_KEPT]

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.question_checks import check_test_part
-from adam_async.driver.evaluator import Evaluator
+from adam_async.driver.evaluator import Evaluator, pull_snapshot
 from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, role_table, unpack
+from adam_async.model.keyed_random import Dice
 from adam_async.runtime.channel import Endpoint
 from dataflow import ComputePool
-from tests.adam_async.runs import PATIENT
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of
 from transport import Identity, LinkConfig, LocalNetwork, RemoteProtocolError
 
 MOST_BYTES = 100_000
@@ -144,3 +145,24 @@ async def test_an_answer_beyond_the_end_of_the_set_is_refused():
 
     with pytest.raises(RemoteProtocolError, match="test images 1 to 1001 of 3"):
         await read_from(LocalNetwork(rules=role_table()), answer)
+
+
+@pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_snapshot_has_the_keyed_initial_values_then_the_pushed_ones(network, sharding):
+    async with servers_of(NETWORKS[network](), seed=11, **sharding) as servers:
+        client = servers.client()
+        initial = servers.model.initial_weights(Dice(11))
+        first = await pull_snapshot(servers.model, servers.table, servers.map, client.client)
+        assert first.weights.keys() == initial.keys()
+        assert first.versions == (0,) * len(servers.table.shards)
+        for name, values in initial.items():
+            assert first.weights[name].shape == values.shape
+            np.testing.assert_array_equal(first.weights[name], values)
+        client.push(0.25)
+        second = await pull_snapshot(servers.model, servers.table, servers.map, client.client)
+        assert second.versions == (1,) * len(servers.table.shards)
+        for name, values in initial.items():
+            # A copy: later steps do not change it.
+            np.testing.assert_array_equal(first.weights[name], values)
+            np.testing.assert_array_equal(second.weights[name], values - np.float32(0.25))

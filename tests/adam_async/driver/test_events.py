@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.driver.events import EVENTS_KEPT, RunEvents
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.program_record import ProgramRecord
+from adam_async.run.training_program import ProgramRecord
 from tests.adam_async.cluster_maps import bundle_map, node, run_record
 
 KILLED = "worker-1 died: killed by signal 9; starting it again"

@@ -134,7 +134,6 @@ async def test_how_the_model_is_cut_is_known_when_training_begins() -> None:
         assert run is not None
         assert progress.plan is not None
         assert msgspec.json.encode(progress.plan) == msgspec.json.encode(read_training(run).plan)
-        assert progress.together is cluster.driver.map.together is True
 
 
 async def test_a_model_that_is_not_cut_has_no_plan() -> None:

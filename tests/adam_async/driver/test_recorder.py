@@ -32,7 +32,7 @@ def recorder(pool: ComputePool, program: TrainingProgram = RUN, run: str = "run"
 
 
 async def test_a_resumed_run_is_not_recorded() -> None:
-    resumed = msgspec.structs.replace(RUN, resumed=ResumeRecord(epoch=2, finished=(), clock=7))
+    resumed = msgspec.structs.replace(RUN, resumed=ResumeRecord(epoch=2, clock=7))
 
     async with ComputePool(threads=1) as pool:
         with pytest.raises(ConfigError, match="this one is resumed: leave out record"):

@@ -1,4 +1,4 @@
-"""A driver gets the counts of the ledger leader from its successor if the leader is lost."""
+"""A driver gets the counts of the dealer from its successor if the dealer is lost."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from adam_async.driver.role_counts import RoleCounts
+from adam_async.driver.role_counts import RoleCounts, Silence
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages import Statistics, pack, text_tensor
-from adam_async.run.cluster_map import ClusterMap, LedgerRecord
+from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord
 from adam_async.runtime.channel import Endpoint
 from tests.adam_async.cluster_maps import node, run_record
 from tests.adam_async.runs import PATIENT, local_network
@@ -18,7 +18,7 @@ from transport import Identity, Link, LinkBroken, Request
 COUNTS = {
     "process": {"host": "a", "pid": 1, "peak_rss_mb": 2.0},
     "traffic": [],
-    "lending": {"leads": True},
+    "term": 1,
     "epoch": 1,
     "finished": 7,
     "images": 0,
@@ -26,12 +26,13 @@ COUNTS = {
 }
 
 
-def led_by(name: str) -> ClusterMap:
-    """Map of two data servers; the named one leads the ledger."""
+def dealt_by(name: str) -> ClusterMap:
+    """Map of two data servers; the named one is the dealer."""
     return ClusterMap(
         nodes={each: node("data", address=f"local://{each}") for each in ("data-0", "data-1")},
         run=run_record(phase="training"),
-        ledger_record=LedgerRecord(run="run-1", term=1, ledger_replicas=((name, 1),)),
+        epoch=EpochRecord(run="run-1", number=1, groups=8, shares={}),
+        dealer=DealerRecord(run="run-1", term=1, node=name, incarnation=1),
     )
 
 
@@ -43,12 +44,12 @@ class Member:
 
 
 @asynccontextmanager
-async def ledger(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
+async def dealers(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
     """Two data servers, and their names in the order of the requests.
 
-    The leader breaks each link at the request; at the request `lost_at` the map names its successor.
+    The dealer breaks each link at the request; at the request `lost_at` the map names its successor.
     """
-    network, member, asked = local_network(), Member(led_by("data-0")), list[str]()
+    network, member, asked = local_network(), Member(dealt_by("data-0")), list[str]()
 
     async def on_link(link: Link) -> None:
         def on_request(request: Request) -> None:
@@ -58,7 +59,7 @@ async def ledger(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
                 request.reply(pack(Statistics(node=me, role="data"), [text_tensor(COUNTS)]))
                 return
             if len(asked) == lost_at:
-                member.map = led_by("data-1")
+                member.map = dealt_by("data-1")
             link.abort()
 
         link.serve(on_request)
@@ -80,14 +81,45 @@ async def ledger(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
 
 
 @pytest.mark.parametrize("lost_at", [1, 2])
-async def test_the_successor_of_a_lost_ledger_leader_answers_in_its_place(lost_at: int) -> None:
-    async with ledger(lost_at) as (counts, asked):
-        assert (await counts.ledger_leader()).finished == COUNTS["finished"]
+async def test_the_successor_of_a_lost_dealer_answers_in_its_place(lost_at: int) -> None:
+    async with dealers(lost_at) as (counts, asked):
+        assert (await counts.dealer()).finished == COUNTS["finished"]
     assert asked == ["data-0"] * lost_at + ["data-1"]
 
 
-async def test_a_ledger_leader_that_fails_twice_without_a_successor_is_an_error() -> None:
-    async with ledger(lost_at=3) as (counts, asked):
+async def test_a_dealer_that_fails_twice_without_a_successor_is_an_error() -> None:
+    async with dealers(lost_at=3) as (counts, asked):
         with pytest.raises(LinkBroken):
-            await counts.ledger_leader()
+            await counts.dealer()
     assert asked == ["data-0", "data-0"]
+
+
+NODES = ("ps-0", "worker-0")
+
+
+def test_a_silent_role_is_noted_once_and_noted_again_when_it_is_back() -> None:
+    silence = Silence()
+    assert silence.observe(NODES, NODES, asked_at=9.0, now=9.1) == []
+    assert silence.observe(NODES, ["worker-0"], asked_at=10.0, now=11.0) == []
+    assert silence.shown(11.0) == ()
+    assert silence.observe(NODES, ["worker-0"], asked_at=12.0, now=13.0) == ["ps-0 has not answered for 3 s"]
+    assert silence.observe(NODES, ["worker-0"], asked_at=14.0, now=15.0) == []
+    assert silence.shown(15.0) == ("ps-0 for 5 s",)
+    assert silence.observe(NODES, NODES, asked_at=20.0, now=20.1) == ["ps-0 answers again, after 10 s"]
+    assert silence.shown(20.1) == ()
+
+
+def test_one_poll_without_an_answer_is_no_event() -> None:
+    silence = Silence()
+    events = [silence.observe(NODES, answered, asked_at=1.0, now=2.0) for answered in ((), NODES, ())]
+    assert events == [[], [], []]
+
+
+def test_a_lost_role_is_not_silent_any_more() -> None:
+    silence = Silence()
+    for _ in range(2):
+        silence.observe(NODES, (), asked_at=1.0, now=2.0)
+    assert silence.observe(["worker-0"], ["worker-0"], asked_at=3.0, now=3.0) == [
+        "worker-0 answers again, after 2 s"
+    ]
+    assert silence.shown(3.0) == ()

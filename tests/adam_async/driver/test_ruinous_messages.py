@@ -11,8 +11,8 @@ from adam_async.checkpoint import shard_transfer
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
 from adam_async.messages import (
-    Groups,
     LeaseGroups,
+    Leases,
     Pull,
     Pushed,
     Tick,
@@ -38,7 +38,7 @@ def ruinous(servers, shard):
     everything = tuple(servers.shards())
     delta = np.ones(shard.size, np.float32)
     return {
-        "epoch": pack(Tick(**run, **session, shards=(shard.id,), clock=1, numbers=(0,), epoch=FAR)),
+        "epoch": pack(Tick(**run, **session, shards=(shard.id,), clock=1, numbers=0, epoch=FAR)),
         "wait_s": pack(Pull(**run, shards=(shard.id,), clock=FAR, wait_s=math.nan)),
         "rate": pack(push_of(servers, [shard.id], rate=math.nan), [delta]),
         "is named twice": pack(Pull(**run, shards=(shard.id,) * 3000, clock=0, wait_s=0.0)),
@@ -67,7 +67,7 @@ async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_contin
             network.connect(address, known) as to_server,
             network.connect(data.address, known) as to_data,
         ):
-            await until(lambda: bool(servers.controller.map.ledger_leaders))
+            await until(lambda: bool(servers.controller.map.dealing))
             push = push_of(servers, [bias.id])
             pushed = to_server.call_nowait(pack(push, [np.ones(bias.size, np.float32)]), timeout_s=20.0)
             for refusal, message in ruinous(servers, bias).items():
@@ -75,11 +75,11 @@ async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_contin
                     await to_server.call(message, timeout_s=20.0)
             with pytest.raises(RemoteError, match="wait_s"):
                 await to_data.call(pack(msgspec.structs.replace(LEASE, wait_s=math.nan)), timeout_s=20.0)
-            assert unpack(await pushed, Pushed).versions == (1,)
+            assert unpack(await pushed, Pushed).versions == 1
             pull = Pull(
                 store="run", generation=servers.map.generation, shards=(bias.id,), clock=0, wait_s=0.0
             )
             answer = await to_server.call(pack(pull), timeout_s=20.0)
-            assert unpack(answer, Values).versions == (1,)
+            assert unpack(answer, Values).versions == 1
             assert np.isfinite(answer.tensors[0]).all()
-            unpack(await to_data.call(pack(LEASE), timeout_s=20.0), Groups)
+            unpack(await to_data.call(pack(LEASE), timeout_s=20.0), Leases)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adam_async.driver.status import status_of
-from adam_async.run.cluster_map import NOTICE, ClusterMap, EpochRecord, LedgerRecord
+from adam_async.run.cluster_map import NOTICE, ClusterMap, DealerRecord, EpochRecord
 from tests.adam_async.cluster_maps import node, run_record
 
 PROCESS = {"host": "machine", "pid": 7, "peak_rss_mb": 12.5, "age_s": 3725.0}
@@ -25,7 +25,7 @@ def cluster() -> ClusterMap:
         },
         run=run_record("run-1", phase="training", epoch=2),
         epoch=EpochRecord(run="run-1", number=2, groups=90, shares={}),
-        ledger_record=LedgerRecord(run="run-1", term=1, ledger_replicas=(("data-0", 1),)),
+        dealer=DealerRecord(run="run-1", term=1, node="data-0", incarnation=1),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint.files import open_checkpoints
+from adam_async.checkpoint.manifest import check_kept_step
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.submission import take_over, update_program
@@ -20,7 +21,6 @@ from adam_async.driver.takeover import (
     DriverNotes,
     check_none_waits,
     check_options,
-    check_step,
     joined_results,
     read_notes,
     run_to_take,
@@ -307,9 +307,7 @@ async def test_checkpoints_of_another_run_are_refused_before_the_takeover(tmp_pa
         await train(config_of(epochs=1), checkpoint=tmp_path)
         async with cluster_of(config_of()) as cluster:
             await lose_driver(cluster)
-            await refused(
-                cluster, ConfigError, r"has checkpoints of run .*, not of this one", checkpoints=folder
-            )
+            await refused(cluster, ConfigError, "has checkpoints of another run", checkpoints=folder)
             assert waits(cluster)
 
 
@@ -352,11 +350,11 @@ def test_the_run_that_waits_is_taken_and_no_other_one():
 
 
 def test_the_words_for_a_step_of_a_run_are_safe_in_a_shell():
-    there = StepSpec(name="a;b", args={"c": "'; d"}, shape=(1, 1, 1), classes=2)
+    there = StepSpec(name="a;b", args={"c": "'; d"}, shape=(1, 1, 1), classes=2).to_dict()
     with pytest.raises(ConfigError) as caught:
-        check_step(there, None, "run-1")
+        check_kept_step(there, None, "run run-1")
     words = shlex.split(str(caught.value).partition("give ")[2])
-    assert words == ["--step", "a;b", "--step-args", '{"c":"\'; d"}']
+    assert words == ["--step", "a;b", "--step-args", '{"c": "\'; d"}']
 
 
 def test_options_that_the_run_decides_and_those_of_roles_may_differ():
@@ -398,7 +396,6 @@ def test_notes_have_the_newest_epochs_and_the_best_one_before():
         DriverNotes().with_epochs([epoch(1), epoch(1)]),
         DriverNotes().with_epochs([epoch(0)]),
         {"asked_rate": -1.0},
-        {"trained_again": -1},
         {"epochs": [{}] * (RESULTS_KEPT + 2)},
         DriverNotes().with_epochs([epoch(1, 1.5)]),
         DriverNotes().with_epochs([replace(epoch(1), test_accuracy=-0.5)]),
@@ -421,10 +418,10 @@ def test_results_come_from_the_map_then_the_program_then_the_checkpoint():
     cluster = ClusterMap(ended=9, results=results(8, 9, "map"))
     plain = read_training(run_record(epochs=20))
     assert joined_results(cluster, plain, None) == (8, cluster.results)
-    resumed = ResumeRecord(epoch=8, finished=(), clock=0, results=results(6, 7, "program"))
+    resumed = ResumeRecord(epoch=8, clock=0, results=results(6, 7, "program"))
     continued = read_training(run_record(epochs=20, resumed=resumed))
     assert joined_results(cluster, continued, None) == (6, (*resumed.results, *cluster.results))
-    record = ResumeRecord(epoch=9, finished=(), clock=0, results=results(1, 8, "checkpoint"))
+    record = ResumeRecord(epoch=9, clock=0, results=results(1, 8, "checkpoint"))
     manifest = msgspec.structs.replace(manifest_of(), resume=record)
     first, joined = joined_results(cluster, continued, manifest)
     assert (first, len(joined)) == (1, 9)

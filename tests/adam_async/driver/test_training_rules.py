@@ -1,27 +1,26 @@
-"""Training runs on the controllers' map: placing, worker slots, epochs, ledger replicas, failures."""
+"""Training runs on the controllers' map: placing, worker slots, epochs, dealers, failures."""
 
 from itertools import pairwise
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
 
 from adam_async.controller.state import (
     DEPARTED_KEPT,
     CompareAndSet,
     Conflict,
-    ControllerState,
     Invalid,
     NodeLost,
 )
 from adam_async.driver.readiness import check_failed
-from adam_async.driver.training_rules import PROGRAM_KINDS, TrainingRules
+from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_SHARDS, RoleFailed
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
 from adam_async.run.training_program import ResumeRecord
-from tests.adam_async.cluster_maps import Cluster, node, run_record, training
+from tests.adam_async.cluster_maps import Cluster, RecordedCluster, node, run_record, training
 
 
 def test_a_run_is_placed_when_as_many_servers_are_live_as_it_wants():
@@ -156,7 +155,7 @@ def test_in_a_warm_start_the_lowest_replica_has_more():
     assert cluster.map.epoch.shares == {"0": (0, 7), "1": (7, 10)}
 
 
-RESUMED = ResumeRecord(epoch=2, finished=((0, 4),), clock=9, results=({"images": 100, "clock": 5},))
+RESUMED = ResumeRecord(epoch=2, clock=9, results=({"images": 100, "clock": 5},))
 
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp"])
@@ -164,9 +163,8 @@ def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up(consistency):
     cluster = training(replicas=2, consistency=consistency, resumed=RESUMED)
     run, epoch = cluster.map.run, cluster.map.epoch
     assert (run.epoch, epoch.number, cluster.map.ended) == (2, 2, 1)
-    assert epoch.finished == ((0, 4),)
     synchronous = consistency == "bsp"
-    assert epoch.shares == ({"0": (0, 2), "1": (1, 2)} if synchronous else {"0": (0, 7), "1": (7, 10)})
+    assert epoch.shares == ({"0": (0, 2), "1": (1, 2)} if synchronous else {"0": (0, 5), "1": (5, 10)})
     assert epoch.first_clock == (9 if synchronous else 0)
     cluster.end_epoch(images=100, clock=12)
     assert (cluster.map.run.phase, cluster.map.ended, cluster.map.result(2)["images"]) == ("between", 2, 100)
@@ -181,11 +179,6 @@ def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
     assert (epoch.carried, epoch.behind) == (4, (1,))
     assert epoch.shares == {"0": (0, 7), "1": (7, 10)}
     assert skipped_groups(cluster.map.results) == [[(6, 10)]]
-
-
-def test_finished_ranges_beyond_the_epoch_are_cut_off():
-    resumed = replace(RESUMED, finished=((0, 4), (8, 90), (95, 99)))
-    assert training(resumed=resumed).map.epoch.finished == ((0, 4), (8, 10))
 
 
 def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
@@ -214,19 +207,11 @@ def test_the_next_epoch_is_shared_among_those_who_are_left():
     assert cluster.map.epoch.shares == {"1": (0, 10)}
 
 
-@pytest.mark.parametrize(
-    ("lost", "reason"),
-    [
-        ("ps-0", f"ps-0 died: {LOST_SHARDS}"),
-        ("data-0", "the data server died: no other has joined"),
-    ],
-)
-def test_a_run_fails_when_it_loses_what_it_cannot_do_without(lost, reason):
+def test_a_run_fails_when_it_loses_what_it_cannot_do_without():
     cluster = training()
-    cluster.lose(lost)
-    named = {"ps-0": "ps-0", "data-0": "the data server"}
-    assert cluster.map.run.lost == named[lost]
-    assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", reason)
+    cluster.lose("ps-0")
+    assert cluster.map.run.lost == "ps-0"
+    assert (cluster.map.run.phase, cluster.map.run.reason) == ("failed", f"ps-0 died: {LOST_SHARDS}")
 
 
 def test_a_run_that_trains_outlives_its_driver_and_waits_after_the_epoch():
@@ -552,7 +537,7 @@ def test_of_two_replicas_that_lack_workers_the_higher_one_gives_its_own_to_the_l
     }
 
 
-class Members(RuleBasedStateMachine):
+class Members(RecordedCluster):
     """Nodes join, restart, get ready and die while a driver advances the run; the map stays sound."""
 
     PARTITIONS = 1
@@ -563,16 +548,7 @@ class Members(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.cluster = Cluster()
-        self.log = []
         self.runs = 0
-        apply = self.cluster.state.apply
-
-        def recorded(command):
-            self.log.append(command)
-            return apply(command)
-
-        self.cluster.state.apply = recorded
 
     @rule(name=names, incarnation=st.integers(1, 3))
     def joins(self, name, incarnation):
@@ -632,13 +608,6 @@ class Members(RuleBasedStateMachine):
         if cluster.epoch is not None and cluster.run.phase in ("training", "between"):
             assert len(cluster.results) == cluster.epoch.number - (not cluster.epoch.ended)
 
-    def teardown(self):
-        """The same commands give the same map."""
-        again = ControllerState(PROGRAM_KINDS)
-        for command in self.log:
-            again.apply(command)
-        assert again.map == self.cluster.map
-
 
 class MembersInTwos(Members):
     PARTITIONS = 2
@@ -667,131 +636,171 @@ def test_an_epoch_without_a_run_is_only_a_record():
     assert cluster.map.run is None
 
 
-# --- who lends ----------------------------------------------------------------------------------
+# --- the dealer ---------------------------------------------------------------------------------
 
 
-def ledger_replicas_of(cluster):
-    return [name for name, _ in cluster.map.ledger_record.ledger_replicas]
+def dealer_of(cluster):
+    return cluster.map.dealing, cluster.map.dealer.term
 
 
-def write_in(cluster, *names):
-    """Set the ledger replicas, as a ledger leader does when others have its ledger."""
-    ledger_record = cluster.map.ledger_record
-    ledger_replicas = tuple((name, cluster.map.nodes[name].incarnation) for name in names)
-    cluster.set("lending", replace(ledger_record, ledger_replicas=ledger_replicas))
+def generations_of(cluster):
+    return {replica: cluster.map.replica_generation(replica) for replica in range(2)}
 
 
-def three_ledger_replicas():
-    cluster = training()
-    cluster.join("data-1", "data-2")
-    cluster.ready("data-1", "data-2")
-    assert ledger_replicas_of(cluster) == ["data-0"]
-    write_in(cluster, "data-0", "data-2", "data-1")
+def with_two_data_servers():
+    cluster = training(replicas=2)
+    cluster.join("data-1")
+    cluster.ready("data-1")
+    assert dealer_of(cluster) == ("data-0", 1)
     return cluster
 
 
-def test_the_first_ready_data_server_leads_the_ledger():
+def test_the_first_ready_data_server_is_the_dealer():
     cluster = Cluster()
     cluster.join("driver", "data-0", "data-1")
     cluster.submit(run_record())
-    assert cluster.map.ledger_record is None
+    assert cluster.map.dealer is None
     cluster.ready("data-1")
     cluster.ready("data-0")
-    assert ledger_replicas_of(cluster) == ["data-1"]
-    assert cluster.map.ledger_leaders == ("data-1",)
-    assert cluster.map.ledger_record.term == 1
+    assert dealer_of(cluster) == ("data-1", 1)
 
 
-def test_when_the_ledger_leader_is_lost_the_next_replica_leads_in_a_new_term():
-    cluster = three_ledger_replicas()
+def test_another_ready_data_server_replaces_a_lost_dealer_and_ends_all_replica_generations():
+    cluster = with_two_data_servers()
+    before, epoch = generations_of(cluster), cluster.map.epoch
+    assert cluster.map.live_replicas() == (0, 1)
     cluster.lose("data-0")
-    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2", "data-1"], 2)
-    cluster.lose("data-1")
-    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-2"], 2)
+    assert dealer_of(cluster) == ("data-1", 2)
+    assert cluster.map.dealer.changed == cluster.map.version
+    assert cluster.map.live_replicas() == ()
+    assert not before.items() & generations_of(cluster).items()
+    assert all(generations_of(cluster).values()), "each worker keeps its slot"
     assert cluster.map.run.phase == "training"
-    cluster.lose("data-2")
-    assert cluster.map.run.phase == "failed"
-    assert cluster.map.run.lost == "the data server"
+    assert cluster.map.epoch == replace(epoch, changed=cluster.map.version)
+    cluster.ready("worker-0", "worker-1")
+    assert cluster.map.live_replicas() == (0, 1)
 
 
-def test_a_server_without_the_ledger_does_not_replace_the_last_ledger_replica():
+def test_a_run_without_a_data_server_waits_for_one_and_its_workers_go_on():
+    cluster = training(replicas=2)
+    before = generations_of(cluster)
+    cluster.lose("data-0")
+    assert (cluster.map.run.phase, cluster.map.dealing, cluster.map.dealer_address) == ("training", "", "")
+    assert generations_of(cluster) == before
+    cluster.join("data-0", incarnation=2)
+    assert cluster.map.dealing == ""
+    cluster.ready("data-0")
+    assert dealer_of(cluster) == ("data-0", 2)
+    assert not before.items() & generations_of(cluster).items()
+
+
+def test_a_dealer_that_begins_anew_is_another_one():
+    cluster = training(replicas=2)
+    cluster.join("data-0", incarnation=2)
+    assert cluster.map.dealing == ""
+    cluster.ready("data-0")
+    assert dealer_of(cluster) == ("data-0", 2)
+
+
+def test_before_the_first_epoch_a_new_dealer_ends_no_generation_and_between_epochs_all():
+    cluster = Cluster()
+    cluster.join("driver", "data-0", "data-1", "worker-0")
+    cluster.submit(run_record())
+    cluster.ready("data-0", "data-1", "worker-0")
+    before = cluster.map.replica_generation(0)
+    cluster.lose("data-0")
+    assert (dealer_of(cluster), cluster.map.replica_generation(0)) == (("data-1", 2), before)
+    cluster = with_two_data_servers()
+    before = generations_of(cluster)
+    cluster.end_epoch()
+    cluster.lose("data-0")
+    assert dealer_of(cluster) == ("data-1", 2)
+    assert not before.items() & generations_of(cluster).items(), "their positions are in leases of data-0"
+    cluster.ready("worker-0", "worker-1")
+    assert cluster.map.live_replicas() == (0, 1)
+
+
+def test_a_late_end_of_an_epoch_by_a_replaced_dealer_is_void():
+    cluster = with_two_data_servers()
+    ended = replace(cluster.map.epoch, ended=True, result={"images": 100})
+    cluster.lose("data-0")
+    (event,) = cluster.set("epoch", ended, expected=ended.changed)
+    assert isinstance(event, Conflict)
+    assert not cluster.map.epoch.ended
+
+
+def test_the_facts_of_the_first_data_stay_and_a_new_run_has_no_dealer():
     cluster = training()
+    facts = cluster.map.dealer.data
+    assert facts["train_images"] == cluster.map.nodes["data-0"].info["train_images"]
+    cluster.lose("data-0")
     cluster.join("data-1")
     cluster.ready("data-1")
-    cluster.lose("data-0")
-    assert cluster.map.run.reason == "the data server died: no other has all its leases"
-
-
-def test_before_the_first_epoch_any_ready_server_replaces_the_ledger_leader_in_a_new_term():
-    cluster = Cluster()
-    cluster.join("driver", "data-0", "data-1")
-    cluster.submit(run_record())
-    cluster.ready("data-0", "data-1")
-    cluster.lose("data-0")
-    assert (ledger_replicas_of(cluster), cluster.map.ledger_record.term) == (["data-1"], 2)
-
-
-def test_a_restarted_or_lost_data_server_does_not_become_a_ledger_replica():
-    cluster = three_ledger_replicas()
-    cluster.join("data-2", incarnation=2)
-    assert ledger_replicas_of(cluster) == ["data-0", "data-1"]
-    stale = replace(cluster.map.ledger_record, ledger_replicas=(("data-0", 1), ("data-1", 1), ("data-2", 1)))
-    cluster.lose("data-1")
-    cluster.set("lending", stale)
-    assert ledger_replicas_of(cluster) == ["data-0"]
-
-
-def test_a_change_by_a_replaced_ledger_leader_is_void():
-    cluster = three_ledger_replicas()
-    expected = cluster.map.ledger_record.changed
-    cluster.lose("data-0")
-    (event,) = cluster.set("lending", cluster.map.ledger_record, expected=expected)
-    assert isinstance(event, Conflict)
-
-
-def test_a_returned_ledger_leader_is_no_replica_before_it_has_the_ledger():
-    cluster = three_ledger_replicas()
-    cluster.lose("data-0")
-    cluster.join("data-0")
-    assert ledger_replicas_of(cluster) == ["data-2", "data-1"]
-
-
-def test_replicas_are_spread_over_the_ledger_replicas_and_a_new_run_has_none():
-    cluster = three_ledger_replicas()
-    assert all(cluster.map.ledger_leader_for(replica) == "local://1" for replica in range(4))
+    assert cluster.map.dealer.data == facts
     cluster.submit(run_record("run-2"))
-    assert cluster.map.ledger_record is None
-    assert cluster.map.ledger_leader_for(0) == ""
+    assert cluster.map.dealer is None
+
+
+def test_the_loss_of_a_dealer_and_its_successor_are_reported():
+    cluster = training(replicas=2)
+    rules, before = TrainingRules(), cluster.map
+    cluster.lose("data-0")
+    waits = "run run-1 waits for a data server, because data-0 is lost"
+    assert [*rules.lines(before, cluster.map)] == [waits]
+    before = cluster.map
+    cluster.join("data-1")
+    cluster.ready("data-1")
+    assert [*rules.lines(before, cluster.map)] == [
+        "run run-1 goes on with data server data-1, after the loss of data-0"
+    ]
+
+
+def test_replicas_are_spread_over_the_ready_data_servers_and_a_new_run_has_none():
+    cluster = training()
+    cluster.join("data-1", "data-2")
+    cluster.ready("data-1", "data-2")
+    servers = [cluster.map.data_servers_for(replica) for replica in range(4)]
+    assert {len(each) for each in servers} == {3}
+    assert cluster.map.dealer_address == "local://1"
+    cluster.submit(run_record("run-2"))
+    assert (cluster.map.dealer_address, cluster.map.data_servers_for(0)) == ("", ())
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
         ("run/24", {"run": "r", "data": ""}, "no key"),
-        ("run", {"id": "r", "driver": "d", "pieces": 25}, "run: a program has up to 24 pieces, not 25"),
+        (
+            "run",
+            {"id": "r", "driver": "d", "incarnation": 1, "pieces": 25},
+            "run: a program has up to 24 pieces, not 25",
+        ),
         ("nodes/data-0", {"role": "data", "address": "local://1", "incarnation": 1}, "train_images"),
         ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
         (
             "run",
-            {"id": "r", "driver": "d", "kind": "cooking"},
+            {"id": "r", "driver": "d", "incarnation": 1, "kind": "cooking"},
             "run: unknown kind of program 'cooking'; known: training",
         ),
         (
             "run",
-            {"id": "r", "driver": "d", "terms": {"replicas": 0}},
+            {"id": "r", "driver": "d", "incarnation": 1, "terms": {"replicas": 0}},
             "Expected `int` >= 1 - at `$.replicas`",
         ),
-        ("run", {"id": "r", "driver": "d", "terms": {"partitions": 65}}, "`int` <= 64 - at `$.partitions`"),
         (
             "run",
-            {"id": "r", "driver": "d", "phase": "asleep"},
+            {"id": "r", "driver": "d", "incarnation": 1, "terms": {"partitions": 65}},
+            "`int` <= 64 - at `$.partitions`",
+        ),
+        (
+            "run",
+            {"id": "r", "driver": "d", "incarnation": 1, "phase": "asleep"},
             "run: unknown phase 'asleep' of a run; known: p",
         ),
-        ("run", {"id": "", "driver": "d"}, "run: id '' is not 1 to 160 bytes of printable characters"),
         (
             "run",
-            {"id": "r", "driver": "d", "terms": {"start": {"epoch": 2, "finished": [[4, 4]]}}},
-            "run: terms: a range of finished groups is empty",
+            {"id": "", "driver": "d", "incarnation": 1},
+            "run: id '' is not 1 to 160 bytes of printable characters",
         ),
     ],
 )
@@ -818,7 +827,7 @@ def test_a_blob_of_garbage_does_not_change_what_the_rules_do(blob):
         assert cluster.map.run.blob == (record.blob if garbage is None else garbage)
         maps.append(replace(cluster.map, run=replace(cluster.map.run, blob=b"")))
     assert maps[0] == maps[1]
-    assert maps[0].run.phase == "failed"
+    assert (maps[0].run.phase, maps[0].dealing) == ("training", "")
 
 
 def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():

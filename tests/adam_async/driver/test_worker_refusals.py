@@ -6,7 +6,7 @@ from adam_async.driver.readiness import check_failed
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import RoleFailed
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, failed_word, failure_of
-from adam_async.run.program_record import ProgramRecord
+from adam_async.run.training_program import ProgramRecord
 
 RUN = "driver-1"
 RULES = TrainingRules()

@@ -9,6 +9,8 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
 from adam_async.model.network import Network
+from adam_async.run.config import Config
+from tests.adam_async.model.passes import gradients_of
 
 RULES = {
     "sgd": {"rule": "sgd", "rate": 0.1},
@@ -22,16 +24,17 @@ RULES = {
 
 
 def rule_step(config, p, g, memory, t, *, rate=None):
-    """One application of the rule to one whole tensor."""
+    """One application of the rule of a run, or of a store's array, to one whole tensor."""
     rate = config.rate if rate is None else rate
-    if config.rule == "adamw":
+    rule = config.rule if isinstance(config, Config) else type(config).__name__.lower()
+    if rule == "adamw":
         p = p - rate * config.weight_decay * p
     else:
         g = g + config.weight_decay * p
-    if config.rule in ("auto", "sgd"):
+    if rule in ("auto", "sgd"):
         memory["m"] = config.momentum * memory.get("m", 0.0) + g
         return p - rate * (g + config.momentum * memory["m"] if config.nesterov else memory["m"])
-    if config.rule == "adagrad":
+    if rule == "adagrad":
         memory["s"] = memory.get("s", 0.0) + g * g
         return p - rate * g / (np.sqrt(memory["s"]) + 1e-10)
     memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
@@ -102,9 +105,7 @@ def lockstep_sgd(config, dataset, spec=None, *, layers=BUILTIN_LAYERS, rate_at=N
                 model.backward(read, context)
                 steps += 1
                 rate = config.rate if rate_at is None else rate_at(epoch - 1 + first / len(groups))
-                gradients = {p.name: np.empty(p.shape, model.dtype) for p in model.trained}
-                for name, gradient in gradients.items():
-                    model.delta(context, name, out=gradient)
+                gradients = gradients_of(model, context)
                 if limit is not None:
                     limit(gradients, read, rate)
                 for name, gradient in gradients.items():

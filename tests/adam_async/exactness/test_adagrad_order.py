@@ -14,6 +14,7 @@ from adam_async.model.rules import make_rule, new_scratch
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from tests.adam_async.exactness.serial import assert_equal_bits, order_of
+from tests.adam_async.model.passes import gradients_of
 from tests.adam_async.runs import NETWORKS, SHARDED, tiny_dataset, train
 
 OPTIONS = {
@@ -47,10 +48,7 @@ class OneProcess:
         self._context.load(self.dataset.train_images[chosen], self.dataset.train_labels[chosen])
         self.model.forward(weights, self._context)
         self.model.backward(weights, self._context)
-        found = {p.name: np.empty(p.shape, self.model.dtype) for p in self.model.parameters}
-        for name, gradient in found.items():
-            self.model.delta(self._context, name, out=gradient)
-        return found
+        return gradients_of(self.model, self._context)
 
     def step(self, name, gradient, chosen=slice(None)):
         flat = self.weights[name].reshape(-1)[chosen]

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from adam_async.driver.replay.decode import read_recording
-from adam_async.driver.replay.run import Replay
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import mlp
 from adam_async.model.network import Network
@@ -13,7 +11,7 @@ from adam_async.run.partition import table_of
 from adam_async.worker import push_plan
 from adam_async.worker.push_plan import PushBuffer, plan_pushes, plan_sections
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
+from tests.adam_async.runs import NETWORKS, SHARDED, check_replay, cluster_of, tiny_dataset
 
 pytestmark = pytest.mark.thorough
 
@@ -161,8 +159,4 @@ async def test_a_recorded_run_with_messages_ahead_is_repeated_to_the_last_bit(mo
     assert pushes == sum(worker["parameters"]["acknowledged"] for worker in workers) > 0
 
     assert isinstance(result.record, bytes)
-    replay = Replay(read_recording(result.record, origin="it"), dataset)
-    for _ in replay.steps():
-        pass
-    assert_equal_bits(replay.weights(), result.weights)
-    replay.check()
+    assert_equal_bits(check_replay(result.record, dataset).weights(), result.weights)

@@ -18,12 +18,13 @@ from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import load_record
 from adam_async.model.named import digits
 from adam_async.model.network import Network
+from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
+from adam_async.worker.puller import WorkerWeights
 from adam_async.worker.stepper import Stepper
-from adam_async.worker.weights import WorkerWeights
 from dataflow.errors import NodeFailed
 from tests.adam_async.cluster.test_elastic import joiner
 from tests.adam_async.runs import (
@@ -36,6 +37,7 @@ from tests.adam_async.runs import (
     Uneven,
     cluster_of,
     tiny_dataset,
+    train,
     until,
     with_frozen,
 )
@@ -51,25 +53,34 @@ def watched_gaps(frozen=frozenset()):
     Shards of frozen tensors are left out: what is read of them is the same at every clock.
     """
     pushes, admissions, servers = [], [], []
-    handle, admit = ServerState.handle, Stepper.admit
+    handle, take, admit = ServerState.handle, ShortWay.take, Stepper.admit
 
-    def handled(state, event):
+    def leads(state, push):
         if not any(state is known for known in servers):
             servers.append(state)
+        ours = [state.shards[number] for number in push.shards if number in state.shards]
+        return [push.clock - shard.tables.slowest_clock() for shard in ours if shard.clocks]
+
+    def handled(state, event):
         if isinstance(event, PushArrived):
-            ours = [state.shards[number] for number in event.push.shards]
-            pushes.extend(event.push.clock - shard.slowest_clock() for shard in ours if shard.clocks)
+            pushes.extend(leads(state, event.push))
         return handle(state, event)
+
+    def taken(short, request, push, **options):
+        found, is_taken = leads(short._state, push), take(short, request, push, **options)
+        pushes.extend(found if is_taken else ())  # otherwise it is handled
+        return is_taken
 
     def admitted(stepper, group):
         given = admit(stepper, group)
         shards = [shard for state in servers for shard in state.shards.values() if shard.clocks]
-        slowest = [shard.slowest_clock() for shard in shards if shard.spec.tensor not in frozen]
+        slowest = [shard.tables.slowest_clock() for shard in shards if shard.spec.tensor not in frozen]
         admissions.append(given.step.number - min(slowest, default=0))
         return given
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ServerState, "handle", handled)
+        patched.setattr(ShortWay, "take", taken)
         patched.setattr(Stepper, "admit", admitted)
         yield pushes, admissions
 
@@ -92,13 +103,6 @@ def check_reads(result, slack):
                 assert not missing.any(), (order.shard, reads.replica, clock, order.replicas[count:][missing])
                 checked += 1
     return checked
-
-
-async def train(config, network=None, **options):
-    async with cluster_of(config, network, **options) as cluster:
-        result = await cluster.train()
-        cluster.data.state.check_invariants()
-    return result
 
 
 @pytest.mark.slow

@@ -5,18 +5,11 @@ import pytest
 
 from adam_async.run.config import Config
 from tests.adam_async.exactness.serial import assert_equal_bits
-from tests.adam_async.runs import IMPATIENT, NETWORKS, Rough, cluster_of
+from tests.adam_async.runs import IMPATIENT, NETWORKS, Rough, train
 from tests.transport.testing import Faults
 
 HASTY = msgspec.structs.replace(IMPATIENT, call_s=0.5, answer_s=20.0)
 """Answers of the data server that are lost are soon asked for again."""
-
-
-async def train(config, network):
-    async with cluster_of(config, network) as cluster:
-        result = await cluster.train()
-        cluster.data.state.check_invariants()
-    return result
 
 
 @pytest.mark.slow

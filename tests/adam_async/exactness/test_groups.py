@@ -45,8 +45,9 @@ async def test_every_shard_has_every_group_once_and_frozen_shards_have_none(opti
     async with cluster_of(config, NETWORKS["local"](), spec=spec) as cluster:
         result = await cluster.train()
         shards = [shard for server in cluster.servers for shard in server.state.shards.values()]
-    whole = ((0, groups_of(config)), ())
+    whole = (0, groups_of(config))
     for shard in shards:
         is_frozen = shard.spec.tensor in result.model.frozen
+        assert shard.spec.frozen == is_frozen, "a server counts on it when it answers with its groups"
         assert shard.tables.groups == ({} if is_frozen else {1: whole, 2: whole}), shard
     assert any(shard.spec.tensor in result.model.frozen for shard in shards) == frozen

@@ -39,7 +39,7 @@ def check_counted(servers, before, pushes, replicas):
         shard.check_invariants()
         assert shard.version == pushes
         assert shard.staleness.total() == pushes
-        assert shard.refused == 0
+        assert shard.tables.refused == 0
         assert sorted(shard.last_number.values()) == [pushes // replicas] * replicas
         np.testing.assert_allclose(shard.values, before[number] + pushes, rtol=0, atol=1e-9)
 

@@ -7,6 +7,7 @@ import pytest
 
 from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import load_record
+from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
@@ -31,14 +32,22 @@ def risen_and_fallen(progress):
     return PEAK * (1 + math.cos(math.pi * (progress - 0.5) / 1.5)) / 2
 
 
+def risen(progress):
+    """A constant rate behind a warm-up of one and a half epochs."""
+    return PEAK * min(max(progress / 1.5, 0.001), 1.0)
+
+
 SCHEDULES = {
+    "constant": (risen, {"schedule": "constant", "warm_up": 1.5}),
     "step": (halved, {"schedule": "step", "decay": 0.5, "decay_every": 0.4}),
     "cosine": (risen_and_fallen, {"schedule": "cosine", "warm_up": 0.5}),
 }
 MODES = {
     "asp": {"weights": "copy", "in_flight": 1},
+    "asp-steps-of-2": {"weights": "copy", "in_flight": 1, "push_every": 2},
     "in-place": {"weights": "aliased", "in_flight": 1},
     "ssp": {"consistency": "ssp:0"},
+    "ssp-2": {"consistency": "ssp:2", "in_flight": 1},
     "bsp": {"consistency": "bsp"},
     "bsp-3-replicas": {"consistency": "bsp", "replicas": 3, "push_every": 2},
 }
@@ -62,26 +71,36 @@ def config_of(schedule, **options):
 def rates_carried():
     """Note the rates of the pushes of each step, by replica and clock, as they come to the servers."""
     carried = {}
-    handle = ServerState.handle
+    handle, take = ServerState.handle, ShortWay.take
+
+    def note(push):
+        carried.setdefault((push.replica, push.clock), set()).add(push.rate)
 
     def noted(state, event):
         if isinstance(event, PushArrived):
-            push = event.push
-            carried.setdefault((push.replica, push.clock), set()).add(push.rate)
+            note(event.push)
         return handle(state, event)
+
+    def taken(short, request, push, **options):
+        note(push)
+        return take(short, request, push, **options)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ServerState, "handle", noted)
+        patched.setattr(ShortWay, "take", taken)
         yield carried
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 async def test_training_equals_serial_sgd_at_the_rates_of_the_schedule(schedule, mode):
-    dataset = tiny_dataset(train=59)
+    # A step of two groups has the sum of their means: twice the mean of its images, if both are whole.
+    dataset = tiny_dataset(train=64 if mode == "asp-steps-of-2" else 59)
+    factor = 2 if mode == "asp-steps-of-2" else 1
     config = config_of(schedule, dtype="float64", **MODES[mode], **SHARDED)
     result = await train(config, dataset=dataset)
-    expected, _ = lockstep_sgd(config, dataset, rate_at=SCHEDULES[schedule][0])
+    rate_of = SCHEDULES[schedule][0]
+    expected, _ = lockstep_sgd(config, dataset, rate_at=lambda progress: factor * rate_of(progress))
     assert_close(result.weights, expected, 1e-9)
 
 
@@ -119,8 +138,9 @@ async def test_a_resumed_run_goes_on_along_the_schedule(schedule, mode, tmp_path
     every = 4 if mode == "bsp" else 0  # in the other modes only the end of an epoch is exact
     config = config_of(schedule, dtype="float64", checkpoint_every=every, **RESUMED[mode])
     found = await stopped_from(config, tmp_path, (1, 4))
-    trained = {number for first, stop in found.manifest.resume.finished for number in range(first, stop)}
-    epoch = found.manifest.resume.epoch
+    epoch, sets = found.manifest.resume.epoch, found.manifest.sets
+    ranges = sets[0].get(epoch, ())  # all shards have the same groups
+    trained = {n for first, stop in zip(ranges[::2], ranges[1::2], strict=True) for n in range(first, stop)}
     left = [epoch - 1 + number / GROUPS for number in range(GROUPS) if number not in trained]
     left += [later + number / GROUPS for later in range(epoch, EPOCHS) for number in range(GROUPS)]
     with rates_carried() as carried:

@@ -10,7 +10,8 @@ from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
 from tests.adam_async.exactness.serial import RULES, assert_close, order_of, rule_step
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset
+from tests.adam_async.model.passes import gradients_of
+from tests.adam_async.runs import NETWORKS, SHARDED, tiny_dataset, train
 
 SERIAL = {
     "threads": 1,
@@ -38,9 +39,8 @@ def serial_sgd(config, dataset, spec=None):
             model.forward(weights, context)
             model.backward(weights, context)
             t += 1
-            for name, p in weights.items():
-                gradient = np.empty_like(p)
-                model.delta(context, name, out=gradient)
+            for name, gradient in gradients_of(model, context).items():
+                p = weights[name]
                 weights[name] = rule_step(config, p, gradient, memory[name], t).astype(p.dtype)
     return weights, t
 
@@ -50,14 +50,9 @@ def serial(**options):
     return Config(**{"images_per_group": 8, "dtype": "float64", **SERIAL, **options})
 
 
-async def train(config, network="local", dataset=None, spec=None):
-    async with cluster_of(config, NETWORKS[network](), dataset=dataset, spec=spec) as cluster:
-        return await cluster.train()
-
-
 async def steps_of_equal_runs(config, network="local", *, spec=None, close=1e-9):
     """A run has the weights of serial SGD; return the number of its steps."""
-    result = await train(config, network, spec=spec)
+    result = await train(config, NETWORKS[network](), spec=spec)
     expected, steps = serial_sgd(config, tiny_dataset(), spec)
     assert_close(result.weights, expected, close)
     return steps
@@ -80,20 +75,17 @@ async def test_training_over_sockets_equals_serial_sgd_in_float64(protocol):
     await steps_of_equal_runs(serial(epochs=1, protocol=protocol, **RULES["momentum"], **SHARDED), "tcp")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("network", "weights", "epochs", "close"),
+    [
+        *(pytest.param(name, "copy", 1, 1e-5, marks=pytest.mark.thorough) for name in NETWORKS),
+        *(pytest.param("local", kind, 20, 1e-4, marks=pytest.mark.slow) for kind in ("copy", "aliased")),
+    ],
+)
 @pytest.mark.parametrize("rule", RULES)
-async def test_ten_steps_in_float32_stay_within_a_hundred_thousandth(rule, network):
-    config = Config(epochs=1, images_per_group=6, **RULES[rule], **SERIAL, **SHARDED, **COPY)
-    assert await steps_of_equal_runs(config, network, close=1e-5) == 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", ["copy", "aliased"])
-@pytest.mark.parametrize("rule", RULES)
-async def test_two_hundred_steps_in_float32_stay_within_a_ten_thousandth(rule, weights):
-    config = Config(epochs=20, images_per_group=6, weights=weights, **RULES[rule], **SERIAL, **SHARDED)
-    assert await steps_of_equal_runs(config, close=1e-4) == 200
+async def test_steps_in_float32_stay_close(rule, network, weights, epochs, close):
+    config = Config(epochs=epochs, images_per_group=6, weights=weights, **RULES[rule], **SERIAL, **SHARDED)
+    assert await steps_of_equal_runs(config, network, close=close) == 10 * epochs
 
 
 @pytest.mark.parametrize("weights", ["copy", "aliased"])
@@ -123,9 +115,7 @@ async def test_a_step_of_several_groups_applies_the_sum_of_their_gradients_once(
         context.load(dataset.train_images[chosen], dataset.train_labels[chosen])
         model.forward(weights, context)
         model.backward(weights, context)
-        for name, total in sums.items():
-            gradient = np.empty_like(total)
-            model.delta(context, name, out=gradient)
-            total += gradient
+        for name, gradient in gradients_of(model, context).items():
+            sums[name] += gradient
     expected = {name: values - config.rate * sums[name] for name, values in weights.items()}
     assert_close(result.weights, expected, 1e-9)

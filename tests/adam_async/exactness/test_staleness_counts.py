@@ -9,13 +9,12 @@ import pytest
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.messages import Lease
-from adam_async.worker.puller import Puller
+from adam_async.worker.puller import Puller, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.pusher import Pusher
 from adam_async.worker.replica_clock import ReplicaClock
 from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
-from adam_async.worker.weights import WorkerWeights
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, tiny_dataset
 from transport import BufferPool
 
@@ -59,7 +58,7 @@ class HandReplica:
     """A worker without its engine: the test trains each group."""
 
     def __init__(self, servers, replica, *, push_every, pull_every):
-        self.client = servers.client(replica).client
+        self.client = servers.client(replica, is_live=True).client
         model, table, buckets = servers.model, servers.table, servers.map.buckets
         self.weights = WorkerWeights()
         self.puller = Puller(
@@ -84,10 +83,13 @@ class HandReplica:
             trainer=self.trainer,
             on_finished=self.finished.append,
         )
-        self.stepper = Stepper(ReplicaClock(push_every=push_every, pull_every=pull_every), pusher)
+        clock = ReplicaClock(push_every=push_every, pull_every=pull_every)
+        self.stepper = Stepper(clock, pusher, landed=lambda landed: landed.set())
         self._dataset = tiny_dataset()
-        self._firing = SimpleNamespace(context=model.context(GROUP), scratch=ThreadScratch(model))
+        self._firing = SimpleNamespace(scratch=ThreadScratch(model, model.context(GROUP)))
         self._number = 0
+        self._first = 1000 * replica
+        """First of its groups: each group counts once."""
 
     async def first_pull(self):
         landed = asyncio.Event()
@@ -95,16 +97,16 @@ class HandReplica:
         await self.client.flush()
         assert landed.is_set()
 
-    async def train(self, groups=1):
+    async def train(self, groups=1, attempt=1):
         """Train groups, and wait until everything that follows from them has happened."""
         for _ in range(groups):
             chosen = slice(self._number * GROUP, (self._number + 1) * GROUP)
             self._number += 1
-            lease = Lease(1, self._number, 1, GROUP)
+            lease = Lease(1, self._first + self._number, attempt, GROUP)
             images, labels = self._dataset.train_images[chosen], self._dataset.train_labels[chosen]
             trained = self.trainer.train(self._firing, ImageGroup(lease, images, labels))
             landed = asyncio.Event()
-            self.stepper.add(trained, landed.set)
+            self.stepper.add(SimpleNamespace(tag=landed), trained)
             await self.client.flush()
             assert landed.is_set()
 

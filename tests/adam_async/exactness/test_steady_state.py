@@ -51,7 +51,6 @@ def traced(monkeypatch):
       of the garbage collector.
 
     Here blocks have 16 KB, and the driver does not ask. The rest has a peak of 50 to 170 KB in 200 groups.
-    Its growing part are entries of the lease ledger, which the data server drops after each epoch.
     """
     monkeypatch.setattr(group_cache, "INSTANT_BLOCK_BYTES", 16 << 10)
     monkeypatch.setattr(training_run, "POLL_S", 3600.0)

@@ -10,7 +10,7 @@ from adam_async import ConfigError
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.exactness.test_partitions import IMAGES, config_of
-from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset
+from tests.adam_async.runs import NETWORKS, tiny_dataset, train
 
 STEPS = [{"kind": "shift", "pixels": 2}, {"kind": "flip"}]
 
@@ -21,11 +21,6 @@ def transformed(dataset, config, *, epoch=1):
     numbers = np.arange(len(dataset.train_labels))
     images = recipe.apply(dataset.train_images, numbers, dice=Dice(config.seed), epoch=epoch)
     return replace(dataset, train_images=images)
-
-
-async def train(config, dataset, network="local", **more):
-    async with cluster_of(config, NETWORKS[network](), dataset=dataset, **more) as cluster:
-        return await cluster.train()
 
 
 @pytest.mark.thorough
@@ -43,9 +38,9 @@ async def test_a_run_trains_on_the_variants_of_its_epoch_for_any_asker(network, 
     dataset = tiny_dataset(train=IMAGES)
     plain = config_of(**options)
     config = msgspec.structs.replace(plain, augment=True)
-    expected = await train(plain, transformed(dataset, config))
+    expected = await train(plain, dataset=transformed(dataset, config))
 
-    result = await train(config, dataset, network, transforms=STEPS)
+    result = await train(config, NETWORKS[network](), dataset=dataset, transforms=STEPS)
 
     assert [epoch.images for epoch in result.epochs] == [IMAGES]
     for name, value in result.weights.items():
@@ -57,17 +52,17 @@ async def test_a_run_trains_on_the_variants_of_its_epoch_for_any_asker(network, 
 async def test_every_epoch_has_variants_of_its_own():
     dataset = tiny_dataset(train=IMAGES)
     config = config_of(augment=True, epochs=2)
-    same = await train(config_of(epochs=2), transformed(dataset, config))
+    same = await train(config_of(epochs=2), dataset=transformed(dataset, config))
 
-    result = await train(config, dataset, transforms=STEPS)
+    result = await train(config, dataset=dataset, transforms=STEPS)
 
     assert any(value.tobytes() != same.weights[name].tobytes() for name, value in result.weights.items())
 
 
 async def test_without_steps_of_their_own_images_are_transformed_as_suits_them():
     dataset = tiny_dataset(train=IMAGES)
-    plain = await train(config_of(), dataset)
-    result = await train(config_of(augment=True), dataset)
+    plain = await train(config_of(), dataset=dataset)
+    result = await train(config_of(augment=True), dataset=dataset)
     assert any(value.tobytes() != plain.weights[name].tobytes() for name, value in result.weights.items())
 
 
@@ -75,6 +70,6 @@ async def test_images_of_another_shape_than_those_of_the_test_are_refused():
     with pytest.raises(ConfigError, match="but test images stay as they are"):
         await train(
             config_of(augment=True),
-            tiny_dataset(train=IMAGES),
+            dataset=tiny_dataset(train=IMAGES),
             transforms=[{"kind": "crop", "rows": 6, "columns": 6}],
         )

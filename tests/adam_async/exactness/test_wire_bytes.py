@@ -79,23 +79,3 @@ async def test_the_report_of_protocols_states_both_costs_and_the_fewer_bytes_win
         assert choice["delta_bytes"] == inputs * outputs * ITEM
         assert choice["factor_bytes"] == factors
         assert choice["chosen"] == ("factors" if factors < choice["delta_bytes"] else "delta")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("weights", ["copy", "auto"])
-@pytest.mark.parametrize("options", [{}, SHARDED, {"push_every": 2}], ids=["whole", "sharded", "push-2"])
-async def test_versions_are_pushes_applied_and_the_total_of_the_histogram(options, weights):
-    config = Config(
-        epochs=2, images_per_group=IMAGES, threads=2, replicas=2, rate=0.01, weights=weights, **options
-    )
-    async with cluster_of(config) as cluster:
-        result = await cluster.train()
-    pushes = 0
-    for node, counted in result.statistics.items():
-        if node.startswith("ps-"):
-            versions = counted["versions"].values()
-            assert sum(versions) == sum(counted["staleness"].values())
-            pushes += sum(versions)
-            assert (counted["refused"], counted["duplicates"]) == (0, 0)
-    acknowledged = sum(result.statistics[f"worker-{n}"]["parameters"]["acknowledged"] for n in (0, 1))
-    assert pushes == acknowledged > 0

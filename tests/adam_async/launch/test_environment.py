@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.launch.environment import Layout, assigned_roles
+from adam_async.launch.environment import (
+    Layout,
+    assigned_roles,
+    check_slurm,
+    cores_of_rank,
+    restarts_in,
+    torchrun_variables,
+)
 from adam_async.run.config import Config
 
 HERE = {"ADAM_CONTROLLER": "tcp://10.0.0.1:7070"}
@@ -20,6 +27,7 @@ def test_the_layout_of_a_configuration_counts_the_workers_of_all_partitions() ->
     layout = Layout.of(Config(servers=2, replicas=2, partitions=2))
 
     assert layout == Layout(controllers=1, servers=2, data_servers=1, workers=4)
+    assert Layout.of(Config(data="tcp://10.0.0.5:7100")).data_servers == 0
 
 
 @pytest.mark.parametrize(
@@ -86,6 +94,10 @@ def test_all_ranks_together_have_each_role_once(ranks: int, layout: Layout) -> N
             },
             "tcp://n3:7070",
         ),
+        (
+            {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "n", "SLURM_JOB_ID": "1234567"},
+            "tcp://n:24567",
+        ),
         *(
             ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": names}, f"tcp://{first}:7070")
             for names, first in (
@@ -102,6 +114,68 @@ def test_without_an_address_the_controller_is_on_the_host_of_rank_0(
     variables: dict[str, str], address: str
 ) -> None:
     assert assigned_roles(variables, SMALL).controllers == (address,)
+
+
+@pytest.mark.parametrize(
+    ("variables", "addresses"),
+    [
+        (
+            {"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[09-10],m[1-2]"},
+            ("tcp://n09:7070", "tcp://n10:7071", "tcp://m1:7072"),
+        ),
+        (
+            {"SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "a,b"},
+            ("tcp://a:7070", "tcp://b:7071", "tcp://a:7072"),
+        ),
+        ({"SLURM_NTASKS": "5", "SLURM_STEP_NODELIST": "a"}, ("tcp://a:7070", "tcp://a:7071", "tcp://a:7072")),
+        (
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "h",
+                "MASTER_PORT": "29500",
+            },
+            ("tcp://h:29501", "tcp://h:29502", "tcp://h:29503"),
+        ),
+    ],
+)
+def test_controllers_have_the_hosts_of_their_ranks(
+    variables: dict[str, str], addresses: tuple[str, ...]
+) -> None:
+    rank = {} if "RANK" in variables else {"SLURM_PROCID": "0"}
+    assert assigned_roles({**rank, **variables}, GROUP).controllers == addresses
+
+
+def test_ranks_of_a_machine_share_its_cores() -> None:
+    assert cores_of_rank({"RANK": "0", "LOCAL_WORLD_SIZE": "3"}, 8) == 2
+    assert cores_of_rank({"RANK": "0", "LOCAL_WORLD_SIZE": "30"}, 8) == 1
+    assert cores_of_rank({"SLURM_PROCID": "0", "SLURM_CPUS_PER_TASK": "4"}, 8) == 4
+    assert cores_of_rank({"SLURM_PROCID": "0", "SLURM_CPUS_PER_TASK": "16"}, 8) == 8
+    assert cores_of_rank({"POD_NAME": "adam-ps-0", "LOCAL_WORLD_SIZE": "3"}, 8) == 8
+
+
+def test_restarts_of_a_job_are_counted() -> None:
+    assert restarts_in({}) == 0
+    assert restarts_in({"SLURM_RESTART_COUNT": "2"}) == 2
+    assert restarts_in({"TORCHELASTIC_RESTART_COUNT": "3"}) == 3
+
+
+def test_a_port_of_torchrun_is_that_of_the_controller() -> None:
+    rank = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
+
+    assert torchrun_variables(rank, 0) == rank
+    assert torchrun_variables({**rank, "MASTER_PORT": "40000"}, 0)["MASTER_PORT"] == "20000"
+    assert assigned_roles(torchrun_variables(rank, 7000), SMALL).controllers == ("tcp://[::1]:7000",)
+    with pytest.raises(ConfigError, match="--port must be within 0 and 65535, not -1"):
+        torchrun_variables(rank, -1)
+
+
+def test_a_process_of_no_engine_is_told_how_to_start_one() -> None:
+    with pytest.raises(ConfigError, match="and one is missing: start with torchrun --nnodes"):
+        torchrun_variables({"RANK": "0", "MASTER_ADDR": ""}, 0)
+    with pytest.raises(ConfigError, match="--here is for a rank of a Slurm job, which has SLURM_PROCID"):
+        check_slurm({})
 
 
 def test_each_of_several_controllers_has_its_own_address() -> None:
@@ -128,9 +202,21 @@ def test_each_of_several_controllers_has_its_own_address() -> None:
         ({"ADAM_ROLE": "ps", "ADAM_CONTROLLER": "h:1"}, SMALL, "ADAM_CONTROLLER: "),
         ({"ADAM_ROLE": "ps"}, GROUP, "controllers=3, and there are addresses of 1"),
         (
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "h",
+                "MASTER_PORT": "29500",
+                "ADAM_CONTROLLER": "",
+            },
+            GROUP,
+            "controllers=3, and there are addresses of 1: tcp://h:29501; set ADAM_CONTROLLER",
+        ),
+        (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "]", "ADAM_CONTROLLER": ""},
             SMALL,
-            r"SLURM_JOB_NODELIST=\] begins with no host",
+            r"SLURM_JOB_NODELIST=\] is no list of hosts",
         ),
         *(
             (
@@ -141,9 +227,9 @@ def test_each_of_several_controllers_has_its_own_address() -> None:
                     "ADAM_CONTROLLER": "",
                 },
                 SMALL,
-                "SLURM_STEP_NODELIST=.* begins with no host",
+                "SLURM_STEP_NODELIST=.* is no list of hosts",
             )
-            for names in ("n[3-", "n3-4]", "n[a-b]", ",n1", "n[1-2[3-4]]", "n[]")
+            for names in ("n[3-", "n3-4]", "n[a-b]", ",n1", "n[1-2[3-4]]", "n[]", "n,,m", "n m")
         ),
     ],
 )

@@ -3,7 +3,8 @@
 import pytest
 
 from adam_async.errors import ConfigError
-from adam_async.launch.hosts import Hosts, Placement, read_hosts
+from adam_async.launch.hosts import Host, Hosts, Placement, read_hosts, roles_by_host
+from adam_async.run.config import Config
 
 TWO = """
 user = "adam"
@@ -109,3 +110,10 @@ def test_a_role_whose_hosts_are_all_silent_tries_one_again_and_a_fixed_role_neve
     assert placement.place("data", "data-0") == first
     placement.note(first, answers=True)
     assert placement.place("ps", "ps-0", moves=False) == second
+
+
+def test_roles_are_counted_where_a_launch_places_them() -> None:
+    hosts = [Host(name="a"), Host(name="b", roles=("ps", "worker"))]
+    found = roles_by_host(Config(servers=2, replicas=2), hosts, data_servers=1)
+
+    assert found == {"a": ["controller", "data", "ps", "worker"], "b": ["ps", "worker"]}

@@ -1,4 +1,4 @@
-"""Errors of Ray have remedies, and the results of a run their names in Ray Train.
+"""Errors of Ray have remedies.
 
 tests/processes/test_launch_ray.py runs roles on real nodes of Ray.
 """
@@ -8,12 +8,10 @@ import sys
 import pytest
 
 from adam_async.errors import ConfigError
-from adam_async.launch.ray import last_line
+from adam_async.launch.ray import RayCluster, last_line
 from adam_async.launch.ray_actor import CACHE, MOST_EVENTS, NODE_ADDRESS, RoleActor, check_version, own_words
-from adam_async.launch.ray_cluster import RayCluster, metrics_of
 from adam_async.launch.ray_connection import check_ray, refusal_text, require_ray
 from adam_async.run.config import Config
-from adam_async.run.result import EpochResult
 
 
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,16 +79,6 @@ def test_the_last_line_of_an_error_of_ray_is_short() -> None:
     assert last_line(RuntimeError("actor_id: 1\n\tpid: 2\n  The node is gone.\n")) == "The node is gone."
     assert last_line(RuntimeError("")) == "RuntimeError"
     assert len(last_line(RuntimeError("x" * 999))) == 200
-
-
-def test_metrics_have_the_names_of_ray_train() -> None:
-    epoch = EpochResult(epoch=3, images=100, skipped=0, train_loss=0.5, test_accuracy=0.9, train_s=2.0)
-
-    metrics = metrics_of(epoch)
-
-    assert metrics["training_iteration"] == 3
-    assert metrics["test_accuracy"] == 0.9
-    assert metrics["images_per_s"] == 50.0
 
 
 async def test_an_actor_keeps_few_lines_that_its_launcher_does_not_read() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.launch.state_records import StateRecords
+from adam_async.launch.ssh import StateRecords
 from adam_async.runtime.disk import Disk
 
 FIRST, SECOND = "0" * 16, "1" * 16

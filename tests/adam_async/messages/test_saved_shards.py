@@ -9,9 +9,9 @@ from adam_async.messages import SavedList, SavedPiece, SavedStore, pack, packed_
 from adam_async.messages.saved_shards import MOST_FAULTY_PIECES, MOST_SAVED_STORES, read_saved_list
 from transport import RemoteProtocolError
 
-PIECES = (SavedPiece("ps-0", 0, 1, 7, 3), SavedPiece("ps-0", 1, 1, 7, 3), SavedPiece("ps-0", 2, 1, 8, 3))
+PIECES = (SavedPiece("ps-0", 0, 1, 7), SavedPiece("ps-0", 1, 1, 7), SavedPiece("ps-0", 2, 1, 8))
 STORE = SavedStore("a-name", "store-1", b"{}", b"[]", PIECES, 1)
-FORGED = [SavedPiece("ps-0", 1, 1, 7, 1 << 60), SavedPiece("x" * 200, 1, 1, 7, 3), ("ps-0", 1)]
+FORGED = [SavedPiece("ps-0", 1, 1, 1 << 60), SavedPiece("x" * 200, 1, 1, 7), ("ps-0", 1)]
 
 
 def listed(*stores):
@@ -22,7 +22,7 @@ def with_pieces(*pieces):
     return msgspec.structs.replace(STORE, pieces=pieces)
 
 
-@pytest.mark.parametrize("forged", FORGED, ids=["clock", "home", "fields"])
+@pytest.mark.parametrize("forged", FORGED, ids=["position", "home", "fields"])
 def test_an_invalid_piece_costs_no_other_one_and_is_named(forged):
     stores, (fault,) = listed(with_pieces(PIECES[0], forged, PIECES[2]), STORE)
     assert stores == (with_pieces(PIECES[0], PIECES[2]), STORE)

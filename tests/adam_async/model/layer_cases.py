@@ -1,8 +1,11 @@
 """Layers alone: the kind, options and input shapes of each case, and the layers of each set of kernels."""
 
+import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from adam_async.model import BUILTIN_LAYERS
+from adam_async.model.keyed_random import Dice
 
 IMAGE = (3, 7, 6)
 
@@ -54,6 +57,28 @@ CASES = [
     ("mean_squared_error", {}, ((5,),)),
     ("mean_squared_error", {}, (IMAGE,)),
 ]
+
+
+SQUARES = st.fixed_dictionaries({"kernel": st.integers(1, 4)}, optional={"stride": st.integers(0, 4)})
+"""Options of pools."""
+
+
+def windows(filters, padding):
+    """Options of convolutions with up to this many filters and this much padding."""
+    return st.fixed_dictionaries(
+        {"filters": st.integers(1, filters), "kernel": st.integers(1, 4)},
+        optional={"stride": st.integers(1, 4), "padding": st.integers(0, padding)},
+    )
+
+
+def labels_of(kind, shape, images):
+    """Class numbers, or values if the loss takes values; None for a layer that is no loss."""
+    if kind == "softmax_cross_entropy":
+        return np.arange(images) % shape[0]
+    if kind == "mean_squared_error":
+        values = Dice(2).normal("labels", count=images * int(np.prod(shape)), dtype=float)
+        return values.reshape(images, *shape)
+    return None
 
 
 def kinds_of(kernels):

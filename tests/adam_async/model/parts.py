@@ -12,6 +12,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import Layout
 from adam_async.model.partition.planner import layers_plan, vertical_plan
+from tests.adam_async.model.passes import gradients_of
 
 of = LayerSpec.of
 DICE, KEYS = Dice(4), (1, 2)
@@ -91,11 +92,7 @@ def run_whole(network, weights, images, labels):
     context.load(images, labels, dice=DICE, keys=KEYS)
     loss = network.forward(weights, context)
     network.backward(weights, context)
-    gradients = {}
-    for parameter in network.trained:
-        gradients[parameter.name] = np.full(parameter.shape, np.nan, network.dtype)
-        network.delta(context, parameter.name, out=gradients[parameter.name])
-    return Found(loss, gradients, _errors(network, context))
+    return Found(loss, gradients_of(network, context), _errors(network, context))
 
 
 def _errors(network, context):
@@ -216,7 +213,7 @@ class Parts:
                 if parameter.name not in part.owned:
                     continue
                 own = np.full(parameter.shape, np.nan, self.whole.dtype)
-                part.network.delta(context, parameter.name, out=own)
+                part.network.deltas(context, {parameter.name: own})
                 terms = {worker: value for (name, worker), value in sums.items() if name == parameter.name}
                 assert part.worker not in terms
                 terms[part.worker] = own

@@ -11,6 +11,7 @@ from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.rules import make_rule
 from adam_async.model.spec import LayerSpec, ModelSpec
+from tests.adam_async.model.passes import gradients_of
 
 KERNELS = ["numpy", "numba"]
 
@@ -34,16 +35,12 @@ def images_of(count: int):
     return dice.random((count, 1, 8, 8)), dice.integers(0, 10, count)
 
 
-def gradients_of(network, weights):
+def gradients(network, weights):
     context = network.context(6)
     context.load(*images_of(6))
     network.forward(weights, context)
     network.backward(weights, context)
-    found = {}
-    for parameter in network.trained:
-        found[parameter.name] = np.empty(parameter.shape, network.dtype)
-        network.delta(context, parameter.name, out=found[parameter.name])
-    return found
+    return gradients_of(network, context)
 
 
 def test_frozen_layers_cost_fewer_operations():
@@ -66,7 +63,7 @@ def test_other_layers_keep_their_gradients(frozen, kernels):
     whole = Network(digits(), dtype="float64", kernels=kernels)
     part = Network(spec_of(*frozen), dtype="float64", kernels=kernels)
     weights = whole.initial_weights(Dice(4))
-    expected, found = gradients_of(whole, weights), gradients_of(part, weights)
+    expected, found = gradients(whole, weights), gradients(part, weights)
     assert {name for name in expected if name.partition(".")[0] not in frozen} == found.keys()
     assert part.frozen == expected.keys() - found.keys()
     for name, gradient in found.items():

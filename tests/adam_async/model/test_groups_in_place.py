@@ -17,8 +17,8 @@ from adam_async.model import (
     named_model,
     new_rule_state,
 )
+from adam_async.model.context import StepInput
 from adam_async.model.keyed_random import Dice
-from adam_async.model.step import StepInput
 
 KERNELS = [
     "numpy",

@@ -21,6 +21,7 @@ from adam_async.model import (
     train_step,
 )
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.passes import gradients_of
 
 KERNELS = [
     "numpy",
@@ -48,10 +49,7 @@ def step_by_step(network, rule, weights, state, context, rate):
     """The textbook: all gradients first, then the rule."""
     loss = network.forward(weights, context)
     network.backward(weights, context)
-    gradients = {p.name: np.empty(p.shape, network.dtype) for p in network.parameters}
-    for name, gradient in gradients.items():
-        network.delta(context, name, out=gradient)
-    for name, gradient in gradients.items():
+    for name, gradient in gradients_of(network, context).items():
         rule.apply(weights[name], state[name], gradient, rate=rate, scratch=new_scratch(network.dtype))
     return loss
 
@@ -212,37 +210,3 @@ def test_network_and_rule_equal_serial_sgd(momentum, decay):
 
     for name, value in expected.items():
         np.testing.assert_allclose(weights[name], value, rtol=1e-9, atol=1e-12)
-
-
-def bars(count, seed):
-    """Images of 8x8 with a bar in noise; the class is the bar's position (five rows, five columns)."""
-    labels = Dice(seed).permutation("labels", count) % 10
-    images = Dice(seed).normal("noise", count=count * 64).reshape(count, 8, 8) * 0.4
-    for image, label in zip(images, labels, strict=True):
-        if label < 5:
-            image[label + 1] += 1
-        else:
-            image[:, label - 4] += 1
-    return images.clip(0, 1), labels
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rule", "rate"), [(Sgd(momentum=0.9), 0.02), (Adam(), 0.002)])
-def test_the_digits_model_learns_in_a_few_hundred_steps(rule, rate):
-    network = Network(named_model("digits"))
-    weights = network.initial_weights(Dice(1))
-    state, context, buffers = (
-        new_rule_state(network, rule),
-        network.context(16),
-        StepBuffers.of(network.trained, network.dtype),
-    )
-    images, labels = bars(1600, seed=1)
-    for epoch in range(3):
-        order = Dice(1).permutation("order", 1600, keys=(epoch,))
-        for start in range(0, 1600, 16):
-            picked = order[start : start + 16]
-            context.load(images[picked], labels[picked])
-            train_step(network, weights, state, context, buffers, rule, rate=rate)
-    test_images, test_labels = bars(500, seed=2)
-
-    assert np.mean(network.predict(weights, test_images) == test_labels) > 0.97

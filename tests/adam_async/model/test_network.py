@@ -1,7 +1,5 @@
 """Whole networks: gradients, contexts, start values, predictions."""
 
-import gc
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -28,6 +26,7 @@ from adam_async.model import (
 )
 from adam_async.model.gradcheck import check_network
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.passes import gradients_of
 from tests.adam_async.own_layer import OWN_LAYERS
 
 of = LayerSpec.of
@@ -67,11 +66,7 @@ def draw(network, images, seed=1):
 
 def gradients(network, weights, context):
     network.backward(weights, context)
-    found = {}
-    for parameter in network.parameters:
-        found[parameter.name] = np.empty(parameter.shape, network.dtype)
-        network.delta(context, parameter.name, out=found[parameter.name])
-    return found
+    return gradients_of(network, context)
 
 
 @pytest.mark.parametrize("images", [1, 3])
@@ -90,37 +85,14 @@ def test_gradients_of_the_named_models_are_right(name):
     check_network(network, network.initial_weights(Dice(3)), images, labels, Dice(4), directions=1)
 
 
-def test_float32_agrees_with_float64():
-    found = {}
-    for dtype in (np.float32, np.float64):
-        network = Network(named_model("mnist-adam"), dtype)
-        images, labels = draw(network, 8)
-        weights = network.initial_weights(Dice(1))
-        context = network.context(8)
-        context.load(images, labels)
-        loss = network.forward(weights, context)
-        found[dtype] = loss, gradients(network, weights, context)
-
-    assert found[np.float32][0] == pytest.approx(found[np.float64][0], rel=1e-5)
-    for name, exact in found[np.float64][1].items():
-        rough = found[np.float32][1][name]
-        assert np.linalg.norm(rough - exact) <= 1e-4 * np.linalg.norm(exact)
-
-
 @pytest.mark.parametrize("spec", [named_model("mnist-adam"), BRANCHES], ids=lambda spec: spec.name)
-def test_a_group_gradient_is_the_mean_and_does_not_depend_on_the_size_of_the_context(spec):
+def test_a_group_gradient_is_the_mean_of_those_of_its_images(spec):
     network = Network(spec, np.float64)
     images, labels = draw(network, 5)
     weights = network.initial_weights(Dice(1))
-    roomy, tight = network.context(7), network.context(5)
-    roomy.load(np.concatenate([images, images[:2]]), np.concatenate([labels, labels[:2]]))
-    gradients(network, weights, roomy)  # leaves its traces in the memory that is used again
-    network.forward(weights, roomy)
-
-    roomy.load(images, labels)
-    tight.load(images, labels)
-    assert network.forward(weights, roomy) == network.forward(weights, tight)
-    first, second = gradients(network, weights, roomy), gradients(network, weights, tight)
+    context = network.context(5)
+    context.load(images, labels)
+    loss, found = network.forward(weights, context), gradients(network, weights, context)
 
     single = network.context(1)
     losses, singles = [], []
@@ -128,44 +100,9 @@ def test_a_group_gradient_is_the_mean_and_does_not_depend_on_the_size_of_the_con
         single.load(image[None], label[None])
         losses.append(network.forward(weights, single))
         singles.append(gradients(network, weights, single))
-    assert network.forward(weights, tight) == pytest.approx(np.mean(losses), rel=1e-12)
-    for name, value in first.items():
-        np.testing.assert_array_equal(value, second[name])
+    assert loss == pytest.approx(np.mean(losses), rel=1e-12)
+    for name, value in found.items():
         np.testing.assert_allclose(value, np.mean([g[name] for g in singles], axis=0), rtol=1e-9, atol=1e-13)
-
-
-# The rest is NumPy's own buffers for mixing dtypes: 8192 values per operand, freed at once.
-@pytest.mark.parametrize(("dtype", "limit_bytes"), [(np.float32, 256 * 1024), (np.float64, 512 * 1024)])
-def test_steady_state_allocates_no_tensors(dtype, limit_bytes):
-    network = Network(named_model("mnist-adam"), dtype)
-    weights = network.initial_weights(Dice(1))
-    rule = Sgd(momentum=0.9, weight_decay=1e-4)
-    state, buffers, context = (
-        new_rule_state(network, rule),
-        StepBuffers.of(network.trained, network.dtype),
-        network.context(16),
-    )
-    images = np.zeros((16, 28, 28), np.uint8)
-    labels = np.arange(16) % 10
-
-    def group(count):
-        context.load(images[:count], labels[:count])
-        train_step(network, weights, state, context, buffers, rule, rate=0.001)
-
-    group(16)
-    group(9)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        group(16)
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for number in range(40):
-            group(9 if number % 20 == 19 else 16)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak - before < limit_bytes
 
 
 def test_slices_of_start_values_equal_the_whole():
@@ -278,7 +215,7 @@ def test_threads_share_a_network_and_run_segments_of_it():
         for segment in (end, middle):
             network.backward_layers(weights, context, segment)
         out = np.empty((10, 1, 5, 5))
-        network.delta(context, "conv1.weight", out=out)
+        network.deltas(context, {"conv1.weight": out})
         return out
 
     with ThreadPoolExecutor(4) as pool:
@@ -303,9 +240,9 @@ def test_wrong_uses_are_refused_by_name():
     weights = network.initial_weights(Dice(1))
     context = network.context(2)
     with pytest.raises(ModelError, match=r"no parameter is named 'fc9'; known names: conv1\.weight"):
-        network.delta(context, "fc9", out=np.zeros(1))
+        network.deltas(context, {"fc9": np.zeros(1)})
     with pytest.raises(ModelError, match="needs a C-contiguous float32 array"):
-        network.delta(context, "fc1.bias", out=np.zeros(64))
+        network.deltas(context, {"fc1.bias": np.zeros(64)})
     with pytest.raises(ModelError, match="no layer is named 'conv9'"):
         context.output("conv9")
     with pytest.raises(ModelError, match="no error gradient for layer 'loss'"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_async.model.step import is_finite
+from adam_async.model.context import is_finite
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

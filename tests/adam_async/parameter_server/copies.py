@@ -4,13 +4,11 @@ import random
 
 import numpy as np
 
-from adam_async.messages import Part, Push, Tick
+from adam_async.messages import Part, of_place
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.bundle import Bundle
-from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Applied,
-    Apply,
     ApplySum,
     EpochBegan,
     Propose,
@@ -19,14 +17,16 @@ from adam_async.parameter_server.events import (
     SumApplied,
     TickArrived,
 )
-from adam_async.parameter_server.gradients import DeltaPart
+from adam_async.parameter_server.gradients import DeltaPart, read_gradients
 from adam_async.parameter_server.log_entries import decode_entry, encode_entry, without_shards
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
+from adam_async.parameter_server.store_work import begin_work
 from adam_async.run.group_ranges import name_groups
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
+from tests.adam_async.parameter_server.timelines import check_losses, push_on, tick_on
 
 OURS = BucketId(0)
 WEIGHT = 4
@@ -85,22 +85,12 @@ class Copy:
     def work(self):
         """Do the next batch or sum, and form the next batch. Returns the effects."""
         batch, effects = self.state.take_batch()
-        if isinstance(batch, Apply):
-            gradients = [queued.gradients.only(queued.accepted) for queued in batch.pushes]
-            if batch.pushes[0].push.assign:
-                work = self.applier.work_on_assignment(batch.shards(), gradients[0])
-            else:
-                work = self.applier.work_on(batch.shards(), gradients, batch.rates)
+        if batch is not None:
+            work = begin_work(batch, lambda _: self.applier, 0.0).work
             work.run(1 << 30)
-            effects += self.state.handle(Applied(batch))
-        elif isinstance(batch, ApplySum):
-            gradients = [
-                queued.gradients.only(places)
-                for queued, places in zip(batch.pushes, batch.places, strict=True)
-            ]
-            work = self.applier.work_on_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
-            work.run(1 << 30)
-            effects += self.state.handle(SumApplied(batch, [finite for (finite,) in work.finite]))
+            is_sum = isinstance(batch, ApplySum)
+            done = SumApplied(batch, [finite for (finite,) in work.finite]) if is_sum else Applied(batch)
+            effects += self.state.handle(done)
         self.state.check_invariants()
         return effects
 
@@ -143,12 +133,12 @@ def _contribution(each):
     push, (gradient,) = each.push.push, each.push.gradients.only([each.place]).parts
     arrays = [gradient.flat] if isinstance(gradient, DeltaPart) else [gradient.x_IK, gradient.errors_RK]
     fields = (push.session, push.incarnation, push.replica, push.clock, push.weight, push.rate)
-    of_place = (push.shards, push.numbers, push.versions, push.own_applied)
+    of_shards = (push.shards, push.numbers, push.versions, push.own_applied)
     return (
         each.replica,
         each.session,
         fields,
-        tuple(of_shard[each.place] for of_shard in of_place),
+        tuple(of_place(numbers, each.place) for numbers in of_shards),
         [array.tobytes() for array in arrays],
     )
 
@@ -235,11 +225,10 @@ class RandomPrimary:
         skew = dice.choices((1, 0, 2), (85, 10, 5))[0]
         for number in shards:
             shard = state.shards.get(number)
-            nexts.append((shard.ordered.get(session, 0) if shard is not None else 0) + skew)
+            nexts.append((shard.tables.ordered[session] if shard is not None else 0) + skew)
         clock = self.clocks[session] = self.clocks.get(session, 0) + dice.randrange(2)
-        push = Push(
-            store="run",
-            generation=1,
+        push = push_on(
+            shards,
             session=replica,
             incarnation=generation,
             replica=replica,
@@ -247,13 +236,11 @@ class RandomPrimary:
             weight=dice.randrange(1, 4),
             rate=dice.choice((0.5, 0.1)),
             parts=tuple(parts),
-            shards=tuple(shards),
             numbers=tuple(max(number, 1) for number in nexts),
             versions=tuple(
                 max(state.shards[number].version - dice.randrange(3), 0) if number in state.shards else 0
                 for number in shards
             ),
-            own_applied=(0,) * len(shards),
             epoch=self.epoch if state.clocked and kind != "assign" else 0,
             assign=kind == "assign",
             groups=() if kind == "assign" else self.some_groups(),
@@ -295,15 +282,9 @@ class RandomPrimary:
         session = (replica, self.generations.get(replica, 1))
         clock = self.clocks[session] = self.clocks.get(session, 0) + 1
         shards = dice.choice((MATRIX, VECTORS, (3,)))
-        tick = Tick(
-            store="run",
-            session=replica,
-            incarnation=session[1],
-            replica=replica,
-            clock=clock,
-            generation=1,
-            shards=shards,
-            epoch=self.epoch if state.clocked else 0,
+        epoch = self.epoch if state.clocked else 0
+        tick = tick_on(
+            shards, session=replica, incarnation=session[1], replica=replica, clock=clock, epoch=epoch
         )
         self.note(state.handle(TickArrived("tick", tick)))
 
@@ -331,6 +312,7 @@ class RandomPrimary:
             entry = self.proposed.pop(0)
             self.log.append([[tensor.copy() for tensor in part] for part in encode_entry(entry)])
             self.note(self.copy.state.committed(entry))
+            check_losses(self.copy.state)
 
     def work(self):
         self.note(self.copy.work())

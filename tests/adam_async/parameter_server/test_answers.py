@@ -10,8 +10,8 @@ from adam_async.model.rules import Sgd
 from adam_async.parameter_server import apply, events, service, shard_group
 from adam_async.parameter_server.answers import Answers
 from adam_async.parameter_server.events import ReplicasChanged, SendValues
-from tests.adam_async.parameter_server.test_consistency import shard_of
 from tests.adam_async.parameter_server.test_service import push_of, step_of, talk
+from tests.adam_async.parameter_server.timelines import shard_of
 from tests.adam_async.runs import NETWORKS, servers_of
 from transport import BufferPool
 
@@ -50,7 +50,7 @@ def histories(servers, gradients):
 def check(answer, shards, history):
     """Compare each shard of an answer with its history; return the versions."""
     if answer.type == "Values":
-        versions = unpack(answer, Values).versions
+        versions = np.broadcast_to(unpack(answer, Values).versions, len(shards)).tolist()
         sizes = [len(history[number][0]) for number in shards]
         parts = np.split(answer.tensors[0], np.cumsum(sizes)[:-1])
     else:
@@ -134,7 +134,7 @@ def test_an_answer_that_waits_for_room_is_sent_after_the_batch_and_refused_once_
     torn = False
     shards[0].version = 1
     answers.whole()
-    assert first.versions == (1,)
+    assert first.versions == 1
     torn = True
     second.go_on()
     answers.refuse("not-primary", "the shards begin anew")

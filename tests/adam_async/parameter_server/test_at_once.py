@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.messages import Part, Pull, Push, Pushed, unpack
+from adam_async.messages import Part, Pull, Pushed, unpack
 from adam_async.model.rules import Adam, Sgd
-from adam_async.parameter_server.apply import Applier
+from adam_async.parameter_server import at_once
+from adam_async.parameter_server.apply import PRODUCTS_PER_VALUE, Applier
 from adam_async.parameter_server.at_once import MOST_LANES, ShortWay
-from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
     Applied,
     EpochBegan,
@@ -21,6 +21,7 @@ from adam_async.parameter_server.events import (
     PushArrived,
     ReplicasChanged,
 )
+from adam_async.parameter_server.gradients import read_gradients
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.state import ServerState
@@ -28,6 +29,7 @@ from adam_async.parameter_server.storage import own_shards
 from adam_async.run.group_ranges import name_groups
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
+from tests.adam_async.parameter_server.timelines import push_on
 from transport import BufferPool, Message
 
 SIZES = (3, 5, 4)
@@ -41,17 +43,22 @@ class Wire:
     turn: int = 0
     closed: bool = False
     max_message_bytes: int = 1 << 20
+    takes_lent: bool = True
 
 
 @dataclass(eq=False)
 class Asked:
-    """A request whose answers the test keeps."""
+    """A request whose answers and charges the test keeps."""
 
     link: Wire
     message: Message
     answers: list = field(default_factory=list)
+    charges: list = field(default_factory=list)
 
-    def reply(self, message):
+    def charge(self, nbytes, then):
+        self.charges.append((nbytes, then))
+
+    def reply(self, message, *, lent=False):
         self.answers.append(message)
 
 
@@ -68,13 +75,15 @@ class Server:
         self.log = OrderLog(range(len(SIZES)))
         options = {"store": "run", "generation": 1, "program": False, **options}
         self.state = ServerState(shards=shards, log=self.log, **options)
-        self.defects = []
+        self.defects, self.drains = [], []
         self.checks = QuestionChecks(self.state, self.specs, most_weight=8)
         self.short = ShortWay(
             self.state,
             self.checks,
             SimpleNamespace(buffers=BufferPool(), fail=self.defects.append, timeline=None, node="ps-0"),
             None,
+            lambda request, push: self.short.take(request, push, charged=True),
+            lambda: self.drains.append(1),
         )
         self.applier = Applier(rule, self.specs, DTYPE)
         self.tell(ReplicasChanged({Replica(0): 1, Replica(1): 1}))
@@ -82,17 +91,23 @@ class Server:
     def tell(self, event):
         return self.state.handle(event)
 
-    def short_push(self, link, push, values):
+    def short_push(self, link, push, values, charged=False):
         """Try the short way. Returns the answer, or None."""
-        asked = Asked(link, Message(type="Push", tensors=(values,)))
-        assert self.short.take(asked, push) == bool(asked.answers)
+        asked, drains = Asked(link, Message(type="Push", tensors=tensors_of(values))), len(self.drains)
+        taken = self.short.take(asked, push, charged=charged)
+        assert taken == bool(asked.answers or asked.charges or len(self.drains) > drains)
         return asked.answers[0] if asked.answers else None
 
     def long_push(self, link, push, values):
         """Go the long way, at once to its end."""
-        gradients = read_gradients(push, (values,), self.specs, DTYPE, self.state.bundle.group(push.shards))
+        group = self.state.bundle.group(push.shards)
+        gradients = read_gradients(push, tensors_of(values), self.specs, DTYPE, group)
         self.short.prepare(link, push, self.applier)
-        effects = self.tell(PushArrived("push", push, gradients))
+        return self.drained(self.tell(PushArrived("push", push, gradients)))
+
+    def drained(self, effects=()):
+        """Apply all queued pushes. Returns these effects, and those of the batches."""
+        effects = [*effects]
         while True:
             batch, more = self.state.take_batch()
             effects += more
@@ -111,13 +126,23 @@ class Server:
 
 
 def push_of(number, *, shards=(0, 1, 2), session=7, replica=0, **fields):
-    count = len(shards)
-    plain = {
-        "store": "run", "session": session, "incarnation": 1, "replica": replica, "clock": 0, "weight": 1,
-        "rate": 0.5, "generation": 1, "parts": (Part(factors=False, count=count),), "shards": shards,
-        "numbers": (number,) * count, "versions": (0,) * count, "own_applied": (0,) * count, "pull": True,
-    }  # fmt: skip
-    return Push(**{**plain, **fields})
+    sender = {"session": session, "replica": replica, "clock": 0, "rate": 0.5, "pull": True}
+    return push_on(shards, **{**sender, "numbers": (number,) * len(shards), **fields})
+
+
+FACTORS = (Part(factors=False, count=1), Part(factors=True, count=1), Part(factors=True, count=1))
+"""Parts of a push with factors of its last two shards."""
+
+
+def tensors_of(values):
+    return values if isinstance(values, tuple) else (values,)
+
+
+def factors_of(seed, images=2):
+    """The tensors of a push of `FACTORS`."""
+    shapes = (3,), (1, images), (5, images), (1, images), (4, images)
+    dice = np.random.default_rng(seed)
+    return tuple(dice.standard_normal(shape).astype(DTYPE) for shape in shapes)
 
 
 def values_of(seed, shards=(0, 1, 2)):
@@ -154,7 +179,7 @@ def test_both_ways_give_the_same_values_numbers_clocks_and_logs(rule, options):
             versions=(read,) * len(shards),
             own_applied=(dice.randrange(2) if number > 1 else 0,) * len(shards),
             clock=number if options.get("clocked") else 0,
-            groups=name_groups(1, (step, 7 * step % 60)) if step % 3 and options.get("program") else (),
+            groups=name_groups(1, (step, 3 * step + 60)) if step % 3 and options.get("program") else (),
         )
         link, values = links[client], values_of(step, shards)
         link.turn += 1
@@ -173,21 +198,78 @@ def test_both_ways_give_the_same_values_numbers_clocks_and_logs(rule, options):
     short.state.check_invariants()
 
 
+@pytest.mark.parametrize("rule", [Sgd(), Sgd(momentum=0.9), Adam()], ids=repr)
+@pytest.mark.parametrize("options", [{}, {"clocked": True}, {"scale_by_staleness": True}], ids=repr)
+def test_both_ways_give_the_same_for_pushes_with_factors(rule, options):
+    short, long, link = Server(rule, **options), Server(rule, **options), Wire()
+    for server in (short, long):
+        server.long_push(link, push_of(1, parts=FACTORS), factors_of(0))
+    for number in range(2, 20):
+        push = push_of(number, parts=FACTORS, versions=(max(number - 3, 0),) * 3)
+        link.turn += 1
+        answer = short.short_push(link, push, factors_of(number), charged=True)
+        effects = long.long_push(link, push, factors_of(number))
+        assert unpack(answer, Pushed) == effects[-1].body
+    assert short.content() == long.content()
+    assert short.log.packed() == long.log.packed()
+
+
+def test_a_push_with_factors_asks_for_room_because_its_answer_is_larger_than_itself():
+    server, link = Server(), Wire()
+    server.long_push(link, push_of(1, parts=FACTORS), factors_of(0))
+    link.turn += 1
+    asked, push = Asked(link, Message(type="Push", tensors=factors_of(1))), push_of(2, parts=FACTORS)
+    assert server.short.take(asked, push)
+    ((nbytes, then),) = asked.charges
+    assert (nbytes, asked.answers) == (4 * sum(SIZES), [])
+    then()
+    assert len(asked.answers) == 1
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        factors_of(1)[:-1],
+        (*factors_of(1), factors_of(1)[0]),
+        (*factors_of(1)[:4], factors_of(1, images=3)[4]),
+        tuple(tensor.astype(np.float64) for tensor in factors_of(1)),
+        (*factors_of(1)[:4], np.full((4, 2), np.nan, DTYPE)),
+        (*factors_of(1)[:3], np.full((1, 2), 1e20, DTYPE), np.full((4, 2), 1e20, DTYPE)),
+        (factors_of(1)[0], np.ones(2, DTYPE), *factors_of(1)[2:]),
+    ],
+    ids=["fewer", "more", "images", "float64", "nan", "overflows", "vector"],
+)
+def test_factors_that_do_not_fit_or_may_not_be_finite_change_nothing(tensors):
+    server, link = Server(), Wire()
+    server.long_push(link, push_of(1, parts=FACTORS), factors_of(0))
+    link.turn += 1
+    before = deepcopy(server.content())
+    assert server.short_push(link, push_of(2, parts=FACTORS), tensors, charged=True) is None
+    assert server.content() == before
+
+
+def test_factors_of_too_many_images_take_the_long_way_in_pieces(monkeypatch):
+    monkeypatch.setattr(at_once, "PIECE_WORK", sum(SIZES))
+    server, link = Server(), Wire()
+    server.long_push(link, push_of(1, parts=FACTORS), factors_of(0))
+    for number, images in enumerate((PRODUCTS_PER_VALUE, PRODUCTS_PER_VALUE + 1), start=2):
+        link.turn += 1
+        answer = server.short_push(link, push_of(number, parts=FACTORS), factors_of(1, images), charged=True)
+        assert (answer is None) == (images > PRODUCTS_PER_VALUE)
+
+
 @pytest.mark.parametrize(
     "misfit",
     [
-        {"numbers": (1, 1, 1)},
-        {"numbers": (3, 3, 3)},
-        {"numbers": (2, 2)},
+        {"numbers": 1},
+        {"numbers": 3},
         {"numbers": (2, 2, 3)},
-        {"numbers": ()},
-        {"versions": (0, 0)},
-        {"versions": (2, 2, 2)},
+        {"numbers": (2, 2)},
+        {"versions": 2},
         {"versions": (0, 1, 0)},
         {"versions": ()},
-        {"own_applied": (2, 2, 2)},
+        {"own_applied": 2},
         {"own_applied": (0, 1, 0)},
-        {"own_applied": ()},
         {"clock": 1 << 50},
         {"session": 8},
         {"incarnation": 2},
@@ -237,6 +319,35 @@ def test_values_that_are_not_surely_finite_and_fitting_change_nothing(values):
     assert server.content() == before
 
 
+@pytest.mark.parametrize("again", [(1, 0, 4), (1, 2, 6)], ids=["all", "some"])
+def test_groups_that_the_shards_have_take_the_long_way(again):
+    server, link = Server(program=True), Wire()
+    server.long_push(link, push_of(1, groups=(1, 0, 4)), values_of(1))
+    link.turn += 1
+    assert server.short_push(link, push_of(2, groups=again), values_of(2)) is None
+    assert server.short_push(link, push_of(2, groups=(1, 4, 8)), values_of(2)) is not None
+    link.turn += 1
+    assert server.short_push(link, push_of(3, groups=(1, 6, 9)), values_of(3)) is None
+
+
+def test_a_generation_that_the_map_has_not_named_takes_the_long_way():
+    server, link = Server(program=True), Wire()
+    early = {"incarnation": 2, "replica": 0}
+    server.long_push(link, push_of(1, **early), values_of(1))
+    link.turn += 1
+    assert server.short_push(link, push_of(2, groups=(1, 0, 4), **early), values_of(2)) is None
+
+
+@pytest.mark.parametrize("takes_lent", [True, False])
+def test_values_are_lent_to_links_that_take_them_and_copied_for_others(takes_lent):
+    server, link = on_its_lane()
+    link.turn, link.takes_lent = 1, takes_lent
+    answer = server.short_push(link, push_of(2), values_of(1))
+    shards = server.state.shards.values()
+    assert any(np.shares_memory(answer.tensors[0], shard.values) for shard in shards) == takes_lent
+    assert answer.tensors[0].tolist() == [value for shard in shards for value in shard.values]
+
+
 def test_a_lane_takes_one_push_in_a_turn_of_its_link():
     server, link = on_its_lane()
     link.turn += 1
@@ -244,6 +355,59 @@ def test_a_lane_takes_one_push_in_a_turn_of_its_link():
     assert server.short_push(link, push_of(3), values_of(2)) is None
     link.turn += 1
     assert server.short_push(link, push_of(3), values_of(2)) is not None
+
+
+@pytest.mark.parametrize("parts", [FACTORS, push_of(1).parts], ids=["factors", "flat"])
+@pytest.mark.parametrize("options", [{}, {"scale_by_staleness": True}, {"program": True}], ids=repr)
+def test_pushes_that_queue_behind_others_join_as_on_the_long_way(parts, options):
+    values = factors_of if parts is FACTORS else values_of
+    short, long, link = Server(**options), Server(**options), Wire()
+    for server in (short, long):
+        server.long_push(link, push_of(1, parts=parts), values(0))
+    number = 1
+    for size in (1, 3, 2):
+        pushes = []
+        for _ in range(size):
+            number += 1
+            groups = name_groups(1, (number, 3 * number + 60)) if options.get("program") else ()
+            versions = (max(number - 3, 0),) * len(SIZES)
+            pushes.append(push_of(number, parts=parts, versions=versions, groups=groups))
+        for push in pushes:
+            server, tensors = long, tensors_of(values(push.numbers))
+            gradients = read_gradients(push, tensors, server.specs, DTYPE)
+            assert server.tell(PushArrived("push", push, gradients)) == []
+            short.short._lanes[link, push.shards].turn = link.turn  # the turn of this link is used up
+            assert short.short_push(link, push, tensors, charged=True) is None
+        assert len(short.drains) == number - 1
+        answers, expected = short.drained(), long.drained()
+        assert [each.body for each in answers] == [each.body for each in expected]
+    assert (short.state.bundle.batches, long.state.bundle.batches) == (4, 4)
+    assert short.content() == long.content()
+    assert short.log.packed() == long.log.packed()
+    short.state.check_invariants()
+
+
+def test_a_push_of_groups_that_a_queued_push_has_takes_the_long_way():
+    server, link = Server(program=True), Wire()
+    server.long_push(link, push_of(1, groups=(1, 0, 1)), values_of(0))
+    lane = server.short._lanes[link, (0, 1, 2)]
+    lane.turn = link.turn
+    assert server.short_push(link, push_of(2, groups=(1, 1, 2)), values_of(1), charged=True) is None
+    for groups in ((1, 1, 2), (1, 1, 3)):
+        asked = Asked(link, Message(type="Push", tensors=(values_of(2),)))
+        assert not server.short.take(asked, push_of(3, groups=groups), charged=True)
+    assert len(server.drains) == 1
+
+
+def test_a_push_behind_the_end_of_its_generation_takes_the_long_way():
+    server, link = on_its_lane()
+    server.short._lanes[link, (0, 1, 2)].turn = link.turn
+    assert server.short_push(link, push_of(2), values_of(1), charged=True) is None
+    server.state.take_batch()
+    server.tell(ReplicasChanged({Replica(0): 2, Replica(1): 1}))  # waits behind the batch
+    asked = Asked(link, Message(type="Push", tensors=(values_of(2),)))
+    assert not server.short.take(asked, push_of(3), charged=True)
+    assert len(server.drains) == 1
 
 
 def test_a_push_does_not_pass_what_waits():
@@ -334,10 +498,10 @@ def test_lanes_of_closed_links_end_and_lanes_are_bounded():
     server, links = Server(), [Wire() for _ in range(MOST_LANES + 1)]
     for link in links:
         server.short.prepare(link, push_of(1), server.applier)
-    assert len(server.short) == 1
+    assert len(server.short._lanes) == 1
     links[-1].closed = True
     server.short.links_closed()
-    assert len(server.short) == 0
+    assert len(server.short._lanes) == 0
 
 
 def test_a_kernel_that_fails_ends_the_server_and_no_number_is_used():
@@ -351,21 +515,20 @@ def test_a_kernel_that_fails_ends_the_server_and_no_number_is_used():
     with pytest.raises(MemoryError):
         server.short_push(link, push_of(2), values_of(1))
     assert [str(defect) for defect in server.defects] == ["no scratch"]
-    assert server.state.shards[ShardId(0)].ordered == {(7, 1): 1}
+    assert server.state.shards[ShardId(0)].tables.ordered.whole() == {(7, 1): 1}
 
 
 def test_a_push_whose_answer_has_no_memory_is_applied_and_reaches_the_disk():
     server, link, changed = Server(), Wire(), []
 
-    class NoMemory:
-        def joined(self, *_):
+    class NoMemory(Asked):
+        def reply(self, message, *, lent=False):
             raise MemoryError("no memory for an answer")
 
-    host = SimpleNamespace(buffers=NoMemory(), fail=server.defects.append, timeline=None, node="ps-0")
-    server.short = ShortWay(server.state, server.checks, host, lambda *given: changed.append(given))
+    server.short._changed = lambda *given: changed.append(given)
     server.long_push(link, push_of(1), values_of(0))
     with pytest.raises(MemoryError):
-        server.short_push(link, push_of(2), values_of(1))
+        server.short.take(NoMemory(link, Message(type="Push", tensors=(values_of(1),))), push_of(2))
     group = server.state.bundle.group((0, 1, 2))
     assert (changed, server.defects) == ([(group, 1)], [])
     assert server.state.shards[ShardId(0)].last_number == {(7, 1): 2}

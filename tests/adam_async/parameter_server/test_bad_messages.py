@@ -46,4 +46,4 @@ async def test_a_bad_message_changes_no_value_and_a_correct_client_goes_on(netwo
         identity = servers.identity("worker", 5)
         async with servers.network.connect(address, identity, timeout_s=20.0) as honest:
             push = pack(push_of(servers, [bias.id]), [np.ones(bias.size, np.float32)])
-            assert unpack(await honest.call(push, timeout_s=20.0), Pushed).versions == (1,)
+            assert unpack(await honest.call(push, timeout_s=20.0), Pushed).versions == 1

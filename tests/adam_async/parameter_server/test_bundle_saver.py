@@ -7,7 +7,8 @@ import pytest
 
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.bundle_saver import BundleSaver
-from adam_async.parameter_server.piece_states import Catalogue, bundle_of_piece, tensors_of
+from adam_async.parameter_server.entry_replay import EntryReplay
+from adam_async.parameter_server.piece_states import Catalogue, tensors_of
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.run.store_record import RuleRecord, StoreRecord
 from tests.adam_async.parameter_server.copies import HERE, PIECES, TABLE, Copy
@@ -19,7 +20,9 @@ class Marks(list):
 
 
 def saver_of(marks=None, *, state_arrays=0):
-    saver = BundleSaver("ps-0", PIECES, state_arrays=state_arrays, mark=Marks() if marks is None else marks)
+    saver = BundleSaver(
+        "ps-0", PIECES, state_arrays=state_arrays, mark=Marks() if marks is None else marks, disk=None
+    )
     saver.is_ready = lambda: True
     return saver
 
@@ -97,7 +100,8 @@ async def test_a_piece_comes_back_from_its_bytes(piece):
     saver.wake = lambda: saver.copy_requested(copy.bundle, lambda _: (1, 1))
     state = await saver.take(piece)
     parts = [memoryview(bytes(part)) for part in state.parts]
-    found = bundle_of_piece(catalogue(), PIECES[piece], TABLE, [Sgd(momentum=0.9)], tensors_of(parts, ""), "")
+    on_disk = {piece: ((1, 1), tensors_of(parts, ""))}
+    found = EntryReplay(catalogue(), PIECES, TABLE, [Sgd(momentum=0.9)], on_disk, "").bundle_of(piece)
     for spec in PIECES[piece]:
         ours, theirs = found.shards[spec.id], copy.bundle.shards[spec.id]
         np.testing.assert_array_equal(ours.values, theirs.values)

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.messages import ReadShards, pack
+from adam_async.messages.loss_sums import UNITS, LossSum
 from adam_async.parameter_server import clock_snapshot
 from adam_async.parameter_server.answers import Answers
-from adam_async.parameter_server.events import ApplySum, ReplicasChanged, SendPassed, SendStates, SumApplied
+from adam_async.parameter_server.events import ApplySum, ReplicasChanged, SendStates, SumApplied
+from adam_async.parameter_server.shard_transfer import copy_shard
 from adam_async.run.config import Waits
 from adam_async.run.ids import ShardId
 from tests.adam_async.parameter_server.test_consistency import Server
@@ -29,8 +31,9 @@ class Trained(Server):
         super().__init__(synchronous=True, shards=SHARDS, live=(0,))
 
     def step(self, clock):
-        """Push a step on all shards, as one message."""
-        return self.push(f"push {clock}", 0, clock, dict.fromkeys(SHARDS, clock))
+        """Push a step of one group on all shards, as one message."""
+        numbers, groups = dict.fromkeys(SHARDS, clock), (1, clock - 1, clock)
+        return self.push(f"push {clock}", 0, clock, numbers, groups=groups)
 
     def apply(self):
         """Apply the next sum, or a part of it; return the shards, or None if none may be applied now."""
@@ -51,11 +54,14 @@ class Trained(Server):
             self.apply()
 
     def at(self, *shards):
-        """Take shards out of the snapshot, as an answer does."""
+        """Take shards out of the snapshot, as an answer does; they have the groups up to its clock."""
         copies = [self.state.bundle.snapshot.take(self.shard(number)) for number in shards]
         assert all(copy is not None for copy in copies)
         for number, copy in zip(shards, copies, strict=True):
             assert copy.state.shard == number
+            clock = self.state.bundle.snapshot.clock
+            assert copy.state.groups == {1: (0, clock)}
+            assert copy.state.losses == {1: LossSum(4 * clock, UNITS * sum(range(clock)))}
         return [(copy.state.version, tuple(copy.values), copy.state.clocks) for copy in copies]
 
 
@@ -105,13 +111,12 @@ def test_a_clock_that_a_shard_has_passed_is_answered_with_the_clock_of_that_shar
     server = Trained()
     steps(server, 1, 2, 3)
     (passed,) = server.read("r", shards=(1,), clock=2, link=LINK)
-    assert isinstance(passed, SendPassed)
-    assert passed.clock == 3
+    assert passed.body.passed == 3
     assert server.state.bundle.snapshot is None
     server.step(4)
     sum_, _ = server.state.take_batch()
     (passed,) = server.read("r", shards=(1,), clock=3, link=LINK)
-    assert passed.clock == 4, "the values of a sum in progress are those of no clock"
+    assert passed.body.passed == 4, "the values of a sum in progress are those of no clock"
     server.tell(SumApplied(sum_, [True] * len(sum_.shards)))
     (answer,) = server.read("r", shards=(1,), clock=4, link=LINK)
     assert isinstance(answer, SendStates)
@@ -147,6 +152,20 @@ def test_one_round_makes_few_copies(monkeypatch):
     server = with_reader()
     server.step(2)
     assert [server.apply(), server.apply()] == [[0, 1], [2]]
+
+
+def test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica():
+    server = with_reader()
+    server.replica_generations(0, 1)
+    server.tick("tick", 1, 2, SHARDS)
+    for clock in (2, 3):
+        server.step(clock)
+    pending = server.shard().pending
+    assert (len(pending.due), len(pending.waiting)) == (1, 1)
+    assert server.at(0) == [(1, (1, 1), {"0": 1, "1": 1})]
+    server.apply_all()
+    copied = copy_shard(server.shard()).state
+    assert (copied.groups, copied.losses) == ({1: (0, 2)}, {1: LossSum(8, UNITS)})
 
 
 def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):

@@ -9,11 +9,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adam_async.messages import DUPLICATE, GAP, REFUSED, Part, Problem, Pull, Push, ReadShards, Tick
+from adam_async.messages import (
+    DUPLICATE,
+    GAP,
+    REFUSED,
+    Problem,
+    Pull,
+    ReadShards,
+    Ticked,
+    Values,
+)
 from adam_async.parameter_server import bsp_barrier, events, replica_generations, state
 from adam_async.parameter_server.events import (
-    Acknowledge,
-    AcknowledgeTick,
+    Answer,
     Applied,
     Apply,
     ApplySum,
@@ -21,67 +29,37 @@ from adam_async.parameter_server.events import (
     PullArrived,
     PushArrived,
     QueuedPull,
-    ReadArrived,
     Refuse,
     ReplicasChanged,
-    SendBehind,
     SendValues,
     SumApplied,
     TickArrived,
 )
 from adam_async.parameter_server.gradients import DeltaPart, PushGradients
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
-from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import count_server
-from adam_async.run.ids import BucketId, Replica, ShardId
-from adam_async.run.shard_table import ShardSpec
+from adam_async.run.ids import Replica
+from tests.adam_async.parameter_server.timelines import Timeline, push_on, shard_of, tick_on
 
 GROUP = 4
 """Images of a whole group."""
 
 
-def shard_of(number):
-    spec = ShardSpec(id=ShardId(number), tensor=f"t{number}", start=0, stop=2, row_size=1, bucket=BucketId(0))
-    return Shard(spec=spec, values=np.zeros(2), rule_state={})
-
-
-def push_of(replica, clock, numbers, *, weight=GROUP, pull=False, replica_generation=1, epoch=0, read=0):
+def push_of(replica, clock, numbers, *, replica_generation=1, read=0, **fields):
     """A push on the shards that are the keys of `numbers`."""
-    return Push(
-        store="run",
-        generation=1,
-        session=replica,
-        incarnation=replica_generation,
-        replica=replica,
-        clock=clock,
-        weight=weight,
-        rate=0.5,
-        parts=(Part(False, len(numbers)),),
-        shards=tuple(numbers),
-        numbers=tuple(numbers.values()),
-        versions=(read,) * len(numbers),
-        own_applied=(0,) * len(numbers),
-        pull=pull,
-        epoch=epoch,
-    )
+    versions = (read,) * len(numbers)
+    fields = {"weight": GROUP, "rate": 0.5, "session": replica, "replica": replica, "clock": clock, **fields}
+    numbers_of = {"numbers": tuple(numbers.values()), "versions": versions, "incarnation": replica_generation}
+    return push_on(numbers, **numbers_of, **fields)
 
 
-def tick_of(replica, clock, shards, *, numbers=(), replica_generation=1, epoch=0):
-    return Tick(
-        store="run",
-        generation=1,
-        session=replica,
-        incarnation=replica_generation,
-        replica=replica,
-        clock=clock,
-        shards=tuple(shards),
-        numbers=tuple(numbers),
-        epoch=epoch,
-    )
+def tick_of(replica, clock, shards, *, numbers=0, replica_generation=1, epoch=0):
+    sender = {"session": replica, "replica": replica, "incarnation": replica_generation}
+    return tick_on(shards, clock=clock, numbers=numbers, epoch=epoch, **sender)
 
 
-class Server:
+class Server(Timeline):
     """A state with a shell of the test: it applies on request, and notes the pushes in each shard."""
 
     def __init__(self, *, synchronous, shards=(0, 1), live=(0, 1), record=False, **options):
@@ -99,11 +77,6 @@ class Server:
         self.now = 0.0
         self.replica_generations(*live)
 
-    def tell(self, event):
-        effects = self.state.handle(event)
-        self.state.check_invariants()
-        return effects
-
     def replica_generations(self, *live, **incarnations):
         return self.tell(ReplicasChanged({Replica(r): incarnations.get(f"of_{r}", 1) for r in live}))
 
@@ -120,7 +93,7 @@ class Server:
 
     def read(self, request, *, shards=(0, 1), clock=0, wait_s=1.0, link=None):
         body = ReadShards(store="run", generation=1, shards=shards, clock=clock)
-        return self.tell(ReadArrived(request, body, self.now + wait_s, link, self.now + 2 * wait_s))
+        return self.tell(PullArrived(request, body, self.now + wait_s, link, self.now + 2 * wait_s))
 
     def later(self, seconds):
         self.now += seconds
@@ -147,15 +120,6 @@ class Server:
                 self.sums[shard.spec.id].append((batch.clock, [push.replica for push in parts], batch.scale))
             effects += self.tell(SumApplied(batch, [True] * len(batch.shards)))
         return effects
-
-    def drain(self):
-        effects = []
-        while not self.state.idle:
-            effects += self.apply()
-        return effects
-
-    def shard(self, number=0):
-        return self.state.shards[ShardId(number)]
 
 
 def requests(effects):
@@ -194,8 +158,7 @@ def test_a_late_answer_to_a_pull_has_the_clock_and_the_replicas_behind(synchrono
     assert count_server([server.state]).waiting_for == [1]
     assert server.later(0.4) == []
     (answer,) = server.later(0.1)
-    assert isinstance(answer, SendBehind)
-    assert (answer.request, answer.clock, answer.behind) == ("p", 2, (1,))
+    assert (answer.request, answer.body) == ("p", Values(versions=(), clock=2, behind=(1,)))
     assert server.state.next_deadline() is None
 
 
@@ -241,7 +204,7 @@ def test_a_tick_behind_a_push_that_was_lost_is_refused_until_the_push_has_come(s
     server.push("a", 0, 1, {0: 1})
     server.drain()
     (answer,) = server.tick("t", 0, 2, [1, 0], numbers=[0, 1])
-    assert isinstance(answer, AcknowledgeTick)
+    assert isinstance(answer.body, Ticked)
     assert [server.shard(number).applied_clock() for number in (0, 1)] == [2, 2]
 
 
@@ -281,7 +244,7 @@ def test_a_replica_that_joins_starts_at_the_slowest_clock_and_is_waited_for(sync
 def test_a_replica_that_ticks_before_the_map_names_it_is_remembered(synchronous):
     server = Server(synchronous=synchronous)
     (answer,) = server.tick("early", 2, 9, [0, 1], replica_generation=7)
-    assert isinstance(answer, AcknowledgeTick)
+    assert isinstance(answer.body, Ticked)
     assert server.shard().clocks == {0: 0, 1: 0}
     server.replica_generations(0, 1, 2, of_2=7)
     assert server.shard().clocks == {0: 0, 1: 0, 2: 9}
@@ -362,8 +325,8 @@ def test_the_first_replica_to_join_starts_at_the_first_clock_of_the_epoch(synchr
 def test_a_contribution_is_acknowledged_at_once_and_applied_with_the_last_one():
     server = Server(synchronous=True)
     (answer,) = server.push("a", 0, 1, {0: 1, 1: 1})
-    assert isinstance(answer, Acknowledge)
-    assert (answer.body.versions, answer.body.problems) == ((0, 0), ())
+    assert isinstance(answer, Answer)
+    assert (answer.body.versions, answer.body.problems) == (0, ())
     assert server.state.idle
     assert count_server([server.state]).pending_contributions == 2
     server.push("b", 1, 1, {0: 1, 1: 1})
@@ -400,7 +363,7 @@ def test_a_contribution_that_is_not_finite_counts_no_weight_and_ticks():
     server.push("good", 1, 1, {0: 1, 1: 1}, weight=2)
     server.drain()
     assert server.sums[0] == [(1, [1], GROUP / 2)]
-    assert (server.shard().refused, server.shard().clocks) == (1, {0: 1, 1: 1})
+    assert (server.shard().tables.refused, server.shard().clocks) == (1, {0: 1, 1: 1})
 
 
 def test_a_clock_without_contributions_passes_without_a_sum():
@@ -565,8 +528,8 @@ def test_a_sum_that_is_not_finite_changes_no_version_and_passes_its_clock():
     server.push("b", 1, 1, {0: 1, 1: 1})
     batch, _ = server.state.take_batch()
     server.tell(SumApplied(batch, [False, True]))
-    assert (server.shard(0).version, server.shard(0).refused) == (0, 2)
-    assert (server.shard(1).version, server.shard(1).refused) == (1, 0)
+    assert (server.shard(0).version, server.shard(0).tables.refused) == (0, 2)
+    assert (server.shard(1).version, server.shard(1).tables.refused) == (1, 0)
     assert [server.shard(number).applied_clock() for number in (0, 1)] == [1, 1]
     assert [flags for _, _, flags in entries_of(server, 0)] == [
         SUMMED | NOT_APPLIED,
@@ -630,11 +593,11 @@ class Replicas(RuleBasedStateMachine):
                 self.check_pulled(effect)
                 continue
             worker, number = effect.request
-            if isinstance(effect, Acknowledge):
-                settled = all(problem.status != GAP for problem in effect.body.problems)
+            if isinstance(effect, Answer):
+                settled = all(problem.status != GAP for problem in getattr(effect.body, "problems", ()))
             else:
-                settled = isinstance(effect, AcknowledgeTick)
-                assert settled or effect.code == ("gap" if worker.live else "generation-over")
+                settled = False
+                assert effect.code == ("gap" if worker.live else "generation-over")
             if settled:
                 worker.open = [event for event in worker.open if event.request[1] != number]
 
@@ -723,7 +686,7 @@ class Replicas(RuleBasedStateMachine):
         self.say_again(self.dead[which % len(self.dead)])
 
     def last_numbers(self, worker):
-        return {shard: self.server.shard(shard).ordered.get(worker.session, 0) for shard in self.SHARDS}
+        return {shard: self.server.shard(shard).tables.ordered[worker.session] for shard in self.SHARDS}
 
     def tell_replica_generations(self):
         live = {Replica(w.replica): w.replica_generation for w in self.workers.values() if w.live}
@@ -814,7 +777,7 @@ def test_in_a_store_of_clients_only_clients_with_a_place_contribute_to_sums():
     assert (refusal.code, server.state.shards[0].last_number) == ("busy", {})
     server.replica_generations(0, 1, 2, of_2=9)
     (answer,) = server.push("a", 2, 1, {0: 1, 1: 1}, replica_generation=9)
-    assert isinstance(answer, Acknowledge)
+    assert isinstance(answer, Answer)
 
 
 def test_a_store_that_leaves_refuses_what_waits():
@@ -838,7 +801,7 @@ def test_a_replica_has_bounded_gradients_in_memory_and_its_repetitions_are_answe
         gradients = PushGradients((DeltaPart(np.zeros(size), (size,), 0.5, finite=True),))
         return server.tell(PushArrived(request, push_of(replica, clock, {0: number}), gradients))
 
-    assert isinstance(push("a", 0, 1, 1)[0], Acknowledge)
+    assert isinstance(push("a", 0, 1, 1)[0], Answer)
     (refusal,) = push("b", 0, 2, 2)
     assert (type(refusal), refusal.code) == (Refuse, "busy")
     (again,) = push("a again", 0, 1, 1)

@@ -22,8 +22,8 @@ class Shards:
         self.bundle = Copy(Sgd()).bundle
 
 
-class Journal:
-    async def append(self, position, generation, parts, *, of_primary):
+class HeldDisk:
+    async def append(self, key, parts, *, of_primary):
         raise AssertionError("no task runs here")
 
 
@@ -48,7 +48,9 @@ def copy_on_disk():
         is_live=lambda member: True,
         notice=pytest.fail,
     )
-    saver = BundleSaver("ps-0", PIECES, state_arrays=0, mark=lambda *_: None, journal=Journal())
+    saver = BundleSaver(
+        "ps-0", PIECES, state_arrays=0, mark=lambda *_: None, disk=HeldDisk(), is_durable=True
+    )
     record = BundleRecord(store="a-store", generation=3, in_sync=(PRIMARY, ME))
     facts = BundleFacts(store="a-store", home="ps-0", pieces=len(PIECES))
     copy = BundleCopy(

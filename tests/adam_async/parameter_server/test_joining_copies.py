@@ -11,8 +11,7 @@ from adam_async.messages.replication import PieceCopy
 from adam_async.parameter_server import joining_members, members_watch, served_store
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.served_store import ServedStore
-from adam_async.store.rules import Sgd
-from tests.adam_async.store.fleets import fleet
+from tests.adam_async.store.fleets import copied
 from transport import RemoteProtocolError
 
 NODES = ("ps-0", "ps-1", "ps-2")
@@ -39,11 +38,9 @@ def notice_of(servers, node):
 @asynccontextmanager
 async def in_three_copies(monkeypatch, network):
     """A fleet and a store whose only bundle is in sync on all three servers, after one push."""
-    async with fleet(monkeypatch, *NODES, network=network) as servers:
-        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
-            await store.push(ONES)
-            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
-            yield servers, store
+    async with copied(monkeypatch, ARRAYS, network=network, servers=1) as (servers, store):
+        await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+        yield servers, store
 
 
 def lack_memory(monkeypatch, *calls):
@@ -64,20 +61,18 @@ def lack_memory(monkeypatch, *calls):
 @NETWORKS
 async def test_a_server_without_memory_leaves_with_its_reason_and_another_joins(monkeypatch, network):
     tries = lack_memory(monkeypatch)
-    async with fleet(monkeypatch, *NODES, network=network) as servers:
-        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
-            await store.push(ONES)
-            await servers.until(lambda: members_of(servers) == [["ps-0", "ps-1"], []], "ps-2 has not left")
-            text = notice_of(servers, "ps-2")
-            assert text.startswith("ps-2 does not join the shards of ps-0 in store ")
-            assert text.endswith(
-                ": it has no memory for them; it is invited again after 60 s: free memory there, add "
-                "servers, or delete a store"
-            )
-            await servers.start("ps-3")
-            await servers.until(lambda: servers.in_sync("ps-0") == ["ps-0", "ps-1", "ps-3"], "none joined")
-            await store.push(ONES)
-            assert (await store.pull())["total"].tolist() == [2.0] * 192
+    async with copied(monkeypatch, ARRAYS, network=network, servers=1) as (servers, store):
+        await servers.until(lambda: members_of(servers) == [["ps-0", "ps-1"], []], "ps-2 has not left")
+        text = notice_of(servers, "ps-2")
+        assert text.startswith("ps-2 does not join the shards of ps-0 in store ")
+        assert text.endswith(
+            ": it has no memory for them; it is invited again after 60 s: free memory there, add "
+            "servers, or delete a store"
+        )
+        await servers.start("ps-3")
+        await servers.until(lambda: servers.in_sync("ps-0") == ["ps-0", "ps-1", "ps-3"], "none joined")
+        await store.push(ONES)
+        assert (await store.pull())["total"].tolist() == [2.0] * 192
     assert len(tries) == 1
 
 
@@ -86,17 +81,15 @@ async def test_a_server_without_memory_leaves_with_its_reason_and_another_joins(
 async def test_a_server_that_lacked_memory_joins_after_the_pause(monkeypatch, network, call):
     monkeypatch.setattr(joining_members, "PAUSE_S", 1.0)
     tries = lack_memory(monkeypatch, call)
-    async with fleet(monkeypatch, *NODES, network=network) as servers:
-        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
-            await store.push(ONES)
-            await servers.until(lambda: members_of(servers) == [["ps-0", "ps-1"], []], "ps-2 has not left")
-            await servers.until(lambda: "ps-2" in servers.in_sync("ps-0"), "ps-2 has not joined again")
-            assert tries[call] - tries[call - 1] >= 0.9
-            await servers.end("ps-0")
-            await servers.end("ps-1")
-            await servers.start("ps-3")
-            await store.push(ONES)
-            assert (await store.pull())["total"].tolist() == [2.0] * 192
+    async with copied(monkeypatch, ARRAYS, network=network, servers=1) as (servers, store):
+        await servers.until(lambda: members_of(servers) == [["ps-0", "ps-1"], []], "ps-2 has not left")
+        await servers.until(lambda: "ps-2" in servers.in_sync("ps-0"), "ps-2 has not joined again")
+        assert tries[call] - tries[call - 1] >= 0.9
+        await servers.end("ps-0")
+        await servers.end("ps-1")
+        await servers.start("ps-3")
+        await store.push(ONES)
+        assert (await store.pull())["total"].tolist() == [2.0] * 192
 
 
 @NETWORKS
@@ -110,17 +103,15 @@ async def test_a_server_that_takes_no_piece_is_struck_out_and_named(monkeypatch,
         received(self, sender, message, tensors)
 
     monkeypatch.setattr(BundleCopy, "received", refuses_pieces)
-    async with fleet(monkeypatch, *NODES, network=network) as servers:
-        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
-            await store.push(ONES)
-            await servers.until(lambda: members_of(servers) == [["ps-0", "ps-1"], []], "ps-2 has not left")
-            await servers.until(lambda: bool(notice_of(servers, "ps-0")), "no notice")
-            assert "ps-2 does not join the shards of ps-0 in store " in notice_of(servers, "ps-0")
-            assert "it has 0 of 2 pieces" in notice_of(servers, "ps-0")
-            await servers.start("ps-3")
-            await servers.until(lambda: servers.in_sync("ps-0") == ["ps-0", "ps-1", "ps-3"], "none joined")
-            await store.push(ONES)
-            assert (await store.pull())["total"].tolist() == [2.0] * 192
+    async with copied(monkeypatch, ARRAYS, network=network, servers=1) as (servers, store):
+        await servers.until(lambda: members_of(servers) == [["ps-0", "ps-1"], []], "ps-2 has not left")
+        await servers.until(lambda: bool(notice_of(servers, "ps-0")), "no notice")
+        assert "ps-2 does not join the shards of ps-0 in store " in notice_of(servers, "ps-0")
+        assert "it has 0 of 2 pieces" in notice_of(servers, "ps-0")
+        await servers.start("ps-3")
+        await servers.until(lambda: servers.in_sync("ps-0") == ["ps-0", "ps-1", "ps-3"], "none joined")
+        await store.push(ONES)
+        assert (await store.pull())["total"].tolist() == [2.0] * 192
 
 
 @NETWORKS
@@ -158,10 +149,8 @@ async def test_a_member_with_other_numerics_follows_and_is_named(monkeypatch, ne
     caplog.set_level(logging.INFO, logger="adam_async.controller.status_log")
     facts = iter([{"blas core": "Zen"}, {"blas core": "Zen"}, {"blas core": "Haswell"}])
     monkeypatch.setattr(parameter_server, "apply_numerics", lambda: next(facts))
-    async with fleet(monkeypatch, *NODES, network=network) as servers:
-        async with servers.open(ARRAYS, copies=3, servers=1, rule=Sgd(rate=1.0)) as store:
-            await store.push(ONES)
-            await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
+    async with copied(monkeypatch, ARRAYS, network=network, servers=1) as (servers, _):
+        await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
     lines = [record.getMessage() for record in caplog.records]
     named = (
         "shards of ps-0 in store 'model': ps-2 may round otherwise than ps-0: blas core is Haswell, not Zen"

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
-from adam_async.parameter_server import bundle_copy, members_watch, part_collector
-from adam_async.parameter_server.part_collector import PartCollector
+from adam_async.parameter_server import bundle_copy, log_entries, members_watch
+from adam_async.parameter_server.log_entries import PartCollector
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.statistics import count_server
 from adam_async.store.rules import Sgd
@@ -73,7 +73,7 @@ async def waiting(monkeypatch, network):
 
 def bound(monkeypatch, most_bytes):
     """Bound the size of entries and pieces."""
-    for module in (part_collector, bundle_copy):
+    for module in (log_entries, bundle_copy):
         monkeypatch.setattr(module, "MOST_BYTES", most_bytes, raising=False)
 
 

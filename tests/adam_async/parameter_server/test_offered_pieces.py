@@ -11,7 +11,7 @@ from adam_async.messages.replication import Held, PieceCopy
 from adam_async.parameter_server import bundle_copy, members_watch, shard_pieces
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.offered_pieces import OfferedPieces
-from adam_async.parameter_server.replication.effects import CopyPiece
+from adam_async.parameter_server.replication.local_copy import CopyPiece
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.store.rules import Sgd
 from tests.adam_async.parameter_server.copies import PIECES
@@ -199,11 +199,8 @@ class Stored:
     def __init__(self, positions):
         self.positions = positions
 
-    def position(self, piece):
-        return self.positions.get(piece)
-
-    async def read(self, piece, arrays):
-        raise AssertionError("it is not asked to")
+    def position_of(self, name):
+        return self.positions.get(name.shard)
 
 
 def held(**fields):
@@ -225,7 +222,7 @@ def piece(**fields):
 
 
 def offers_of(stored=None):
-    saver = BundleSaver(FIRST, PIECES, state_arrays=0, mark=lambda *_: None, stored=stored)
+    saver = BundleSaver(FIRST, PIECES, state_arrays=0, mark=lambda *_: None, disk=stored)
     saver.arrived(2, 5)
     return OfferedPieces(saver, lambda name, work: work.close())
 
@@ -259,15 +256,15 @@ def test_only_an_offer_at_or_after_the_last_change_counts(offer, position, is_un
 
 def test_a_piece_without_arrays_is_refused_if_the_member_has_not_offered_any():
     with pytest.raises(RemoteProtocolError, match="not offered"):
-        offers_of().read(piece(digest=b"d" * 32), 1, pytest.fail, pytest.fail)
+        OfferedPieces(None, pytest.fail).read(piece(digest=b"d" * 32), 1, pytest.fail, pytest.fail)
 
 
 async def test_a_member_reads_one_piece_at_a_time_and_none_of_an_earlier_session():
     class Endless(Stored):
-        async def read(self, piece, arrays):
+        async def read_arrays(self, name, arrays):
             await asyncio.Event().wait()
 
-    saver = BundleSaver(FIRST, PIECES, state_arrays=0, mark=lambda *_: None, stored=Endless({2: 4}))
+    saver = BundleSaver(FIRST, PIECES, state_arrays=0, mark=lambda *_: None, disk=Endless({2: 4}))
     tasks = []
 
     def spawn(name, work):

@@ -9,14 +9,15 @@ from adam_async.messages import (
     GetRecord,
     Part,
     Pull,
-    Push,
     ReadShards,
     ReportSteps,
     StepReport,
-    Tick,
     part_refusal,
 )
+from adam_async.messages.group_sets import MOST_BOUNDS
 from adam_async.parameter_server import question_checks, sender_checks
+from adam_async.parameter_server.events import PushArrived, ReplicasChanged
+from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.question_checks import (
     EARLY_STEPS,
     MOST_AHEAD,
@@ -25,9 +26,10 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.sender_checks import MOST_SESSIONS, MOST_UNNAMED, SenderChecks
 from adam_async.parameter_server.state import ServerState
-from adam_async.run.group_ranges import LEAST_BOUNDS, MOST_BOUNDS, MOST_WORK, GroupSet, with_groups
+from adam_async.run.group_ranges import LEAST_BOUNDS, MOST_WORK, with_groups
 from adam_async.run.ids import Replica
-from tests.adam_async.parameter_server.test_state import push_of, shard_of
+from tests.adam_async.parameter_server.test_state import push_of
+from tests.adam_async.parameter_server.timelines import SENDER, shard_of, tick_on
 from transport import Identity
 
 MOST_BYTES = 400
@@ -44,18 +46,9 @@ def checks_of(count=30, **resumed):
 
 
 PUSH = push_of((0, 1), (3, 3))
-TICK = Tick(store="run", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(0, 1))
+TICK = tick_on((0, 1))
 PULL = Pull(store="run", generation=1, shards=(0, 1))
-RECORD = ReportSteps(
-    store="run",
-    session=1,
-    incarnation=1,
-    replica=0,
-    generation=1,
-    shards=(0, 1),
-    number=1,
-    steps=(StepReport(1, 16, 0),),
-)
+RECORD = ReportSteps(shards=(0, 1), number=1, steps=(StepReport(1, 16, 0),), **SENDER)
 READ = ReadShards(store="run", generation=1, shards=(0, 1))
 ALL = tuple(range(30))
 
@@ -78,7 +71,6 @@ def test_a_correct_question_is_taken(body):
         (PUSH, {"versions": (8, 0)}, "version 8 of shard 0 was read, and it has 7"),
         (PUSH, {"own_applied": (3, 0)}, "3 pushes on shard 0 came before push 3"),
         (PUSH, {"weight": 17}, "weight 17, and a step has at most 16"),
-        (PUSH, {"weight": 0}, "weight of at least 1"),
         (PUSH, {"epoch": 2}, "epoch 2, and 1 is the next one"),
         (PUSH, {"clock": EARLY_STEPS + 1}, "no replica can be beyond 4096"),
         (TICK, {"epoch": 1 << 31}, "epoch 2147483648"),
@@ -96,8 +88,6 @@ def test_a_correct_question_is_taken(body):
         (PUSH, {"groups": (2, 0, 1)}, "epoch 2, and 1 is the next one"),
         (PUSH, {"epoch": 1, "groups": (2, 0, 1)}, "epoch 2, and 1 is the next one"),
         (PUSH, {"assign": True, "groups": (1, 0, 1)}, "an assignment sums no groups"),
-        (TICK, {"groups": (1, 0)}, "an epoch from 1 and ranges"),
-        (TICK, {"groups": (1 << 31, 0, 1)}, "epoch 2147483648"),
         (RECORD, {"steps": (StepReport(1, 16, 0, (), (1, 5, 5)),)}, "5 follows 5"),
         (RECORD, {"steps": (StepReport(1, 16, 0), StepReport(2, 16, 0, (), (2, 0, 1)))}, "epoch 2"),
     ],
@@ -122,7 +112,7 @@ def test_bounds_of_epochs_and_clocks_follow_the_run():
 
 @pytest.mark.parametrize(
     "body",
-    [PUSH, TICK, msgspec.structs.replace(RECORD, steps=(StepReport(1, 16, 0, (), (41, 0, 9)),))],
+    [PUSH, msgspec.structs.replace(RECORD, steps=(StepReport(1, 16, 0, (), (41, 0, 9)),))],
     ids=lambda body: type(body).__name__,
 )
 def test_groups_are_those_of_a_known_epoch_of_the_run(body):
@@ -157,13 +147,25 @@ def test_the_ranges_that_a_shard_keeps_are_bounded(monkeypatch, shards):
     monkeypatch.setattr(question_checks, "MOST_BOUNDS", 20)
     checks = checks_of()
     scattered = (1, *range(0, 20, 1))
-    checks._state.shards[0].separate().groups = with_groups({}, (*scattered[:-2],))
+    checks._state.shards[0].separate().ordered_groups = with_groups({}, (*scattered[:-2],))
     fits = push_of(shards, (1,) * len(shards), groups=(1, 100, 101))
     assert "too scattered: a shard keeps 10 ranges" in checks.refusal(fits, most_bytes=MOST_BYTES).text
     others = push_of((1, 2), (1, 1), groups=(1, 100, 101))
     assert checks.refusal(others, most_bytes=MOST_BYTES) is None
-    checks._state.shards[0].tables.groups = {1: GroupSet((0, 50), tuple(range(0, 40, 2)))}
-    assert checks.refusal(fits, most_bytes=MOST_BYTES) is not None
+
+
+def test_the_groups_of_pushes_that_wait_are_bounded_with_the_counted_ones(monkeypatch):
+    monkeypatch.setattr(question_checks, "MOST_BOUNDS", 20)
+    checks = checks_of()
+    state = checks._state
+    state.handle(ReplicasChanged({Replica(0): 1}))
+    for number in range(1, 10):
+        push = push_of((0,), (number,), clock=0, groups=(1, 2 * number, 2 * number + 1))
+        assert checks.refusal(push, most_bytes=MOST_BYTES) is None
+        state.handle(PushArrived("push", push, PushGradients(), None))
+    assert state.shards[0].tables.groups == {}, "all of them wait"
+    push = push_of((0,), (10,), clock=0, groups=(1, 100, 101))
+    assert "too scattered" in checks.refusal(push, most_bytes=MOST_BYTES).text
 
 
 def scattered_over(length, *, first=0):
@@ -178,12 +180,11 @@ def test_the_sets_of_split_tables_take_bounded_memory_together():
         named = scattered_over(100, first=1000 * grown)
         push = push_of((0,), (1,), clock=0, groups=named)
         refused = checks.refusal(push, most_bytes=MOST_BYTES) is not None
-        tables[0].groups = with_groups(tables[0].groups, named)
+        tables[0].ordered_groups = with_groups(tables[0].ordered_groups, named)
         grown += 1
     kept = 2000 * 100 * (grown - 1)
     assert kept <= 2000 * LEAST_BOUNDS < 2000 * MOST_BOUNDS // 16
-    again = GroupSet((0, 1000), tuple(range(0, 2 * LEAST_BOUNDS, 2)))
-    tables[1].groups = {1: again}
+    tables[1].ordered_groups = {1: tuple(range(LEAST_BOUNDS))}
     push = push_of((1,), (1,), clock=0, groups=(1, 0, 1))
     assert "a shard keeps 256 ranges" in checks.refusal(push, most_bytes=MOST_BYTES).text
 
@@ -195,10 +196,8 @@ def test_a_set_that_many_shards_have_may_be_longer():
     for shard in checks._state.shards.values():
         shard.tables = tables
     tables.shards = 2000
-    tables.groups = with_groups({}, scattered_over(8 * LEAST_BOUNDS))
-    zeros = (0,) * 2000
+    tables.ordered_groups = with_groups({}, scattered_over(8 * LEAST_BOUNDS))
     push = push_of(shards, (1,) * 2000, clock=0, groups=scattered_over(200, first=1 << 20))
-    push = msgspec.structs.replace(push, versions=zeros, own_applied=zeros)
     assert checks.refusal(push, most_bytes=MOST_BYTES) is None
 
 
@@ -214,14 +213,12 @@ def test_a_message_changes_a_bounded_number_of_different_sets(steps):
         body = msgspec.structs.replace(RECORD, shards=shards, steps=reports)
         if steps == 1:
             body = push_of(shards, (1,) * 2000, clock=0, groups=named)
-            zeros = (0,) * 2000
-            body = msgspec.structs.replace(body, versions=zeros, own_applied=zeros)
         return checks.refusal(body, most_bytes=MOST_BYTES)
 
     named = scattered_over(160)
     assert refusal(named) is None, "all shards have the same set"
     for number, each in enumerate(tables):
-        each.groups = with_groups({}, (1, 10_000 + number, 10_001 + number))
+        each.ordered_groups = with_groups({}, (1, 10_000 + number, 10_001 + number))
     assert 2000 * len(named) > MOST_WORK
     assert "different sets" in refusal(named).text
     if steps == 1:
@@ -239,10 +236,8 @@ def test_the_steps_of_a_report_are_scattered_together():
 
 
 def test_an_answer_that_fits_into_no_message_is_refused_before_it_is_made():
-    checks, zeros = checks_of(), (0,) * len(ALL)
-    push = msgspec.structs.replace(
-        PUSH, shards=ALL, numbers=(1,) * len(ALL), versions=zeros, own_applied=zeros, pull=True
-    )
+    checks = checks_of()
+    push = msgspec.structs.replace(PUSH, shards=ALL, pull=True)
     pull, read = (msgspec.structs.replace(body, shards=ALL) for body in (PULL, READ))
     for large in (push, pull, read):
         refusal = checks.refusal(large, most_bytes=MOST_BYTES)
@@ -351,8 +346,6 @@ def test_a_message_with_shards_of_two_rules_or_types_is_malformed(body, mixed):
     assert code == "malformed"
     assert "shards 0 and 1 differ in rule or type" in text
     alike = msgspec.structs.replace(body, shards=(2, 0))
-    if isinstance(body, Push):
-        alike = msgspec.structs.replace(alike, versions=(0, 0))
     assert checks.refusal(alike, most_bytes=1 << 20) is None
 
 

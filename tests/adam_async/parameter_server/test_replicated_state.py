@@ -2,10 +2,9 @@
 
 import pytest
 
-from adam_async.messages import DUPLICATE, REFUSED
+from adam_async.messages import DUPLICATE, REFUSED, Ticked
 from adam_async.parameter_server.events import (
-    Acknowledge,
-    AcknowledgeTick,
+    Answer,
     Apply,
     EpochBegan,
     Propose,
@@ -55,8 +54,8 @@ def test_a_push_is_acknowledged_when_its_entry_is_committed_and_applied():
     assert server.shard().version == 0
     assert server.commit() == []
     (answer,) = server.apply()
-    assert isinstance(answer, Acknowledge)
-    assert (answer.request, answer.body.versions) == ("a", (1, 1))
+    assert isinstance(answer, Answer)
+    assert (answer.request, answer.body.versions) == ("a", 1)
     assert server.state.idle
 
 
@@ -68,7 +67,7 @@ def test_a_pull_behind_an_entry_in_flight_has_its_push():
     assert server.apply() == []
     server.commit()
     effects = server.apply()
-    assert [type(effect) for effect in effects] == [Acknowledge, SendValues]
+    assert [type(effect) for effect in effects] == [Answer, SendValues]
     assert answers(effects) == ["a", "p"]
 
 
@@ -191,7 +190,7 @@ def test_a_tick_is_acknowledged_once_its_clock_counts():
     server.commit()
     assert server.tick("t", (0, 1), 1) == []
     (answer,) = server.commit()
-    assert isinstance(answer, AcknowledgeTick)
+    assert isinstance(answer.body, Ticked)
     assert server.shard().clocks == {ZERO: 1}
 
 
@@ -207,7 +206,7 @@ def test_a_repeated_tick_in_flight_is_no_further_entry_and_is_answered_with_the_
     server.apply()
     assert len(server.proposed) == 2
     effects = server.commit()
-    assert {type(effect) for effect in effects} == {AcknowledgeTick}
+    assert {type(effect.body) for effect in effects} == {Ticked}
     assert answers(effects) == ["t0", "t1", "t2", "t3", "t4"]
     assert answers(server.commit()) == ["next"]
     assert server.shard().clocks == {ZERO: 2}
@@ -235,7 +234,7 @@ def test_a_repetition_of_a_refused_push_is_refused_again_also_by_a_new_primary()
     assert [(problem.index, problem.status) for problem in again.body.problems] == refused
     (plain,) = server.push("good again", (0, 1), (2, 2))
     assert [problem.status for problem in plain.body.problems] == [DUPLICATE, DUPLICATE]
-    assert server.shard().refused == 1
+    assert server.shard().tables.refused == 1
 
 
 def test_the_newest_refused_pushes_of_a_session_are_kept():

@@ -24,8 +24,7 @@ from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
 from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
 from adam_async.persistence.frames import frame_head
-from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import EntryKey, StateName
+from adam_async.persistence.keys import EntryKey, Identity, StateName
 from adam_async.persistence.records import STATES, encode_start
 from adam_async.run.store_record import ArrayRecord, RuleRecord, served_word
 from tests.adam_async.cluster_maps import bundle_map, store_record

@@ -15,7 +15,7 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.store.rules import Sgd
 from tests.adam_async.runs import until
 from tests.adam_async.store.fleets import fleet
-from transport import BindRefused, BufferPool, HandshakeRejected, Identity
+from transport import BindRefused, BufferPool, HandshakeRejected, Identity, Message
 
 NODES = ("ps-0", "ps-1", "ps-2")
 APART, CLIENTS = "127.0.0.2", "127.0.0.1"
@@ -179,3 +179,17 @@ async def test_a_server_joins_although_the_link_for_pieces_has_ended(monkeypatch
             first.abort()
             await joined(servers, store)
             assert of_pieces() is not first
+
+
+async def test_a_message_that_no_link_can_take_is_named_and_ends_its_link(monkeypatch, caplog):
+    async with (
+        fleet(monkeypatch, *NODES) as servers,
+        servers.open(ARRAYS, copies=3, rule=Sgd(rate=1.0)) as store,
+    ):
+        links = next(server._links for server in servers.servers.values() if server._links.up)
+        member, outgoing = next(iter(links._out.items()))
+        outgoing.send(Message(type="Unknown"))
+        await until(lambda: links._out.get(member) not in (outgoing, None))
+        await store.push(ONES)
+        assert (await store.pull(["total"]))["total"].tolist() == [1.0] * 192
+    assert f"no link to {member[0]} can take Unknown" in caplog.text

@@ -17,14 +17,15 @@ from adam_async.messages import (
     APPLIED,
     NOT_PRIMARY,
     REFUSED,
+    BundleSets,
     GetRecord,
     GetStatistics,
     Loaded,
     LoadShards,
     Part,
     Pull,
-    Push,
     Pushed,
+    ReadGroupSets,
     ReadShards,
     RecordPart,
     ReportSteps,
@@ -32,9 +33,9 @@ from adam_async.messages import (
     ShardStates,
     StepReport,
     StepsReported,
-    Tick,
     Values,
     pack,
+    read_group_sets,
     read_state_tables,
     read_text_tensor,
     role_table,
@@ -54,32 +55,13 @@ from adam_async.run.store_record import served_word
 from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.scenarios.valid_messages import fields_of
+from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
 
 
 def push_of(servers, shards, **fields):
-    fields = {
-        "parts": (Part(False, len(shards)),),
-        "store": "run",
-        "generation": servers.map.generation,
-        **fields,
-    }
-    return Push(
-        **{
-            "session": 1,
-            "incarnation": 1,
-            "replica": 0,
-            "clock": 1,
-            "weight": 1,
-            "rate": 1.0,
-            "shards": tuple(shards),
-            "numbers": (1,) * len(shards),
-            "versions": (0,) * len(shards),
-            "own_applied": (0,) * len(shards),
-            **fields,
-        }
-    )
+    return push_on(shards, **{"generation": servers.map.generation, "rate": 1.0, **fields})
 
 
 def shard_named(servers, tensor):
@@ -114,7 +96,7 @@ async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_n
             (pack(one, []), "fewer tensors than its parts need"),
             (pack(one, [good, good]), "do not cover its shards and tensors"),
             (pack(push_of(servers, [dense.id], numbers=(1, 2)), [good]), "differ in length"),
-            (pack(push_of(servers, [dense.id], weight=0), [good]), "weight of at least 1, not 0"),
+            (pack(push_of(servers, [dense.id], weight=0), [good]), r"malformed Push: .*>= 1 .*weight"),
             (pack(push_of(servers, [999]), [good]), "the model has no shard 999"),
             (pack(push_of(servers, [-1]), [good]), r"malformed Push: .*shards\[0\]"),
             (pack(push_of(servers, [dense.id], parts=(Part(False, 2),)), [good]), "do not cover"),
@@ -135,7 +117,7 @@ async def test_a_malformed_push_is_refused_with_the_expected_shape_and_changes_n
             np.testing.assert_array_equal(shard.values, before[number])
             assert (shard.version, shard.last_number) == (0, {})
         answer = unpack(await link.call(pack(one, [good]), timeout_s=50.0), Pushed)
-        assert (answer.versions, answer.problems) == ((1,), ())
+        assert (answer.versions, answer.problems) == (1, ())
         assert APPLIED == 0
 
 
@@ -147,10 +129,7 @@ async def test_other_runs_and_assignments_are_refused(network):
         await refused(link, pack(push_of(servers, [bias.id], store="old"), [delta]), "wrong-run", "not old")
         pull = Pull(store="old", generation=servers.map.generation, shards=(bias.id,))
         await refused(link, pack(pull), "wrong-run", "not old")
-        tick = Tick(
-            store="old", session=1, incarnation=1, replica=0, clock=1, generation=1, shards=(bias.id,)
-        )
-        await refused(link, pack(tick), "wrong-run", "not old")
+        await refused(link, pack(tick_on([bias.id], store="old")), "wrong-run", "not old")
         answer = await link.call(pack(push_of(servers, [bias.id], generation=99), [delta]), timeout_s=50.0)
         assert [problem.status for problem in unpack(answer, Pushed).problems] == [NOT_PRIMARY]
 
@@ -166,7 +145,7 @@ async def test_a_push_that_is_not_finite_is_refused_counted_and_ticks(network, b
         assert [problem.status for problem in unpack(answer, Pushed).problems] == [REFUSED]
         shard = servers.shards()[bias.id]
         np.testing.assert_array_equal(shard.values, before)
-        assert (shard.version, shard.refused, shard.clocks[0], shard.last_number[1, 1]) == (0, 1, 7, 1)
+        assert (shard.version, shard.tables.refused, shard.clocks[0], shard.last_number[1, 1]) == (0, 1, 7, 1)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -177,11 +156,11 @@ async def test_values_are_copies_that_later_pushes_do_not_change(network):
         first = await link.call(pack(push_of(servers, [bias.id], pull=True), [delta]), timeout_s=50.0)
         kept = first.tensors[0].copy()
         assert not np.shares_memory(first.tensors[0], servers.shards()[bias.id].values)
-        await link.call(pack(push_of(servers, [bias.id], numbers=(2,)), [delta]), timeout_s=50.0)
+        await link.call(pack(push_of(servers, [bias.id], numbers=2), [delta]), timeout_s=50.0)
         np.testing.assert_array_equal(first.tensors[0], kept)
         pull = Pull(store="run", generation=servers.map.generation, shards=(bias.id,))
         second = await link.call(pack(pull), timeout_s=50.0)
-        assert unpack(second, Values).versions == (2,)
+        assert unpack(second, Values).versions == 2
         np.testing.assert_array_equal(second.tensors[0], kept - 1)
 
 
@@ -226,12 +205,12 @@ async def test_a_record_is_counted_and_leaves_every_value_alone(network):
         for _ in range(2):
             assert unpack(await link.call(message, timeout_s=50.0), StepsReported) == StepsReported()
         first, *others = servers.shards().values()
-        assert (first.version, first.refused, dict(first.staleness)) == (1, 1, {0: 1})
+        assert (first.version, first.tables.refused, dict(first.staleness)) == (1, 1, {0: 1})
         for shard in others:
-            assert (shard.version, shard.refused, dict(shard.staleness)) == (2, 0, {0: 1, 3: 1})
+            assert (shard.version, shard.tables.refused, dict(shard.staleness)) == (2, 0, {0: 1, 3: 1})
         for number, shard in servers.shards().items():
             shard.check_invariants()
-            assert (shard.clocks[0], shard.last_number, shard.duplicates) == (2, {(1, 1): 2}, 2)
+            assert (shard.clocks[0], shard.last_number, shard.tables.duplicates) == (2, {(1, 1): 2}, 2)
             np.testing.assert_array_equal(shard.values, before[number])
 
 
@@ -250,6 +229,15 @@ async def test_a_record_out_of_turn_is_refused_by_name_and_counts_nothing(networ
         ):
             await refused(link, message, code, text)
         assert all((s.version, s.last_number) == (0, {}) for s in servers.shards().values())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_steps_are_reported_to_a_store_in_place_only(network):
+    async with servers_of(NETWORKS[network](), weights="copy", kernels="numpy") as servers:
+        async with talk(servers) as link:
+            record = record_of(servers, servers.shards(), steps=(StepReport(1, 4, 0, (), (1, 0, 1)),))
+            await refused(link, pack(record), "malformed", "store run is not trained in place")
+        assert all((s.version, s.tables.groups) == (0, {}) for s in servers.shards().values())
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -328,7 +316,7 @@ async def test_contributions_wait_in_any_order_and_are_summed_once_all_have_arri
             for number, gradient, weight in ((1, 3.0, 4), (0, 0.5, 2)):
                 push, tensors = step_of(servers, gradient, number, weight=weight)
                 answer = unpack(await link.call(pack(push, tensors), timeout_s=50.0), Pushed)
-                assert (set(answer.versions), answer.problems) == ({0}, ())
+                assert (answer.versions, answer.problems) == (0, ())
             pull = Pull(store="run", generation=servers.map.generation, shards=every, clock=1, wait_s=50.0)
             answer = await link.call(pack(pull), timeout_s=50.0)
         assert unpack(answer, Values).clock == 1
@@ -443,7 +431,7 @@ async def resume(servers):
         ),
     )
     await member.wait_for(lambda m: m.run is not None and m.run.over, "the end of the first run", 30.0)
-    resumed = ResumeRecord(epoch=1, finished=(), clock=7)
+    resumed = ResumeRecord(epoch=1, clock=7)
     program = msgspec.structs.replace(read_training(member.map.run), resumed=resumed)
     again = program.record("again", member.member)
     await submit(member, again)
@@ -493,7 +481,7 @@ async def test_a_store_serves_when_all_shards_are_set_and_then_is_what_was_read(
             assert unpack(again, ShardStates) == states
             for one, other in zip(again.tensors, kept, strict=True):
                 assert one.tobytes() == other.tobytes()
-            assert unpack(await worker.call(pull, timeout_s=50.0), Values).versions == (1,) * len(every)
+            assert unpack(await worker.call(pull, timeout_s=50.0), Values).versions == 1
 
 
 async def test_shards_of_a_store_that_serves_cannot_be_set():
@@ -559,11 +547,11 @@ async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_t
         pull = Pull(store="run", generation=servers.map.generation, shards=tuple(shards), clock=0, wait_s=0.0)
         for number in (1, 2):
             pushed = link.call_nowait(
-                pack(msgspec.structs.replace(push, numbers=(number,)), [one]), timeout_s=50.0
+                pack(msgspec.structs.replace(push, numbers=number), [one]), timeout_s=50.0
             )
             with pytest.raises(RemoteError, match="too-large: the answer would have"):
                 await link.call(pack(pull), timeout_s=50.0)
-            assert unpack(await pushed, Pushed).versions == (number,)
+            assert unpack(await pushed, Pushed).versions == number
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -571,13 +559,13 @@ async def test_a_push_in_a_session_of_another_peer_is_refused_and_changes_nothin
     async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
         bias = shard_named(servers, "fc2.bias")
         delta, push = np.ones(bias.size, np.float32), push_of(servers, [bias.id])
-        assert unpack(await link.call(pack(push, [delta]), timeout_s=50.0), Pushed).versions == (1,)
+        assert unpack(await link.call(pack(push, [delta]), timeout_s=50.0), Pushed).versions == 1
         async with talk(servers) as other:
-            second = msgspec.structs.replace(push, numbers=(2,))
+            second = msgspec.structs.replace(push, numbers=2)
             with pytest.raises(RemoteError, match="not-yours: this session is "):
                 await other.call(pack(second, [delta]), timeout_s=50.0)
             await asyncio.wait_for(other.wait_closed(), 50.0)
-        assert unpack(await link.call(pack(second, [delta]), timeout_s=50.0), Pushed).versions == (2,)
+        assert unpack(await link.call(pack(second, [delta]), timeout_s=50.0), Pushed).versions == 2
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -591,11 +579,37 @@ async def test_only_its_own_workers_send_for_a_live_replica(network):
         bias = shard_named(servers, "fc2.bias")
         delta, push = np.ones(bias.size, np.float32), push_of(servers, [bias.id])
         own_applied = msgspec.structs.replace(push, replica=1)
-        assert unpack(await link.call(pack(own_applied, [delta]), timeout_s=50.0), Pushed).versions == (1,)
+        assert unpack(await link.call(pack(own_applied, [delta]), timeout_s=50.0), Pushed).versions == 1
         with pytest.raises(RemoteError, match=r"not-yours: .* is no worker of replica 0"):
             await link.call(pack(msgspec.structs.replace(push, session=2), [delta]), timeout_s=50.0)
         await asyncio.wait_for(link.wait_closed(), 50.0)
         assert servers.shards()[bias.id].version == 1
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_data_server_reads_the_groups_that_a_bundle_has_at_a_version_of_the_map(network):
+    async with servers_of(NETWORKS[network](), kernels="numpy") as servers, talk(servers) as link:
+        served = servers.servers[0].store("run")
+        served._follow_up(served.state.handle(ReplicasChanged({Replica(0): 1})))
+        bias = shard_named(servers, "fc2.bias")
+        push = push_of(servers, [bias.id], groups=(1, 3, 5))
+        await link.call(pack(push, [np.ones(bias.size, np.float32)]), timeout_s=50.0)
+        version, address = servers.map.version, servers.map.nodes["ps-0"].address
+        fields = {"store": "run", "generation": servers.map.generation, "home": "ps-0", "epoch": 1}
+        ask = ReadGroupSets(**fields, map_version=version)
+        async with servers.network.connect(address, servers.identity("data", 6), timeout_s=50.0) as data:
+            answer = await data.call(pack(ask), timeout_s=50.0)
+            assert unpack(answer, BundleSets) == BundleSets(trainable=True, clock=0, images=1, loss_sum=7.0)
+            assert read_group_sets(answer.tensors) == ((), (3, 5))
+            for change, code, text in (
+                ({"map_version": version + 9}, "busy", f"follows map version .*, not {version + 9} yet"),
+                ({"generation": 99}, "wrong-run", "not 99"),
+                ({"store": "old"}, "wrong-run", "not old"),
+                ({"home": "ps-7"}, "not-primary", "no copy of bundle ps-7"),
+                ({"epoch": 0}, "malformed", "no epoch has the number 0"),
+                ({"epoch": 2}, "malformed", "epoch 2, and 1 is the next one"),
+            ):
+                await refused(data, pack(msgspec.structs.replace(ask, **change)), code, text)
 
 
 async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
@@ -615,7 +629,7 @@ async def test_pushes_that_wait_for_an_epoch_go_with_their_link():
             await until(lambda: (1, 1) in server.state.epoch_gate)
             served = server.store("run")
             served._follow_up(served.state.handle(EpochBegan(1, 0)))
-            assert unpack(await again, Pushed).versions == (1,)
+            assert unpack(await again, Pushed).versions == 1
 
 
 async def test_a_turn_of_the_loop_does_a_bounded_part_of_what_is_queued(monkeypatch):
@@ -646,7 +660,7 @@ async def test_a_turn_of_the_loop_does_a_bounded_part_of_what_is_queued(monkeypa
             *(link.call(message, timeout_s=50.0) for message in [*pushes, pack(pull)])
         )
         assert [unpack(answer, Pushed).problems for answer in pushed] == [()] * 3
-        assert unpack(pulled, Values).versions == (3,)
+        assert unpack(pulled, Values).versions == 3
         for rate in (2.0, 4.0, 8.0):
             before -= np.float32(rate)
         np.testing.assert_array_equal(pulled.tensors[0], before)

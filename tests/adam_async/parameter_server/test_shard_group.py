@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 
-from adam_async.messages import Part, Pull, Push, Tick
+from adam_async.messages import Pull, Pushed, Ticked
 from adam_async.model.rules import Adagrad, Adam, Sgd
 from adam_async.parameter_server import shard_group
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.decode_push import read_gradients
 from adam_async.parameter_server.events import (
-    Acknowledge,
-    AcknowledgeTick,
     Applied,
     PullArrived,
     PushArrived,
@@ -18,13 +15,16 @@ from adam_async.parameter_server.events import (
     SendValues,
     TickArrived,
 )
+from adam_async.parameter_server.gradients import read_gradients
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_group import ShardGroup, count_groups
+from adam_async.parameter_server.shard_group import ShardGroup, count_groups, versions_of
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
-from adam_async.run.group_ranges import GroupSet, name_groups
+from adam_async.run import group_ranges
+from adam_async.run.group_ranges import common, name_groups
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
+from tests.adam_async.parameter_server.timelines import push_on, tick_on
 
 SIZES = (3, 1, 5, 2, 2048, 4)
 RULES = [Sgd(), Sgd(momentum=0.9), Adagrad(), Adam()]
@@ -63,7 +63,7 @@ class Server:
 
     def __init__(self, shards, rule, *, clocked):
         self.specs = [shard.spec for shard in shards]
-        self.state = ServerState(store="s", generation=1, shards=shards, clocked=clocked)
+        self.state = ServerState(store="run", generation=1, shards=shards, clocked=clocked)
         self.applier = Applier(rule, self.specs, self.specs[0].dtype)
         self.state.handle(ReplicasChanged({0: 1, 1: 1}))
 
@@ -95,9 +95,9 @@ class Server:
             assert shard.values.tobytes() == twin.values.tobytes()
             for name, array in shard.rule_state.items():
                 assert array.tobytes() == twin.rule_state[name].tobytes()
-            for name in ("version", "last_number", "clocks", "staleness_of", "refused", "duplicates"):
-                assert getattr(shard, name) == getattr(twin, name), (number, name)
-            assert shard.tables.groups == twin.tables.groups, number
+            for name in ("version", "clocks", "staleness_of", "refused", "duplicates", "groups"):
+                assert getattr(shard.tables, name) == getattr(twin.tables, name), (number, name)
+            assert shard.last_number == twin.last_number, number
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -123,47 +123,31 @@ def test_pushes_pulls_and_ticks_of_any_shards_leave_what_separate_shards_have(ru
             if dice.random() < 0.1:
                 flat[dice.integers(len(flat))] = np.inf
             current = [int(other.state.shards[ShardId(number)].version) for number in some]
-            push = Push(
-                store="s",
+            push = push_on(
+                some,
                 session=replica,
-                incarnation=1,
                 replica=replica,
                 clock=step if clocked else 0,
-                weight=1,
-                rate=0.1,
-                generation=1,
-                parts=(Part(False, len(some)),),
-                shards=some,
                 numbers=tuple(max(numbers[replica, number], 1) for number in some),
                 versions=tuple(max(version - int(dice.integers(2)), 0) for version in current),
-                own_applied=(0,) * len(some),
                 pull=bool(dice.random() < 0.5),
                 groups=name_groups(1, (step % 40,)) if step % 5 else (),
             )
             with np.errstate(over="ignore", invalid="ignore"):
                 answers = one.push(step, push, flat)
                 assert answers == other.push(step, push, flat)
-            assert answers[0][0] == Acknowledge.__name__
+            assert isinstance(answers[0][2], Pushed)
         elif kind < 0.9:
-            event = PullArrived(step, Pull(store="s", generation=1, shards=some))
+            event = PullArrived(step, Pull(store="run", generation=1, shards=some))
             answers = one.handle(event)
             assert answers == other.handle(event)
             assert answers[0][0] == SendValues.__name__
         else:
             last = tuple(numbers.get((replica, number), 0) for number in some)
-            tick = Tick(
-                store="s",
-                session=replica,
-                incarnation=1,
-                replica=replica,
-                clock=step,
-                generation=1,
-                shards=some,
-                numbers=last,
-            )
+            tick = tick_on(some, session=replica, replica=replica, clock=step, numbers=last)
             answers = one.handle(TickArrived(step, tick))
             assert answers == other.handle(TickArrived(step, tick))
-            assert answers[0][0] == AcknowledgeTick.__name__
+            assert answers[0][2] == Ticked()
         one.check_equal(other)
 
 
@@ -176,35 +160,62 @@ def test_small_shards_of_a_message_are_one_strip_and_share_tables_until_one_is_n
     tables = both.own_tables()
     tables.version += 1
     assert [shard.version for shard in shards] == [1, 1, 0]
-    assert both.versions() == (1, 1)
+    assert versions_of(both) == 1
     shards[1].version += 1
     assert both.own_tables() is None
-    assert both.versions() == (1, 2)
+    assert versions_of(both) == (1, 2)
     assert rest.own_tables().version == 0
 
 
 def test_shards_with_equal_sets_share_one_and_a_push_to_some_leaves_the_others():
     shards = own_shards(specs_of(), [Sgd()])
     tables = [shard.separate() for shard in shards]
-    count_groups((1, 0, 4), tables)
-    assert len({id(each.groups) for each in tables}) == 1
-    before = tables[0].groups
-    count_groups((1, 2, 6), tables[:2])
-    assert tables[0].groups is tables[1].groups == {1: ((0, 6), (2, 4))}
+    count_groups(push_on((0,), groups=(1, 0, 4), loss_sum=2.0), tables, tables)
+    assert len({(id(each.groups), id(each.losses)) for each in tables}) == 1
+    before, losses = tables[0].groups, tables[0].losses
+    count_groups(push_on((0,), groups=(1, 2, 6), loss_sum=3.0), tables[:2], tables[:1])
+    assert tables[0].groups is tables[1].groups == {1: (0, 6)}
+    assert [each.losses[1].total for each in tables[:3]] == [5.0, 2.0, 2.0]
     assert {id(each.groups) for each in tables[2:]} == {id(before)}
-    assert before == {1: ((0, 4), ())}
+    assert before == {1: (0, 4)}
+    assert losses[1].total == 2.0
     split = shards[0].tables.split(0)
     assert split.groups is tables[0].groups
+
+
+@pytest.mark.parametrize("flat", [np.ones(6), np.full(6, np.inf)], ids=["known", "refused"])
+def test_shards_go_on_sharing_tables_after_a_push_that_is_not_applied(flat):
+    server = Server(own_shards(specs_of((1, 2, 3)), [Sgd()]), Sgd(), clocked=False)
+    for replica, gradients in enumerate((np.ones(6), flat)):
+        with np.errstate(over="ignore", invalid="ignore"):
+            push = push_on((0, 1, 2), session=replica, replica=replica, clock=0, groups=(1, 0, 4))
+            server.push("push", push, gradients)
+    (tables,) = {shard.tables for shard in server.state.shards.values()}
+    assert (tables.version, tables.known) == (1, 1)
+    assert tables.last_number.whole() == {(0, 1): 1, (1, 1): 1}
+
+
+def test_equal_sets_of_split_tables_are_searched_once_for_the_groups_of_a_push(monkeypatch):
+    shards = own_shards(specs_of((1,) * 200), [Sgd()])
+    server = Server(shards, Sgd(), clocked=False)
+    for shard in shards:
+        shard.separate().ordered_groups = {1: (100, 200)}
+    searched = []
+    monkeypatch.setattr(group_ranges, "common", lambda *names: searched.append(names) or common(*names))
+    push = push_on(range(200), session=0, clock=0, groups=(1, 0, 1, 2, 3))
+    server.push("push", push, np.ones(200))
+    assert {shard.version for shard in shards} == {1}
+    assert len(searched) == 4, "two ranges, when the push arrives and when it is ordered"
 
 
 def test_equal_sets_that_are_not_shared_are_shared_after_the_next_push():
     shards = own_shards(specs_of(), [Sgd()])
     tables = [shard.separate() for shard in shards]
     for each in tables:
-        each.groups = {1: GroupSet((0, 4), ())}
-    count_groups((1, 2, 6), tables)
+        each.groups = {1: (0, 4)}
+    count_groups(push_on((0,), groups=(1, 2, 6)), tables, tables)
     assert {id(each.groups) for each in tables} == {id(tables[0].groups)}
-    assert tables[0].groups == {1: ((0, 6), (2, 4))}
+    assert tables[0].groups == {1: (0, 6)}
 
 
 def test_a_strip_has_at_most_the_values_that_a_round_applies(monkeypatch):
@@ -214,7 +225,7 @@ def test_a_strip_has_at_most_the_values_that_a_round_applies(monkeypatch):
 
 
 def test_a_store_makes_no_group_of_unknown_repeated_or_mixed_shards():
-    state = ServerState(store="s", generation=1, shards=own_shards(specs_of(rules=2), [Sgd(), Adam()]))
+    state = ServerState(store="run", generation=1, shards=own_shards(specs_of(rules=2), [Sgd(), Adam()]))
     assert state.bundle.group((0, 2, 4)) is state.bundle.group((0, 2, 4))
     for numbers in ((0, 1), (0, 0), (0, 6), ()):
         assert state.bundle.group(numbers) is None

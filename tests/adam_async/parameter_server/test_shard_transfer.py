@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from adam_async.messages import LoadShards, pack
+from adam_async.messages.loss_sums import LossSum
 from adam_async.messages.shard_states import TABLES
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd
@@ -41,15 +42,19 @@ def said(shards, rule):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_shards_are_set_as_they_were_read(rule):
     source, target = shards_of(rule), shards_of(rule, seed=2)
-    for shard in source.values():
+    for number, shard in source.items():
         shard.version = Version(7)
         shard.clocks = {Replica(0): 4, Replica(2): 3}
+        shard.tables.groups = {1: (0, 20), 2: (3, 9, 12, int(number) + 10)}
+        shard.tables.losses = {1: LossSum(20, None), 2: LossSum(4 + int(number), -(number << 150))}
     body, tensors = said(source, rule)
     assert body.arrays == (*rule.state_names, *rule.scalar_names)
     assert load_states(target, body, tensors) == {3, 5}
     for number, shard in source.items():
         other = target[number]
         assert (other.version, other.clocks) == (7, shard.clocks)
+        assert other.tables.groups == other.tables.ordered_groups == shard.tables.groups
+        assert other.tables.losses == shard.tables.losses
         assert other.values.tobytes() == shard.values.tobytes()
         for name, array in shard.rule_state.items():
             assert other.rule_state[name].tobytes() == array.tobytes()
@@ -87,22 +92,22 @@ def test_live_replicas_replace_those_of_the_checkpoint():
     [
         (lambda body, tensors: (body, tensors[:-1]), "2 shards of 2 arrays each need 4 tensors, not 3"),
         (
-            lambda body, tensors: (body, [*tensors[:2], tensors[2][:3], *tensors[3:]]),
+            lambda body, tensors: (body, [*tensors[:5], tensors[5][:3], *tensors[6:]]),
             "values of shard 3: expected",
         ),
         (
-            lambda body, tensors: (body, [*tensors[:5], tensors[5][:3]]),
+            lambda body, tensors: (body, [*tensors[:8], tensors[8][:3]]),
             "momentum of shard 5: expected float32",
         ),
         (
-            lambda body, tensors: (body, [*tensors[:2], tensors[2].astype(np.float64), *tensors[3:]]),
+            lambda body, tensors: (body, [*tensors[:5], tensors[5].astype(np.float64), *tensors[6:]]),
             r"expected float32\(4,\), got float64",
         ),
-        (lambda body, tensors: (body, tensors[:1]), "2 tables come first, got 1 tensors"),
-        (lambda body, tensors: (body, tensors[1:]), r"versions: expected int64\(n, 2\), got int64\(0, 3\)"),
+        (lambda body, tensors: (body, tensors[:3]), "5 tables come first, got 3 tensors"),
+        (lambda body, tensors: (body, tensors[3:]), r"versions: expected int64\(n, 4\), got int64\(0,\)"),
         (
             lambda body, tensors: (body, [-tensors[0], *tensors[1:]]),
-            "versions or clocks: Expected `int` >= 0",
+            "versions, clocks, sets or losses: Expected `int` >= 0",
         ),
         (lambda body, tensors: (body, [tensors[0][[0, 0]], *tensors[1:]]), "a shard is named twice"),
         (
@@ -157,12 +162,81 @@ def test_shards_of_a_new_store_have_finite_values_and_no_version(version, value)
 
 
 def test_tables_with_more_rows_than_a_server_needs_are_refused_undecoded():
-    body, (versions, clocks, *arrays) = said(shards_of(Sgd()), Sgd())
-    long = np.full((1 << 20, 3), -1)
-    for tables, is_new, text in (
-        ((versions, long), False, "clocks has 1048576 rows, 2048 are the most"),
-        ((versions, long[:1]), True, "clocks has 1 rows, 0 are the most"),
-        ((long[:, :2], clocks), False, "versions has 1048576 rows, 2 are the most"),
+    body, tensors = said(shards_of(Sgd()), Sgd())
+    for at, rows, is_new, text in (
+        (0, 1 << 21, False, "versions has 2097152 rows, 2 are the most"),
+        (1, 1 << 21, False, "clocks has 2097152 rows, 2048 are the most"),
+        (1, 1, True, "clocks has 1 rows, 0 are the most"),
+        (2, 1 << 21, False, "sets has 2097152 rows, 6 are the most"),
+        (3, 1 << 21, False, "ranges has 2097152 rows, 1048576 are the most"),
+        (3, 2, True, "ranges has 2 rows, 0 are the most"),
+        (4, 1 << 21, False, "losses has 2097152 rows, 6 are the most"),
+        (4, 1, True, "losses has 1 rows, 0 are the most"),
     ):
+        long = np.full((rows, *tensors[at].shape[1:]), -1)
         with pytest.raises(RemoteProtocolError, match=text):
-            load_states(shards_of(Sgd()), body, [*tables, *arrays], is_new=is_new)
+            load_states(shards_of(Sgd()), body, [*tensors[:at], long, *tensors[at + 1 :]], is_new=is_new)
+
+
+@pytest.mark.parametrize(
+    ("sets", "ranges", "message"),
+    [
+        ([(0, 1, 4)], (5, 9, 2, 3), "bounds of ranges ascend"),
+        ([(0, 1, 4)], (2, 5, 5, 9), "bounds of ranges ascend"),  # they touch
+        ([(0, 1, 4)], (2, 6, 4, 9), "bounds of ranges ascend"),  # they overlap
+        ([(0, 1, 2)], (-1, 3), "bounds of ranges ascend"),
+        ([(0, 1, 2)], (0, (1 << 32) + 1), "bounds of ranges ascend"),
+        ([(0, 1, 3)], (1, 4, 6), "sets or losses: .* multiple"),
+        ([(0, 1, (1 << 14) + 2)], range((1 << 14) + 2), "sets or losses: Expected `int` <= 16384"),
+        ([(0, 0, 2)], (0, 1), "sets or losses: Expected `int` >= 1"),
+        ([(0, 1, 2)], (0, 1, 3, 4), "other lengths than 4"),
+        ([(0, 1, 4)], (0, 1), "other lengths than 2"),
+        ([(0, 2, 2), (0, 1, 2)], (0, 1, 0, 1), "do not ascend"),
+        ([(0, 1, 2), (0, 1, 2)], (0, 1, 0, 1), "do not ascend"),
+        ([(0, epoch, 2) for epoch in range(1, 5)], (0, 1) * 4, "keeps 3 epochs"),
+    ],
+)
+def test_sets_that_no_shard_can_have_are_refused(sets, ranges, message):
+    target = shards_of(Sgd(), seed=2)
+    body, (versions, clocks, _, _, *others) = said(shards_of(Sgd()), Sgd())
+    tables = [versions, clocks, np.array(sets), np.array(ranges)]
+    with pytest.raises(RemoteProtocolError, match=message):
+        load_states(target, body, [*tables, *others])
+    assert [shard.tables.groups for shard in target.values()] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        ([(0, 1, 0, 1, 1, 0, 0, 0, 0)], "0 images have none of this sum"),
+        ([(0, 1, 2, 1, 1, 0, 0, 2, 0)], "2 images have none of this sum"),
+        ([(0, 1, 2, 1, 0, 0, 0, 0, -1)], "2 images have none of this sum"),
+        ([(0, 1, -1, 0, 0, 0, 0, 0, 0)], "losses: Expected `int` >= 0"),
+        ([(0, 1, 2, 2, 0, 0, 0, 0, 0)], "losses: Expected `int` <= 1"),
+        ([(0, 2, *range(7)), (0, 1, *range(7))], "losses: .* do not ascend"),
+        ([(0, epoch, 1, *range(6)) for epoch in range(1, 5)], "losses: a shard keeps 3 epochs"),
+    ],
+)
+def test_losses_that_no_shard_can_have_are_refused(losses, message):
+    target = shards_of(Sgd(), seed=2)
+    body, tensors = said(shards_of(Sgd()), Sgd())
+    tensors[4] = np.array(losses)
+    with pytest.raises(RemoteProtocolError, match=message):
+        load_states(target, body, tensors)
+    assert [shard.tables.losses for shard in target.values()] == [{}, {}]
+
+
+def test_equal_sets_are_sent_and_kept_once(monkeypatch):
+    source, target = shards_of(Sgd(), numbers=range(9)), shards_of(Sgd(), numbers=range(9))
+    for number, shard in source.items():
+        shard.tables.groups = {1: (0, 4 + number % 2)}
+    body, tensors = said(source, Sgd())
+    assert tensors[2].tolist() == [[0, 1, 2], [1, 1, 2]]
+    load_states(target, body, tensors)
+    assert len({id(shard.tables.groups) for shard in target.values()}) == 2
+    monkeypatch.setattr("adam_async.parameter_server.shard_transfer.MOST_SETS_BOUNDS", 4)
+    load_states(target, body, tensors)
+    (body, tensors), _ = said({0: source[0]}, Sgd()), source[0].tables
+    target[1].tables.groups = {1: (0, 2)}  # as if another message had loaded it
+    with pytest.raises(RemoteProtocolError, match="8 bounds of groups, 4 are the most"):
+        load_states(target, body, tensors)

@@ -5,11 +5,10 @@ import tracemalloc
 
 import pytest
 
-from adam_async.messages import Part, Push, ReportSteps, StepReport, Tick
+from adam_async.messages import ReportSteps, StepReport, Ticked
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.events import (
-    Acknowledge,
-    AcknowledgeTick,
+    Answer,
     Applied,
     PushArrived,
     Refuse,
@@ -23,6 +22,7 @@ from adam_async.parameter_server.shard import BySession, ShardTables
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
 from tests.adam_async.parameter_server.copies import spec_of
+from tests.adam_async.parameter_server.timelines import SENDER, push_on, tick_on
 
 SHARDS = 200
 
@@ -38,25 +38,13 @@ class Server:
 
     def __init__(self, live=(WORKER, CLIENT), **options):
         specs = [spec_of(number, f"t{number}", 0, 2) for number in range(SHARDS)]
-        self.state = ServerState(store="s", generation=1, shards=own_shards(specs, [Sgd()]), **options)
+        self.state = ServerState(store="run", generation=1, shards=own_shards(specs, [Sgd()]), **options)
         self.state.handle(ReplicasChanged(dict(live)))
 
     def push(self, sender, shards, numbers, *, session=1, read=0, is_finite=True):
-        push = Push(
-            store="s",
-            generation=1,
-            session=session,
-            incarnation=sender[1],
-            replica=sender[0],
-            clock=0,
-            weight=1,
-            rate=0.0,
-            parts=(Part(False, len(shards)),),
-            shards=tuple(shards),
-            numbers=tuple(numbers),
-            versions=(read,) * len(shards),
-            own_applied=(0,) * len(shards),
-        )
+        sender = {"session": session, "incarnation": sender[1], "replica": sender[0], "clock": 0, "rate": 0.0}
+        numbers_of = {"numbers": tuple(numbers), "versions": (read,) * len(shards)}
+        push = push_on(shards, **sender, **numbers_of)
         finite = None if is_finite else [False] * len(shards)
         effects = self.state.handle(PushArrived(None, push, PushGradients(), finite))
         while self.state.has_work:
@@ -77,19 +65,11 @@ MIXED = (*(1,) * (SHARDS - 1), 2)
 
 def test_a_client_that_the_map_does_not_name_splits_no_tables():
     server = Server()
-    assert isinstance(server.push(WORKER, EVERY, (1,) * SHARDS), Acknowledge)
-    assert isinstance(server.push(INVENTED, EVERY, (1,) * SHARDS), Acknowledge)
-    tick = Tick(store="s", generation=1, session=1, incarnation=77, replica=5, clock=0, shards=(3, 4))
-    steps = ReportSteps(
-        store="s",
-        generation=1,
-        session=1,
-        incarnation=77,
-        replica=5,
-        number=2,
-        shards=(3, 4),
-        steps=(StepReport(0, 1, 0, ()),),
-    )
+    assert isinstance(server.push(WORKER, EVERY, (1,) * SHARDS), Answer)
+    assert isinstance(server.push(INVENTED, EVERY, (1,) * SHARDS), Answer)
+    sender = {**SENDER, "incarnation": 77, "replica": 5}
+    tick = tick_on((3, 4), **{**sender, "clock": 0})
+    steps = ReportSteps(number=2, shards=(3, 4), steps=(StepReport(0, 1, 0, ()),), **sender)
     for answer in (
         server.push(INVENTED, [3], [2]),
         server.push(INVENTED, EVERY, MIXED),
@@ -102,15 +82,15 @@ def test_a_client_that_the_map_does_not_name_splits_no_tables():
         assert answer.code == "busy"
         assert "has no generation 77 of replica 5 yet" in answer.text
     assert server.tables() == 1
-    assert isinstance(server.push(INVENTED, EVERY, (1,) * SHARDS), Acknowledge)  # a repetition
+    assert isinstance(server.push(INVENTED, EVERY, (1,) * SHARDS), Answer)  # a repetition
 
 
 def test_a_client_may_split_tables_once_the_map_names_it_and_an_ended_one_gets_its_answers_again():
     server = Server(live=(WORKER, CLIENT))
-    assert isinstance(server.push(CLIENT, [3], [1]), Acknowledge)
+    assert isinstance(server.push(CLIENT, [3], [1]), Answer)
     assert server.tables() == 2
     server.state.handle(ReplicasChanged(dict([WORKER])))
-    assert isinstance(server.push(CLIENT, [3], [1]), Acknowledge)
+    assert isinstance(server.push(CLIENT, [3], [1]), Answer)
     assert isinstance(server.push(CLIENT, [3, 4], [1, 1]), Refuse)
     assert server.tables() == 2
 
@@ -127,16 +107,8 @@ def test_a_tick_on_all_shards_leaves_the_shards_of_each_message_together():
     server.push(WORKER, EVERY[50:], (1,) * 150)
     assert server.tables() == 2
     for replica, generation in (WORKER, INVENTED):
-        tick = Tick(
-            store="s",
-            generation=1,
-            session=1,
-            incarnation=generation,
-            replica=replica,
-            clock=1,
-            shards=tuple(EVERY),
-        )
-        assert isinstance(server.state.handle(TickArrived(None, tick))[0], AcknowledgeTick)
+        tick = tick_on(EVERY, incarnation=generation, replica=replica)
+        assert isinstance(server.state.handle(TickArrived(None, tick))[0].body, Ticked)
     assert server.tables() == 2
     assert {shard.clocks[0] for shard in server.state.shards.values()} == {1}
     assert {shard.tables.early[INVENTED] for shard in server.state.shards.values()} == {1}
@@ -167,7 +139,7 @@ def test_a_split_shares_the_numbers_of_all_earlier_sessions():
 
     assert measured(split) < SHARDS * (4 << 10)
     assert server.tables() == SHARDS
-    assert all(len(shard.last_number) == 1501 for shard in server.state.shards.values())
+    assert all(len(shard.tables.last_number.whole()) == 1501 for shard in server.state.shards.values())
 
 
 @pytest.mark.slow

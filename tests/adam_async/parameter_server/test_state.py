@@ -1,5 +1,6 @@
 """Decisions of a parameter server, as timelines without a loop, a link or a value."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -11,19 +12,16 @@ from adam_async.messages import (
     GAP,
     NOT_PRIMARY,
     REFUSED,
-    Part,
     Problem,
     Pull,
-    Push,
     ReportSteps,
     StepReport,
-    Tick,
+    StepsReported,
+    Ticked,
 )
 from adam_async.parameter_server import push_queue, waiting_requests
 from adam_async.parameter_server.events import (
-    Acknowledge,
-    AcknowledgeSteps,
-    AcknowledgeTick,
+    Answer,
     Applied,
     EpochBegan,
     PullArrived,
@@ -35,15 +33,21 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.gradients import DeltaPart, PushGradients
-from adam_async.parameter_server.part_collector import MOST_BYTES
+from adam_async.parameter_server.log_entries import MOST_BYTES
 from adam_async.parameter_server.push_queue import MAX_BATCH
 from adam_async.parameter_server.replica_generations import REMEMBERED
 from adam_async.parameter_server.served_store import DETAILS_BYTES
-from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import count_server
-from adam_async.run.ids import BucketId, Replica, ShardId
-from adam_async.run.shard_table import ShardSpec
+from adam_async.run.ids import Replica
+from tests.adam_async.parameter_server.timelines import (
+    SENDER,
+    Timeline,
+    numbers_in,
+    push_on,
+    shard_of,
+    tick_on,
+)
 
 ZERO, ONE, TWO = Replica(0), Replica(1), Replica(2)
 
@@ -53,30 +57,12 @@ def replica_generations(*replicas, **incarnations):
     return ReplicasChanged({replica: incarnations.get(f"of_{replica}", 1) for replica in replicas})
 
 
-def shard_of(number):
-    spec = ShardSpec(id=ShardId(number), tensor="t", start=0, stop=2, row_size=1, bucket=BucketId(0))
-    return Shard(spec=spec, values=np.zeros(2), rule_state={})
+def push_of(shards, numbers, *, read=0, own_applied=0, **fields):
+    each = {"versions": (read,) * len(shards), "own_applied": (own_applied,) * len(shards)}
+    return push_on(shards, numbers=tuple(numbers), **each, **fields)
 
 
-def push_of(shards, numbers, *, session=1, clock=1, read=0, own_applied=0, replica=0, pull=False, **other):
-    fields = {"store": "run", "generation": 1, "incarnation": 1, **other}
-    return Push(
-        **fields,
-        session=session,
-        replica=replica,
-        clock=clock,
-        weight=1,
-        rate=0.1,
-        parts=(Part(False, len(shards)),),
-        shards=tuple(shards),
-        numbers=tuple(numbers),
-        versions=(read,) * len(shards),
-        own_applied=(own_applied,) * len(shards),
-        pull=pull,
-    )
-
-
-class Server:
+class Server(Timeline):
     """A state with a shell of the test: requests are words, batches apply on request."""
 
     def __init__(self, shards=(0, 1), live=(ZERO,), **options):
@@ -84,11 +70,6 @@ class Server:
         self.state = ServerState(store="run", generation=1, shards=shards, **options)
         if live is not None:
             self.tell(replica_generations(*live))
-
-    def tell(self, event):
-        effects = self.state.handle(event)
-        self.state.check_invariants()
-        return effects
 
     def push(self, request, *args, finite=True, **fields):
         push = push_of(*args, **fields)
@@ -98,23 +79,19 @@ class Server:
     def pull(self, request, *shards, store="run", generation=1):
         return self.tell(PullArrived(request, Pull(store=store, generation=generation, shards=shards)))
 
-    def tick(self, request, shards, clock, *, replica=0, store="run", generation=1, incarnation=1):
-        body = Tick(
-            store=store,
-            session=1,
-            incarnation=incarnation,
-            replica=replica,
-            clock=clock,
-            generation=generation,
-            shards=tuple(shards),
-        )
-        return self.tell(TickArrived(request, body))
+    def tick(self, request, shards, clock, **fields):
+        return self.tell(TickArrived(request, tick_on(shards, clock=clock, **fields)))
 
-    def record(self, request, number, steps, *, shards=(0, 1), replica=0, **other):
+    def record(self, request, number, steps, *, shards=(0, 1), **fields):
         """Steps as (clock, staleness) or (clock, staleness, refused places)."""
-        fields = {"store": "run", "generation": 1, "session": 1, "incarnation": 1, **other}
-        told = tuple(StepReport(clock, 1, staleness, *refused) for clock, staleness, *refused in steps)
-        body = ReportSteps(**fields, replica=replica, shards=tuple(shards), number=number, steps=told)
+        plain = [StepReport(clock, 1, staleness, *rest) for clock, staleness, *rest in steps]
+        told = tuple(
+            [
+                msgspec.structs.replace(each, loss_sum=float(sum(numbers_in(each.groups[1:]))))
+                for each in plain
+            ]
+        )
+        body = ReportSteps(shards=tuple(shards), number=number, steps=told, **{**SENDER, **fields})
         return self.tell(StepsArrived(request, body))
 
     def apply(self):
@@ -123,15 +100,6 @@ class Server:
         if batch is not None:
             effects += self.tell(Applied(batch))
         return effects
-
-    def drain(self):
-        effects = []
-        while not self.state.idle:
-            effects += self.apply()
-        return effects
-
-    def shard(self, number=0):
-        return self.state.shards[ShardId(number)]
 
 
 def answers(effects):
@@ -143,8 +111,8 @@ def test_a_push_is_acknowledged_when_it_is_applied_with_the_versions_after_it():
     assert server.push("a", (0, 1), (1, 1)) == []
     assert not server.state.idle
     (answer,) = server.apply()
-    assert isinstance(answer, Acknowledge)
-    assert (answer.request, answer.body.versions, answer.body.problems) == ("a", (1, 1), ())
+    assert isinstance(answer, Answer)
+    assert (answer.request, answer.body.versions, answer.body.problems) == ("a", 1, ())
     assert answer.shards == ()
     assert server.state.idle
 
@@ -155,8 +123,8 @@ def test_a_retried_push_is_applied_once_and_answered_again():
     server.drain()
     (again,) = server.push("again", (0,), (1,))
     assert again.body.problems == (Problem(0, DUPLICATE),)
-    assert again.body.versions == (1,)
-    assert (server.shard().version, server.shard().duplicates) == (1, 1)
+    assert again.body.versions == 1
+    assert (server.shard().version, server.shard().tables.duplicates) == (1, 1)
 
 
 def test_a_duplicate_of_a_queued_push_is_not_acknowledged_before_it_is_applied():
@@ -165,7 +133,7 @@ def test_a_duplicate_of_a_queued_push_is_not_acknowledged_before_it_is_applied()
     assert server.push("again", (0,), (1,)) == []
     effects = server.drain()
     assert answers(effects) == ["a", "again"]
-    assert effects[1].body.versions == (1,)
+    assert effects[1].body.versions == 1
     assert server.shard().version == 1
 
 
@@ -385,11 +353,11 @@ def test_a_push_that_is_not_finite_consumes_its_number_and_ticks_the_clock():
     (answer,) = server.drain()
     assert answer.body.problems == (Problem(0, REFUSED),)
     shard = server.shard()
-    assert (shard.version, shard.refused, shard.clocks[ZERO]) == (0, 1, 4)
+    assert (shard.version, shard.tables.refused, shard.clocks[ZERO]) == (0, 1, 4)
     assert shard.staleness.total() == 0
     server.push("good", (0,), (2,), clock=5)
     (answer,) = server.drain()
-    assert answer.body.versions == (1,)
+    assert answer.body.versions == 1
 
 
 def test_staleness_counts_what_was_applied_since_the_read_less_what_was_in_the_copy():
@@ -406,19 +374,19 @@ def test_clocks_advance_with_pushes_and_ticks_and_never_go_back():
     server.push("a", (0,), (1,), clock=3)
     server.drain()
     (answer,) = server.tick("t", (0, 1, 99), 5)
-    assert isinstance(answer, AcknowledgeTick)
+    assert isinstance(answer.body, Ticked)
     server.push("b", (0,), (2,), clock=4)
     server.drain()
     assert server.shard(0).clocks == {ZERO: 5, ONE: 0}
     assert server.shard(1).clocks == {ZERO: 5, ONE: 0}
-    assert server.shard(0).slowest_clock() == 0
+    assert server.shard(0).tables.slowest_clock() == 0
 
 
 def test_a_lost_replica_leaves_the_minimum_and_moves_no_clock_any_more():
     server = Server(live=(ZERO, ONE))
     server.tick("t", (0,), 7)
     server.tell(replica_generations(ZERO))
-    assert server.shard().slowest_clock() == 7
+    assert server.shard().tables.slowest_clock() == 7
     server.tick("late", (0,), 3, replica=1)
     assert server.shard().clocks == {ZERO: 7}
 
@@ -536,14 +504,14 @@ def test_only_the_newest_ended_generations_are_remembered():
 
 
 def counted(server, number=0):
-    shard = server.shard(number)
-    return shard.version, shard.last_number, dict(shard.staleness), shard.refused, shard.duplicates
+    shard, tables = server.shard(number), server.shard(number).tables
+    return shard.version, shard.last_number, dict(shard.staleness), tables.refused, tables.duplicates
 
 
 def test_the_steps_of_a_record_are_numbered_counted_and_clocked_on_every_shard():
     server = Server(live=(ZERO, ONE))
     (answer,) = server.record("a", 1, [(5, 0), (6, 2), (7, 2)])
-    assert (answer.request, type(answer)) == ("a", AcknowledgeSteps)
+    assert (answer.request, type(answer.body)) == ("a", StepsReported)
     for number in (0, 1):
         assert counted(server, number) == (3, {(1, 1): 3}, {0: 1, 2: 2}, 0, 0)
         assert server.shard(number).clocks == {ZERO: 7, ONE: 0}
@@ -555,7 +523,7 @@ def test_a_repeated_record_is_answered_again_and_counted_once():
     server.record("a", 1, [(1, 0), (2, 1)])
     server.record("b", 3, [(3, 0)])
     (again,) = server.record("a again", 1, [(1, 0), (2, 1)])
-    assert isinstance(again, AcknowledgeSteps)
+    assert isinstance(again.body, StepsReported)
     assert counted(server) == (3, {(1, 1): 3}, {0: 2, 1: 1}, 0, 2)
     assert server.shard().clocks == {ZERO: 3}
 
@@ -568,7 +536,7 @@ def test_a_record_that_comes_too_early_is_refused_with_the_number_that_is_wanted
     assert (refusal.request, refusal.code, refusal.text) == ("early", "gap", "expected step 3, not 4")
     assert counted(server) == before
     (answer,) = server.record("in turn", 3, [(3, 0), (4, 0)])
-    assert isinstance(answer, AcknowledgeSteps)
+    assert isinstance(answer.body, StepsReported)
     assert server.shard().version == 4
 
 
@@ -622,20 +590,91 @@ def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():
     assert server.shard().version == 1
 
 
-def test_a_shard_counts_the_groups_of_each_push_once_whichever_session_sends_them():
+def test_a_shard_counts_the_groups_of_each_push_that_it_takes_or_refuses():
     server = Server()
     server.push("first", (0, 1), (1, 1), groups=(1, 0, 2))
     server.push("first again", (0, 1), (1, 1), groups=(1, 0, 2))
     server.drain()
     server.push("repeated", (0, 1), (1, 1), groups=(1, 0, 2))
     server.push("gap", (0, 1), (3, 3), groups=(1, 5, 6))
-    assert server.shard(0).tables.groups == {1: ((0, 2), ())}
-    server.push("other session", (1,), (1,), session=2, groups=(1, 1, 3))
+    assert server.shard(0).tables.groups == {1: (0, 2)}
     server.push("not finite", (0, 1), (2, 2), finite=[True, False], groups=(1, 7, 8))
     server.push("no groups", (0, 1), (3, 3))
     server.drain()
-    assert server.shard(0).tables.groups == {1: ((0, 2, 7, 8), ())}
-    assert server.shard(1).tables.groups == {1: ((0, 3, 7, 8), (1, 2))}
+    assert server.shard(0).tables.groups == server.shard(1).tables.groups == {1: (0, 2, 7, 8)}
+
+
+def test_a_shard_takes_each_group_once_whichever_session_sends_it():
+    server = Server(live=(ZERO, ONE))
+    server.push("first", (0,), (1,), groups=(1, 0, 2))
+    server.push("again", (0, 1), (1, 1), session=2, replica=1, clock=3, groups=(1, 0, 2))
+    effects = server.drain()
+    (again,) = [each.body for each in effects if each.request == "again"]
+    assert again.problems == (Problem(0, DUPLICATE),)
+    assert [server.shard(number).version for number in (0, 1)] == [1, 1]
+    assert [server.shard(number).tables.groups for number in (0, 1)] == [{1: (0, 2)}, {1: (0, 2)}]
+    assert server.shard(0).clocks[ONE] == 3, "it counts as a tick"
+    # Its number is used up: a repetition is a repetition, and the next push follows.
+    (repeated,) = server.push("repeated", (0, 1), (1, 1), session=2, replica=1, clock=3, groups=(1, 0, 2))
+    assert repeated.body.problems == (Problem(0, DUPLICATE), Problem(1, DUPLICATE))
+    server.push("next", (0, 1), (2, 2), session=2, replica=1, groups=(1, 2, 3))
+    server.drain()
+    assert [server.shard(number).version for number in (0, 1)] == [2, 2]
+
+
+def test_a_group_that_waits_in_the_queue_is_taken_once():
+    server = Server(live=(ZERO, ONE))
+    server.push("first", (0, 1), (1, 1), groups=(1, 0, 1))
+    server.push("again", (0, 1), (1, 1), session=2, replica=1, groups=(1, 0, 1))
+    assert server.shard().tables.groups == {}, "nothing is applied yet"
+    server.drain()
+    assert server.shard().version == 1
+    assert server.shard().last_number == {(1, 1): 1, (2, 1): 1}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_push_with_some_known_groups_must_wait_and_uses_no_number(waits):
+    server = Server(live=(ZERO, ONE))
+    server.push("first", (0,), (1,), groups=(1, 0, 1))
+    if not waits:
+        server.drain()
+    (refusal,) = server.push("mixed", (0, 1), (1, 1), session=2, replica=1, groups=(1, 0, 2))
+    assert (refusal.code, refusal.text) == ("busy", "a shard has some of the groups (1, 0, 2)")
+    server.push("rest", (0, 1), (1, 1), session=2, replica=1, groups=(1, 1, 2))
+    server.drain()
+    assert server.shard(0).tables.groups == {1: (0, 2)}
+    assert server.shard(1).tables.groups == {1: (1, 2)}
+
+
+def test_a_repetition_of_a_push_with_other_groups_beside_it_is_answered():
+    server = Server()
+    server.push("first", (0, 1), (1, 1), groups=(1, 0, 2))
+    server.drain()
+    (repeated,) = server.push("repeated", (0, 1), (1, 1), groups=(1, 1, 3))
+    assert repeated.body.problems == (Problem(0, DUPLICATE), Problem(1, DUPLICATE))
+
+
+def test_in_bsp_a_known_group_is_no_contribution_and_the_sum_does_not_wait():
+    server = Server(live=(ZERO, ONE), clocked=True, summed_weight=1)
+    server.push("zero", (0, 1), (1, 1), groups=(1, 0, 1))
+    server.push("one", (0, 1), (1, 1), session=2, replica=1, groups=(1, 0, 1))
+    assert server.shard().clocks == {ZERO: 1, ONE: 1}
+    work = server.state.bundle.take_work()
+    assert (work.clock, [queued.request for queued in work.pushes]) == (1, ["zero"])
+
+
+def test_a_new_primary_knows_the_counted_groups_and_no_ordered_ones():
+    server = Server(live=(ZERO, ONE))
+    server.push("counted", (0, 1), (1, 1), groups=(1, 0, 1))
+    server.drain()
+    server.push("ordered", (0, 1), (2, 2), groups=(1, 1, 2))
+    server.state.follow()
+    server.state.lead()
+    server.push("ordered again", (0, 1), (2, 2), groups=(1, 1, 2))
+    server.push("counted again", (0, 1), (1, 1), session=2, replica=1, groups=(1, 0, 1))
+    server.drain()
+    assert server.shard().version == 2
+    assert server.shard().tables.groups == {1: (0, 2)}
 
 
 def test_a_forgotten_session_and_an_ended_generation_leave_their_groups():
@@ -645,9 +684,9 @@ def test_a_forgotten_session_and_an_ended_generation_leave_their_groups():
     server.tell(replica_generations(ONE))
     server.state.forget([(1, 1)])
     assert not server.shard().last_number
-    assert server.shard().tables.groups == {1: ((0, 2), ())}
+    assert server.shard().tables.groups == {1: (0, 2)}
     server.tell(EpochBegan(2, 0))
-    assert server.shard().tables.groups == {1: ((0, 2), ())}
+    assert server.shard().tables.groups == {1: (0, 2)}
 
 
 def test_the_groups_of_reported_steps_are_counted_on_every_shard_refused_or_not():
@@ -655,8 +694,9 @@ def test_the_groups_of_reported_steps_are_counted_on_every_shard_refused_or_not(
     steps = [(1, 0, (), (1, 4, 5)), (2, 0, (1,), (1, 5, 6)), (3, 0, (), (2, 0, 1)), (4, 0)]
     server.record("steps", 1, steps)
     server.record("again", 1, steps)
+    server.record("a group of a lost worker", 1, steps[:1], session=2)
     for number in (0, 1):
-        assert server.shard(number).tables.groups == {1: ((4, 6), ()), 2: ((0, 1), ())}
+        assert server.shard(number).tables.groups == {1: (4, 6), 2: (0, 1)}
 
 
 @pytest.mark.parametrize("finite", [True, [True, False]])
@@ -664,9 +704,9 @@ def test_in_bsp_a_contribution_counts_its_groups_before_its_sum_is_complete(fini
     server = Server(live=(ZERO, ONE), clocked=True, summed_weight=2)
     server.push("push", (0, 1), (1, 1), finite=finite, groups=(1, 3, 4))
     assert server.shard(0).pending.clock == 0
-    assert [server.shard(number).tables.groups for number in (0, 1)] == [{1: ((3, 4), ())}] * 2
+    assert [server.shard(number).tables.groups for number in (0, 1)] == [{1: (3, 4)}] * 2
     server.push("late", (0, 1), (2, 2), clock=1, groups=(1, 4, 5))
-    assert server.shard(1).tables.groups == {1: ((3, 5), ())}, "a refused contribution uses up its groups"
+    assert server.shard(1).tables.groups == {1: (3, 5)}, "a refused contribution uses up its groups"
 
 
 def test_statistics_add_up():
@@ -743,7 +783,7 @@ class Pushes(RuleBasedStateMachine):
     def numbers_are_those_of_the_model(self):
         self.server.state.check_invariants()
         for (session, shard), number in self.last.items():
-            assert self.server.shard(shard).ordered[session, 1] == number
+            assert self.server.shard(shard).tables.ordered[session, 1] == number
         if self.server.state.idle:
             for (session, shard), number in self.last.items():
                 assert self.server.shard(shard).last_number[session, 1] == number
@@ -761,11 +801,7 @@ TestPushes = Pushes.TestCase
 
 def test_an_event_that_waits_for_an_epoch_delays_its_own_session_only():
     server = Server()
-    ahead = TickArrived(
-        "ahead",
-        Tick(store="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1),
-    )
-    assert server.state.handle(ahead) == []
+    assert server.tick("ahead", (0,), 1, session=9, replica=1, epoch=1) == []
     assert server.push("behind", (0,), (1,), session=9) == []
     server.push("other", (0,), (1,), session=1)
     batch, _ = server.state.take_batch()
@@ -775,7 +811,7 @@ def test_an_event_that_waits_for_an_epoch_delays_its_own_session_only():
 def test_events_that_wait_for_an_epoch_are_bounded(monkeypatch):
     monkeypatch.setattr(waiting_requests, "MOST_WAITING", 2)
     server = Server()
-    tick = Tick(store="run", session=9, incarnation=1, replica=1, clock=1, generation=1, shards=(0,), epoch=1)
+    tick = tick_on((0,), session=9, replica=1, epoch=1)
     assert [server.state.handle(TickArrived(n, tick)) for n in range(2)] == [[], []]
     (refused,) = server.state.handle(TickArrived(2, tick))
     assert (refused.request, refused.code) == (2, "busy")

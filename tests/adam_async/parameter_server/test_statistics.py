@@ -10,7 +10,7 @@ from adam_async.parameter_server import statistics
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import ClientCounts, ServerStatistics, count_store
 from adam_async.parameter_server.store_reports import KEPT_S, StoreReports
-from tests.adam_async.parameter_server.test_state import shard_of
+from tests.adam_async.parameter_server.timelines import shard_of
 
 
 def counted(states):
@@ -54,7 +54,7 @@ def test_clients_of_a_store_see_versions_and_each_client_with_its_clock_and_stal
     shards = [shard_of(0), shard_of(1)]
     for clock, shard in enumerate(shards, start=4):
         shard.clocks = {0: clock, 1: 9}
-        shard.count_staleness(0, 2)
+        shard.separate().count_staleness(0, 2)
         shard.version = clock
     state = ServerState(store="s", generation=1, shards=shards)
     counts = msgspec.json.decode(msgspec.json.encode(counted([state])))
@@ -70,7 +70,7 @@ def test_a_large_store_is_counted_in_pieces_with_the_same_counts(monkeypatch):
     shards = [shard_of(number) for number in range(7)]
     for shard in shards:
         shard.clocks = {0: 3 + int(shard.spec.id), 1: 9}
-        shard.count_staleness(0, 2)
+        shard.separate().count_staleness(0, 2)
     state = ServerState(store="s", generation=1, shards=shards)
     at_once = counted([state])
     monkeypatch.setattr(statistics, "PIECE_SHARDS", 2)

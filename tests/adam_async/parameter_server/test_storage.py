@@ -8,7 +8,7 @@ import pytest
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.rules import Adam, Sgd
-from adam_async.parameter_server.storage import ALIGNMENT, ShardStorage, StoragePool, aligned_zeros
+from adam_async.parameter_server.storage import ALIGNMENT, PAGE, ShardStorage, StoragePool, aligned_zeros
 from adam_async.run.partition import arrays_of
 from adam_async.run.shard_table import shard_table
 
@@ -17,13 +17,13 @@ TABLE = shard_table(PARAMETERS, shard_bytes=16 << 10)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 4097])
-def test_memory_begins_on_a_cache_line_and_is_zero(size, dtype):
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 4097, 1 << 14, (1 << 18) + 1])
+def test_memory_begins_on_a_cache_line_or_if_large_on_a_page_and_is_zero(size, dtype):
     made = [aligned_zeros(size, dtype) for _ in range(5)]
     for vector in made:
         assert (vector.shape, vector.dtype) == ((size,), dtype)
         assert not vector.any()
-        assert vector.ctypes.data % ALIGNMENT == 0 or not size
+        assert vector.ctypes.data % (PAGE if vector.nbytes >= 64 << 10 else ALIGNMENT) == 0 or not size
 
 
 def test_shards_are_views_that_cover_every_tensor_once():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adam_async.parameter_server import waiting_requests
-from adam_async.parameter_server.events import QueuedPull, Refuse, SendBehind, SendValues
+from adam_async.parameter_server.events import QueuedPull, Refuse, SendValues
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.waiting_requests import WaitingRequests
 from adam_async.run.ids import BucketId, Replica, ShardId
@@ -95,7 +95,7 @@ def test_pulls_are_given_up_at_their_deadline_some_at_a_time_and_leave_nothing(m
             assert 0 < len(late) <= 10
             found += late
         assert requests(found) == list(range(25))
-        assert all(isinstance(each, SendBehind) and each.behind == (ZERO,) for each in found)
+        assert all(each.body.behind == (ZERO,) for each in found)
         assert sum(map(len, waiting._by_shard.values())) <= 21 + 25
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adam_async.persistence.store import SegmentStore
 from adam_async.simulation.disk import SimulatedDisk
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 from tests.adam_async.persistence.owners import HOME
 
 SYNCS = ("sync_file", "sync_folder", "truncate_durably")
@@ -92,11 +92,11 @@ class Running:
         self._store = store
         self.ended: asyncio.Task[None]
 
-    async def __aenter__(self) -> "Running":
+    async def __aenter__(self) -> SegmentStore:
         self._block = self._store.opened()
         await self._block.__aenter__()
         self.ended = asyncio.get_running_loop().create_task(self._store.run(), name="store")
-        return self
+        return self._store
 
     async def __aexit__(self, *exc) -> None:
         self.ended.cancel()

@@ -53,8 +53,9 @@ async def serve(folder: Path) -> None:
     bundle = owner.bundles[HOME]
     bundle.history = history()
     async with Disk() as disk, Disk() as entries_disk:
-        store = store_of(disk, owner, entries_disk=entries_disk, path=folder, settings=SMALL)
-        async with Running(store):
+        async with Running(
+            store_of(disk, owner, entries_disk=entries_disk, path=folder, settings=SMALL)
+        ) as store:
             begin = bundle.applied = position_in(folder, owner)
             report(begin)
             for shard in range(6):

@@ -10,10 +10,9 @@ import pytest
 from adam_async.errors import AdamError
 from adam_async.persistence import contents, frames, opening, rounds
 from adam_async.persistence.entry_log import EntryLog
-from adam_async.persistence.folder import Folder
+from adam_async.persistence.folder import Folder, SegmentWriter
 from adam_async.persistence.keys import StateKey
 from adam_async.persistence.rounds import Rounds
-from adam_async.persistence.segment_writer import SegmentWriter
 from adam_async.simulation.loop import SimulationFailed
 from tests.adam_async.crash_images import crashed
 from tests.adam_async.persistence import owners, test_crash_points, test_damage, test_disk_trouble, test_store

@@ -11,7 +11,7 @@ import pytest
 from adam_async.persistence.keys import StateName
 from adam_async.persistence.records import ENTRIES
 from adam_async.persistence.scan import segment_name
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 from tests.adam_async.crash_images import TracedDiskModel, crashed, disk_model_of
 from tests.adam_async.persistence.owners import (
     HOME,
@@ -188,8 +188,7 @@ def reopened(disk_model):
     async def program(node):
         node.disk_model = disk_model
         disk = node.open_disk()
-        store = store_of(disk, Owner(DURABLE))
-        async with store.opened():
+        async with store_of(disk, Owner(DURABLE)).opened() as store:
             read = {name: await store.read_state(name) for name in store.recovery.states}
             return store.recovery, read, files_of(disk_model)
 
@@ -286,8 +285,7 @@ def images_of_repair(disk_model):
 
     async def program(node):
         node.disk_model = traced_model
-        store = store_of(node.open_disk(), Owner(DURABLE))
-        async with store.opened():
+        async with store_of(node.open_disk(), Owner(DURABLE)).opened():
             traced_model.look()
 
     async def scenario(world):

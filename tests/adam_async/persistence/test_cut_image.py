@@ -65,8 +65,7 @@ async def reopened(folder: Path) -> int:
     owner.bundles[HOME].history = history()
     before = position_in(folder, owner)
     async with Disk() as disk:
-        store = store_of(disk, owner, path=folder)
-        async with store.opened():
+        async with store_of(disk, owner, path=folder).opened() as store:
             assert store.recovery.damages == ()
             assert store.recovery.lost == ()
     assert position_in(folder, owner) == before

@@ -25,6 +25,7 @@ from tests.adam_async.persistence.owners import (
     known_scan,
     store_of,
 )
+from tests.worlds import inside
 
 STATES = "states-00000001.segment"
 ENTRIES = "entries-00000001.segment"
@@ -35,8 +36,7 @@ def small_store(*, rounds: int = 3) -> tuple[DiskModel, Owner]:
     owner = Owner("a", "b")
 
     async def use(node):
-        store = store_of(node.open_disk(), owner)
-        async with Running(store):
+        async with Running(store_of(node.open_disk(), owner)) as store:
             for _ in range(rounds):
                 for shard in (1, 2):
                     owner.update(store, "a", shard)
@@ -48,6 +48,12 @@ def small_store(*, rounds: int = 3) -> tuple[DiskModel, Owner]:
         return node.disk_model
 
     return on_a_node(use), owner
+
+
+def on_a_small_store(use):
+    """Run `use(node, owner)` on a machine that has the disk of a small store."""
+    disk_model, owner = small_store()
+    on_a_node(lambda node: use(node, owner), disk_model=disk_model)
 
 
 def check_floors(found: Contents, owner: Owner) -> int:
@@ -82,8 +88,7 @@ def two_sessions(settings: FlushSettings) -> tuple[DiskModel, Owner]:
 
     async def use(node):
         for rounds in ("a1 a2 b1", "a3", "a1", "b1"), ("a1 b2", "a1", "a2", "b1", "b1"):
-            store = store_of(node.open_disk(), owner, settings=settings)
-            async with Running(store):
+            async with Running(store_of(node.open_disk(), owner, settings=settings)) as store:
                 for names in rounds:
                     for name in names.split():
                         owner.update(store, name[0], int(name[1]))
@@ -123,11 +128,9 @@ def test_a_lost_state_does_not_count_at_the_floor_of_a_later_session(segment_byt
 
     async def use(node):
         for _ in range(3):
-            store = store_of(node.open_disk(), owner, settings=settings)
-            async with store.opened():
+            async with store_of(node.open_disk(), owner, settings=settings).opened() as store:
                 assert [each.name for each in store.recovery.lost] == [StateName("a", 1)]
-            store = store_of(node.open_disk(), owner, settings=settings)
-            async with Running(store):
+            async with Running(store_of(node.open_disk(), owner, settings=settings)) as store:
                 owner.update(store, "b", 1)
                 await store.flush()
             check_floors(contents_in(files_of(node.disk_model)), owner)
@@ -135,39 +138,29 @@ def test_a_lost_state_does_not_count_at_the_floor_of_a_later_session(segment_byt
     on_a_node(use, disk_model=disk_model)
 
 
-def test_a_full_disk_at_the_beginning_of_a_file_hides_no_lost_state():
-    disk_model, owner = small_store()
-    location = contents_in(files_of(disk_model)).states[StateName("a", 2)][1]
-    flip(disk_model, HOME / STATES, location.content)
-
-    async def use(node):
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
-            assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
-        store = store_of(node.open_disk(), owner)
-        async with Running(store):
-            node.disk_model.capacity_bytes = (
-                node.disk_model.used_bytes + 130
-            )  # the start of a file, and no list
-            owner.update(store, "a", 1)
-            await store.flush()
-            assert store.statistics().is_full
-            node.disk_model.capacity_bytes = 1 << 20
-            await store.flush()
-            assert store.statistics().dirty == 0
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
-            assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
-
-    on_a_node(use, disk_model=disk_model)
+@inside(on_a_small_store, made=2)
+async def test_a_full_disk_at_the_beginning_of_a_file_hides_no_lost_state(node, owner):
+    location = contents_in(files_of(node.disk_model)).states[StateName("a", 2)][1]
+    flip(node.disk_model, HOME / STATES, location.content)
+    async with store_of(node.open_disk(), owner).opened() as store:
+        assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
+    async with Running(store_of(node.open_disk(), owner)) as store:
+        node.disk_model.capacity_bytes = node.disk_model.used_bytes + 130  # the start of a file, and no list
+        owner.update(store, "a", 1)
+        await store.flush()
+        assert store.statistics().is_full
+        node.disk_model.capacity_bytes = 1 << 20
+        await store.flush()
+        assert store.statistics().dirty == 0
+    async with store_of(node.open_disk(), owner).opened() as store:
+        assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
 
 
 def test_a_round_without_room_for_its_record_is_listed_by_the_next_one():
     owner = Owner("a")
 
     async def use(node):
-        store = store_of(node.open_disk(), owner)
-        async with Running(store):
+        async with Running(store_of(node.open_disk(), owner)) as store:
             owner.update(store, "a", 1)
             owner.update(store, "a", 2)
             await store.flush()
@@ -229,8 +222,7 @@ def test_a_file_cut_short_anywhere_is_reported_once_a_later_round_has_its_size()
     disk_model, owner = small_store()
 
     async def use(node):
-        store = store_of(node.open_disk(), owner)
-        async with Running(store):
+        async with Running(store_of(node.open_disk(), owner)) as store:
             owner.update(store, "b", 1)
             await store.flush()
 
@@ -250,16 +242,14 @@ def test_a_missing_file_is_reported_with_the_states_that_it_had():
     owner = Owner("a")
 
     async def use(node):
-        store = store_of(node.open_disk(), owner, notice=print)
-        async with Running(store):
+        async with Running(store_of(node.open_disk(), owner, notice=print)) as store:
             owner.bundles["a"].history = [(1,)] * 20
             owner.bundles["a"].applied = 20
             store.mark(StateName("a", 1), 100)
             await store.flush()
         disk_model.remove(HOME / STATES)
         notices = []
-        store = store_of(node.open_disk(), owner, notice=notices.append)
-        async with store.opened():
+        async with store_of(node.open_disk(), owner, notice=notices.append).opened() as store:
             (damage,) = store.recovery.damages
             assert str(damage) == f"{STATES} is missing"
             (lost,) = store.recovery.lost
@@ -267,129 +257,99 @@ def test_a_missing_file_is_reported_with_the_states_that_it_had():
             assert StateName("a", 1) in store.recovery.states
         text = "is missing; the newest state of piece 2 of a is lost; other copies have to fill in"
         assert notices == [f"in {HOME}, {STATES} {text}"]
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
+        async with store_of(node.open_disk(), owner).opened() as store:
             assert (store.recovery.damages, store.recovery.lost) == ((), (lost,))
 
     on_a_node(use, disk_model=disk_model)
 
 
-def test_damage_names_the_lost_state_quarantines_the_file_and_keeps_all_others():
-    disk_model, owner = small_store()
-    before = contents_in(files_of(disk_model))
+@inside(on_a_small_store, made=2)
+async def test_damage_names_the_lost_state_quarantines_the_file_and_keeps_all_others(node, owner):
+    before = contents_in(files_of(node.disk_model))
     newest = before.states[StateName("a", 2)][1]
-    flip(disk_model, HOME / STATES, newest.content + 3)
-
-    async def use(node):
-        notices = []
-        store = store_of(node.open_disk(), owner, notice=notices.append)
-        async with store.opened():
-            recovery = store.recovery
-            (damage,) = recovery.damages
-            assert (damage.segment, damage.position) == (STATES, newest.position)
-            assert damage.quarantined_as == "states-00000001.damaged"
-            (lost,) = recovery.lost
-            assert (lost.name, lost.order) == (StateName("a", 2), (1, 6))
-            assert lost.found == recovery.states[StateName("a", 2)]
-            assert lost.found.version == 2
-            for name, version in ((StateName("a", 1), 3), (StateName("a", 2), 2)):
-                key, parts = await store.read_state(name)
-                assert key.version == version
-                assert tuple(map(bytes, parts)) == content(name, version)
-        (notice,) = notices
-        assert f"{STATES} is damaged at byte {newest.position}, and is states-00000001.damaged now" in notice
-        assert notice.endswith("; the newest state of piece 2 of a is lost; other copies have to fill in")
-        names = await node.open_disk().names(HOME)
-        assert "states-00000001.damaged" in names
-        assert STATES not in names
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
-            assert store.recovery.states == recovery.states
-            assert store.recovery.entries == recovery.entries
-            assert (store.recovery.damages, store.recovery.lost) == ((), recovery.lost)
-
-    on_a_node(use, disk_model=disk_model)
+    flip(node.disk_model, HOME / STATES, newest.content + 3)
+    notices = []
+    async with store_of(node.open_disk(), owner, notice=notices.append).opened() as store:
+        recovery = store.recovery
+        (damage,) = recovery.damages
+        assert (damage.segment, damage.position) == (STATES, newest.position)
+        assert damage.quarantined_as == "states-00000001.damaged"
+        (lost,) = recovery.lost
+        assert (lost.name, lost.order) == (StateName("a", 2), (1, 6))
+        assert lost.found == recovery.states[StateName("a", 2)]
+        assert lost.found.version == 2
+        for name, version in ((StateName("a", 1), 3), (StateName("a", 2), 2)):
+            key, parts = await store.read_state(name)
+            assert key.version == version
+            assert tuple(map(bytes, parts)) == content(name, version)
+    (notice,) = notices
+    assert f"{STATES} is damaged at byte {newest.position}, and is states-00000001.damaged now" in notice
+    assert notice.endswith("; the newest state of piece 2 of a is lost; other copies have to fill in")
+    names = await node.open_disk().names(HOME)
+    assert "states-00000001.damaged" in names
+    assert STATES not in names
+    async with store_of(node.open_disk(), owner).opened() as store:
+        assert store.recovery.states == recovery.states
+        assert store.recovery.entries == recovery.entries
+        assert (store.recovery.damages, store.recovery.lost) == ((), recovery.lost)
 
 
-def test_a_lost_state_is_named_until_a_newer_one_is_on_disk():
-    disk_model, owner = small_store()
-    location = contents_in(files_of(disk_model)).states[StateName("a", 2)][1]
-    flip(disk_model, HOME / STATES, location.content)
-
-    async def use(node):
-        for _ in range(2):
-            store = store_of(node.open_disk(), owner)
-            async with store.opened():
-                assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
-        store = store_of(node.open_disk(), owner)
-        async with Running(store):
-            owner.update(store, "a", 2)
-            await store.flush()
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
-            assert store.recovery.lost == ()
-
-    on_a_node(use, disk_model=disk_model)
+@inside(on_a_small_store, made=2)
+async def test_a_lost_state_is_named_until_a_newer_one_is_on_disk(node, owner):
+    location = contents_in(files_of(node.disk_model)).states[StateName("a", 2)][1]
+    flip(node.disk_model, HOME / STATES, location.content)
+    for _ in range(2):
+        async with store_of(node.open_disk(), owner).opened() as store:
+            assert [each.name for each in store.recovery.lost] == [StateName("a", 2)]
+    async with Running(store_of(node.open_disk(), owner)) as store:
+        owner.update(store, "a", 2)
+        await store.flush()
+    async with store_of(node.open_disk(), owner).opened() as store:
+        assert store.recovery.lost == ()
 
 
-def test_states_of_a_damaged_file_hide_no_newer_ones():
-    disk_model, owner = small_store()
-
-    async def use(node):
-        store = store_of(node.open_disk(), owner)
-        async with Running(store):
-            owner.bundles["a"].applied = len(owner.bundles["a"].history)
-            owner.update(store, "a", 1)
-            await store.flush()
-        newest = contents_in(files_of(disk_model)).states
-        assert newest[StateName("a", 1)][1].segment == "states-00000002.segment"
-        flip(disk_model, HOME / STATES, 300)
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
-            assert [damage.segment for damage in store.recovery.damages] == [STATES]
-            assert store.recovery.states == {name: key for name, (key, _) in newest.items()}
-            assert store.recovery.lost == ()
-
-    on_a_node(use, disk_model=disk_model)
+@inside(on_a_small_store, made=2)
+async def test_states_of_a_damaged_file_hide_no_newer_ones(node, owner):
+    async with Running(store_of(node.open_disk(), owner)) as store:
+        owner.bundles["a"].applied = len(owner.bundles["a"].history)
+        owner.update(store, "a", 1)
+        await store.flush()
+    newest = contents_in(files_of(node.disk_model)).states
+    assert newest[StateName("a", 1)][1].segment == "states-00000002.segment"
+    flip(node.disk_model, HOME / STATES, 300)
+    async with store_of(node.open_disk(), owner).opened() as store:
+        assert [damage.segment for damage in store.recovery.damages] == [STATES]
+        assert store.recovery.states == {name: key for name, (key, _) in newest.items()}
+        assert store.recovery.lost == ()
 
 
-def test_whole_entries_behind_damage_are_kept():
-    disk_model, owner = small_store()
-    first = contents_in(files_of(disk_model)).entries[EntryKey("a", 7, 1)]
-    flip(disk_model, HOME / ENTRIES, first.content)
-
-    async def use(node):
-        notices = []
-        store = store_of(node.open_disk(), owner, notice=notices.append)
-        async with store.opened():
-            assert notices[0].endswith(
-                "no state is lost, and log entries may be missing; other copies have to fill in"
-            )
-            assert [damage.segment for damage in store.recovery.damages] == [ENTRIES]
-            assert [key.position for key in store.recovery.entries["a"]] == [8, 9]
-            for key in store.recovery.entries["a"]:
-                expected = owner.bundles["a"].entry(key.position)[1]
-                assert tuple(map(bytes, await store.read_entry(key))) == expected
-
-    on_a_node(use, disk_model=disk_model)
+@inside(on_a_small_store, made=2)
+async def test_whole_entries_behind_damage_are_kept(node, owner):
+    first = contents_in(files_of(node.disk_model)).entries[EntryKey("a", 7, 1)]
+    flip(node.disk_model, HOME / ENTRIES, first.content)
+    notices = []
+    async with store_of(node.open_disk(), owner, notice=notices.append).opened() as store:
+        assert notices[0].endswith(
+            "no state is lost, and log entries may be missing; other copies have to fill in"
+        )
+        assert [damage.segment for damage in store.recovery.damages] == [ENTRIES]
+        assert [key.position for key in store.recovery.entries["a"]] == [8, 9]
+        for key in store.recovery.entries["a"]:
+            expected = owner.bundles["a"].entry(key.position)[1]
+            assert tuple(map(bytes, await store.read_entry(key))) == expected
 
 
-def test_a_torn_tail_is_reported_and_cut_off():
-    disk_model, owner = small_store()
-    inode = disk_model.file(HOME / STATES)
+@inside(on_a_small_store, made=2)
+async def test_a_torn_tail_is_reported_and_cut_off(node, owner):
+    inode = node.disk_model.file(HOME / STATES)
     size = len(inode.data)
     inode.data += b"\xabCL1" * 40
     inode.kept[:] = inode.data
-
-    async def use(node):
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
-            (torn,) = store.recovery.torn
-            assert (torn.segment, torn.position, torn.nbytes) == (STATES, size, 160)
-            assert store.recovery.damages == ()
-        assert len(files_of(node.disk_model)[STATES]) == size
-
-    on_a_node(use, disk_model=disk_model)
+    async with store_of(node.open_disk(), owner).opened() as store:
+        (torn,) = store.recovery.torn
+        assert (torn.segment, torn.position, torn.nbytes) == (STATES, size, 160)
+        assert store.recovery.damages == ()
+    assert len(files_of(node.disk_model)[STATES]) == size
 
 
 def test_a_frame_in_another_place_or_file_is_not_read():
@@ -414,21 +374,16 @@ def test_a_frame_in_another_place_or_file_is_not_read():
     assert contents.states.keys() == {StateName("a", 1), StateName("a", 2)}
 
 
-def test_bytes_that_rot_after_the_opening_are_not_returned():
-    disk_model, owner = small_store()
-
-    async def use(node):
-        store = store_of(node.open_disk(), owner)
-        async with store.opened():
-            location = contents_in(files_of(disk_model)).states[StateName("a", 1)][1]
-            flip(disk_model, HOME / STATES, location.content)
-            with pytest.raises(DamagedState, match=f"{STATES} is damaged at byte {location.position}"):
-                await store.read_state(StateName("a", 1))
-            disk_model.remove(HOME / STATES)
-            with pytest.raises(DamagedState, match=f"{STATES} cannot be read: No such file"):
-                await store.read_state(StateName("a", 2))
-
-    on_a_node(use, disk_model=disk_model)
+@inside(on_a_small_store, made=2)
+async def test_bytes_that_rot_after_the_opening_are_not_returned(node, owner):
+    async with store_of(node.open_disk(), owner).opened() as store:
+        location = contents_in(files_of(node.disk_model)).states[StateName("a", 1)][1]
+        flip(node.disk_model, HOME / STATES, location.content)
+        with pytest.raises(DamagedState, match=f"{STATES} is damaged at byte {location.position}"):
+            await store.read_state(StateName("a", 1))
+        node.disk_model.remove(HOME / STATES)
+        with pytest.raises(DamagedState, match=f"{STATES} cannot be read: No such file"):
+            await store.read_state(StateName("a", 2))
 
 
 def test_a_killed_process_leaves_proof_that_its_last_round_was_on_disk():

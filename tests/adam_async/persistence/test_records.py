@@ -3,8 +3,7 @@
 import pytest
 
 from adam_async.persistence.frames import Frame, frame_at, frame_head
-from adam_async.persistence.identity import Identity
-from adam_async.persistence.keys import EntryKey, StateKey
+from adam_async.persistence.keys import EntryKey, Identity, StateKey
 from adam_async.persistence.records import (
     STATES,
     EntryRecord,
@@ -53,8 +52,8 @@ def test_the_start_of_a_file_has_its_owner():
         b"",
         b"segments",
         b"segmentz\1\0\0\0",
-        b"segments\1\0\0\0\x80",
-        b"segments\1\0\0\0\x81\xa1\xff\x00",
+        b"segments\2\0\0\0\x80",
+        b"segments\2\0\0\0\x81\xa1\xff\x00",
         b"x" * 99,
     ],
 )
@@ -63,7 +62,7 @@ def test_other_bytes_are_no_start(payload):
 
 
 def test_a_start_of_another_format_is_refused_with_its_number():
-    with pytest.raises(UnknownRecordError, match="its format is 9, and this release reads 1"):
+    with pytest.raises(UnknownRecordError, match="its format is 9, and this release reads 2"):
         decode_start(b"segments\x09\0\0\0anything")
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.persistence.frames import frame_head
-from adam_async.persistence.identity import Identity
+from adam_async.persistence.keys import Identity
 from adam_async.persistence.records import ENTRIES, STATES, SyncedRecord, encode_record, encode_start
 from adam_async.persistence.scan import SegmentName, salt_of, scan, segment_name
 

@@ -25,7 +25,7 @@ from adam_async.report.report import Report, build_report, to_json, without_inva
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.result import EpochResult, RunResult
-from adam_async.run.staleness import add_up
+from adam_async.run.series import add_up
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine, pinned_cpus
@@ -88,8 +88,9 @@ def process(pid: int, peak_rss_mb: float) -> dict[str, Any]:
 # --- counts of a run -------------------------------------------------------------------------
 
 
-async def test_versions_are_pushes_applied_are_the_total_of_the_staleness_histogram() -> None:
-    config = Config(epochs=2, replicas=2, servers=2, threads=1, shard_bytes=4096)
+@pytest.mark.parametrize("weights", ["auto", "copy"])
+async def test_versions_are_pushes_applied_are_the_total_of_the_staleness_histogram(weights: str) -> None:
+    config = Config(epochs=2, replicas=2, servers=2, threads=1, shard_bytes=4096, weights=weights)
 
     report = await trained(config)
 
@@ -98,6 +99,7 @@ async def test_versions_are_pushes_applied_are_the_total_of_the_staleness_histog
         assert sum(server.versions.values()) == sum(server.staleness.values())
         assert set(server.versions.values()) == {2 * 320 // config.images_per_group}
         assert len(server.versions) == server.shards
+        assert (server.refused, server.duplicates) == (0, 0)
     acknowledged = [worker.parameters.acknowledged for worker in report.workers if worker.parameters]
     assert len(acknowledged) == 2
     assert sum(acknowledged) == report.staleness.pushes

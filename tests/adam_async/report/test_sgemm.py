@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from adam_async.report.sgemm import OPERATIONS, SIDE, Factors, measure_sgemm
+from adam_async.report.baseline import OPERATIONS, SIDE, Factors, measure_sgemm
 
 
 def plain_rate() -> float:

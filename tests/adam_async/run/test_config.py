@@ -13,30 +13,17 @@ from adam_async.run.shard_table import NUM_BUCKETS
 
 
 @pytest.mark.parametrize(
-    ("slow", "said"),
-    [
-        ("worker-1:0.2", r"slow must be a list of texts, not 'worker-1:0.2' \(set in adam.toml\)"),
-        ([0.2], r"slow must be a list of texts, not \[0.2\] \(set in adam.toml\)"),
-        (["worker-1=0.2"], "slow 'worker-1=0.2' is not of the form NODE:SHARE, as in worker-1:0.2, or NODE~"),
-    ],
-)
-def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
-    with pytest.raises(ConfigError, match=said):
-        make_config({"slow": slow}, sources=("adam.toml",))
-
-
-@pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"epochs": -1}, "epochs must be a number of at least 0, not -1"),
         ({"images_per_group": 0}, "images_per_group"),
         ({"in_flight": -1}, "in_flight"),
-        ({"shard_bytes": 63}, "shard_bytes must be a number of at least 64, not 63"),
-        ({"shard_bytes": 1 << 26}, "shard_bytes must be at most 33554432, not 67108864"),
+        ({"shard_bytes": 63}, "shard_bytes must be within 64 and 33554432, not 63"),
+        ({"shard_bytes": 1 << 26}, "shard_bytes must be within 64 and 33554432, not 67108864"),
         ({"controllers": 2}, "controllers must be 1, 3 or 5, of which none, one or two may be lost"),
         ({"controllers": 7}, "(an even number survives no more losses), not 7"),
         ({"controllers": "three"}, "controllers must be a whole number, not 'three'"),
-        ({"read_ahead": 2000}, "read_ahead must be at most 1024, not 2000"),
+        ({"read_ahead": 2000}, "read_ahead must be within 1 and 1024, not 2000"),
         ({"rate": -0.1}, "rate must be a number of at least 0.0, not -0.1"),
         ({"rate": float("nan")}, "rate must be a number of at least 0.0, not nan"),
         ({"rate": "inf"}, "rate must be a number of at least 0.0, not inf"),
@@ -46,8 +33,8 @@ def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
         ({"momentum": 0.5, "rule": "adam"}, "momentum belongs to rule sgd"),
         ({"nesterov": True}, "nesterov has no effect without momentum: set momentum"),
         ({"nesterov": True, "rule": "adamw"}, "nesterov has no effect without momentum"),
-        ({"partitions": 0}, "partitions must be a number of at least 1, not 0"),
-        ({"partitions": 65}, "partitions must be at most 64, not 65"),
+        ({"partitions": 0}, "partitions must be within 1 and 64, not 0"),
+        ({"partitions": 65}, "partitions must be within 1 and 64, not 65"),
         (
             {"partitions": 2, "clip": 1},
             "clip excludes partitions=2: it is about the norm of the whole gradient",
@@ -69,10 +56,10 @@ def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
         ({"data": 3}, "data must be text, not 3"),
         ({"waits": 3}, "waits must be a table of seconds, not 3"),
         ({"waits": {"call_s": "long"}}, "waits.call_s must be a number, not 'long'"),
-        ({"images_per_group": 65_537}, "images_per_group must be at most 65536, not 65537"),
-        ({"in_flight": 4097}, "in_flight must be at most 4096, not 4097"),
-        ({"replicas": 1025}, "replicas must be at most 1024, not 1025"),
-        ({"servers": 65}, "servers must be at most 64, not 65"),
+        ({"images_per_group": 65_537}, "images_per_group must be within 1 and 65536, not 65537"),
+        ({"in_flight": 4097}, "in_flight must be within 0 and 4096, not 4097"),
+        ({"replicas": 1025}, "replicas must be within 1 and 1024, not 1025"),
+        ({"servers": 65}, "servers must be within 1 and 64, not 65"),
         (
             {"copies_bind": "10.1.0.1:0"},
             "copies_bind: address '10.1.0.1:0' is not of the form tcp://host:port",
@@ -80,26 +67,26 @@ def test_wrong_stragglers_are_refused_with_the_right_form(slow, said):
         ({"consistency": "ssp"}, "consistency must be asp, ssp:S with a whole number S of steps, or bsp"),
         ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
         ({"lag": 1}, "lag=1 belongs to consistency bsp, not asp"),
-        ({"lag": 2, "consistency": "bsp"}, "lag must be at most 1, not 2"),
+        ({"lag": 2, "consistency": "bsp"}, "lag must be within 0 and 1, not 2"),
         ({"pull_every": 2, "consistency": "bsp"}, "leave pull_every at 1; push_every makes steps longer"),
         ({"scale_by_staleness": True, "consistency": "bsp"}, "leave it off, and lower the rate"),
         (
             {"epochs": 3, "warm_up": 3},
             "warm_up=3.0 leaves nothing of epochs=3: lower warm_up or train longer",
         ),
-        ({"warm_up": -1}, "warm_up must be a number of at least 0.0, not -1.0"),
+        ({"warm_up": -1}, "warm_up must be a number of at least 0.0, not -1"),
         ({"warm_start": -1}, "warm_start must be a number of at least 0, not -1"),
         ({"schedule": "linear"}, "schedule must be one of auto, constant, step, cosine, not 'linear'"),
         ({"schedule": "step", "decay": 0}, "give a factor above 0 and up to 1"),
-        ({"schedule": "step", "decay": 1.5}, "decay must be at most 1.0, not 1.5"),
+        ({"schedule": "step", "decay": 1.5}, "decay must be within 0.0 and 1.0, not 1.5"),
         ({"schedule": "step", "decay_every": 0}, "decay_every must be a number of at least 0.001"),
         ({"decay": 0.1}, "decay=0.1 belongs to schedule step, not auto: give schedule step too"),
         ({"decay_every": 2, "schedule": "cosine"}, "or leave decay_every out"),
         ({"clip": -1}, "clip must be a number of at least 0.0"),
         ({"layer_rate": 0.002, "rule": "adagrad"}, "layer_rate=0.002 belongs to rule sgd"),
         ({"checkpoint_every": -1}, "checkpoint_every must be a number of at least 0"),
-        ({"keep": 0}, "keep must be a number of at least 1, not 0"),
-        ({"keep": 1_000_001}, "keep must be at most 1000000, not 1000001"),
+        ({"keep": 0}, "keep must be within 1 and 1000000, not 0"),
+        ({"keep": 1_000_001}, "keep must be within 1 and 1000000, not 1000001"),
         ({"weights": "aliased", "consistency": "bsp"}, "weights=aliased needs consistency=asp"),
         ({"weights": "aliased", "clip": 1}, "weights=aliased needs clip=0.0"),
         ({"weights": "aliased", "record": True}, "weights=aliased needs record=False"),
@@ -219,9 +206,9 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
             {"servers": 3, "controllers": 3, "min_in_sync": 2, "record": True},
             "min_in_sync=2 needs as many copies, and there is 1 with record: leave one of them out",
         ),
-        ({"servers": 9, "copies": 9}, "copies must be at most 8, not 9"),
-        ({"copies": -1}, "copies must be a number of at least 0, not -1"),
-        ({"min_in_sync": -1}, "min_in_sync must be a number of at least 0, not -1"),
+        ({"servers": 9, "copies": 9}, "copies must be within 0 and 8, not 9"),
+        ({"copies": -1}, "copies must be within 0 and 8, not -1"),
+        ({"min_in_sync": -1}, "min_in_sync must be within 0 and 8, not -1"),
     ],
 )
 def test_copies_that_cannot_be_kept_are_refused(options, message):

@@ -4,16 +4,16 @@ import random
 
 import pytest
 
+from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
 from adam_async.run.group_ranges import (
-    KEPT_EPOCHS,
-    MOST_BOUNDS,
-    NO_GROUPS,
-    GroupSet,
     common,
+    common_and_others,
     groups_fault,
+    has_groups,
     name_groups,
     united,
     with_groups,
+    with_groups_each,
     without,
 )
 
@@ -87,29 +87,55 @@ def test_a_tuple_that_names_no_groups_has_a_fault(named):
     assert groups_fault(named)
 
 
-def test_a_set_has_the_groups_that_came_again():
-    sets = with_groups({}, (1, 0, 4))
-    sets = with_groups(sets, (1, 2, 6))
-    assert sets == {1: GroupSet((0, 6), (2, 4))}
-    sets = with_groups(sets, (1, 0, 1, 5, 7))
-    assert sets == {1: GroupSet((0, 7), (0, 1, 2, 4, 5, 6))}
-    sets = with_groups(sets, (1, 2, 4))
-    assert sets[1].again == (0, 1, 2, 4, 5, 6), "a third time changes nothing"
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ((1, 0, 4), True),
+        ((1, 1, 2, 8, 10), True),
+        ((1, 4, 8), False),
+        ((1, 10, 12), False),
+        ((1, 4, 6, 12, 13), False),
+        ((1, 3, 5), None),
+        ((1, 0, 10), None),
+        ((1, 0, 2, 4, 5), None),
+        ((1, 9, 11), None),
+        ((2, 0, 4), False),
+    ],
+)
+def test_sets_have_all_some_or_none_of_the_groups(named, expected):
+    assert has_groups({1: (0, 4, 8, 10)}, named) is expected
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_sets_are_those_of_counts(seed):
-    dice, sets, counts = random.Random(seed), {}, {}
+def test_what_sets_have_is_what_sets_of_numbers_have(seed):
+    dice = random.Random(seed)
+    for _ in range(200):
+        ranges, named = random_ranges(dice), random_ranges(dice)
+        if named:
+            known, numbers = numbers_of(ranges), numbers_of(named)
+            expected = True if numbers <= known else None if numbers & known else False
+            assert has_groups({1: ranges}, (1, *named)) is expected
+
+
+def test_an_epoch_whose_set_is_dropped_is_over():
+    sets = dict.fromkeys((3, 4, 5), (0, 4))
+    assert has_groups(sets, (2, 9, 10)) is True
+    assert has_groups(sets, (6, 0, 1)) is False
+    assert has_groups({5: (0, 4)}, (2, 9, 10)) is False, "the shard may not have seen the epoch yet"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sets_have_all_groups_that_were_named(seed):
+    dice, sets, counted = random.Random(seed), {}, set()
     for _ in range(60):
         named = name_groups(1, [dice.randrange(40) for _ in range(1 + dice.randrange(5))])
         before = sets
         copy = dict(before)
         sets = with_groups(sets, named)
         assert before == copy, "sets are never changed in place"
-        for number in numbers_of(named[1:]):
-            counts[number] = counts.get(number, 0) + 1
-    assert numbers_of(sets[1].groups) == set(counts)
-    assert numbers_of(sets[1].again) == {number for number, count in counts.items() if count > 1}
+        counted |= numbers_of(named[1:])
+        assert has_groups(sets, named)
+    assert numbers_of(sets[1]) == counted
 
 
 def test_the_newest_epochs_are_kept():
@@ -119,8 +145,7 @@ def test_the_newest_epochs_are_kept():
     assert sorted(sets) == [17, 18, 19]
     assert len(sets) == KEPT_EPOCHS
     assert with_groups(sets, (3, 0, 1)) is sets, "the set of an older epoch is dropped"
-    assert sets.get(3, NO_GROUPS) == ((), ())
-    assert with_groups(sets, (18, 40, 41))[18] == ((0, 18, 40, 41), ())
+    assert with_groups(sets, (18, 40, 41))[18] == (0, 18, 40, 41)
 
 
 def test_groups_in_order_and_in_any_order_give_one_range():
@@ -129,13 +154,31 @@ def test_groups_in_order_and_in_any_order_give_one_range():
         sets = {}
         for number in numbers:
             sets = with_groups(sets, (1, number, number + 1))
-        assert sets == {1: GroupSet((0, 1000), ())}
+        assert sets == {1: (0, 1000)}
         random.Random(seed).shuffle(numbers)
 
 
 def test_a_full_set_stays_as_it_is_and_other_epochs_go_on():
-    full = {1: GroupSet(tuple(range(MOST_BOUNDS - 2)))}
+    full = {1: tuple(range(MOST_BOUNDS - 2))}
     assert with_groups(full, (1, MOST_BOUNDS, MOST_BOUNDS + 1)) is full
-    assert with_groups(full, (2, 0, 1))[2] == GroupSet((0, 1))
-    twice = {1: GroupSet((0, MOST_BOUNDS), tuple(range(MOST_BOUNDS - 4)))}
-    assert with_groups(twice, (1, 0, 1)) is twice
+    assert with_groups(full, (2, 0, 1))[2] == (0, 1)
+
+
+def test_equal_neighbours_share_the_set_with_further_groups():
+    several = [{1: (0, 4)}, {1: (0, 4)}, {1: (0, 2)}]
+    found = list(with_groups_each(several, (1, 4, 6)))
+    assert found == [{1: (0, 6)}, {1: (0, 6)}, {1: (0, 2, 4, 6)}]
+    assert found[0] is found[1]
+    assert several == [{1: (0, 4)}, {1: (0, 4)}, {1: (0, 2)}]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_of_all_and_of_some_sets_are_those_of_sets_of_numbers(seed):
+    dice = random.Random(seed)
+    for _ in range(50):
+        several = {random_ranges(dice) for _ in range(dice.randrange(5))}
+        every, some = (tuple(ranges.tolist()) for ranges in common_and_others(several))
+        numbers = [numbers_of(ranges) for ranges in several]
+        common_ones = set.intersection(*numbers) if numbers else set()
+        assert numbers_of(every) == common_ones
+        assert numbers_of(some) == set().union(*numbers) - common_ones

@@ -27,6 +27,7 @@ from adam_async.run.option_sources import make_config
             "data must be text in UTF-8, not 'caf\\udce9'; rename the file or folder, or name a link to it",
         ),
         ({"slow": "worker-1:0.2"}, "slow must be a list of texts, not 'worker-1:0.2'"),
+        ({"slow": [0.2]}, "slow must be a list of texts, not [0.2]"),
         ({"waits": 3}, "waits must be a table of seconds, not 3"),
         ({"waits": {"call_s": 0}}, "waits.call_s must be a positive number of seconds, not 0.0"),
     ],

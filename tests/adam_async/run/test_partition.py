@@ -12,6 +12,7 @@ from adam_async.run.config import Config
 from adam_async.run.partition import check_crossings, plan_run, table_of
 from adam_async.run.shard_table import part_table
 from adam_async.run.training_program import TrainingProgram
+from tests.adam_async.runs import with_frozen
 
 NETWORK = Network(digits())
 
@@ -39,6 +40,15 @@ def test_a_plan_of_layers_is_asked_for_by_name():
 def test_more_workers_than_there_is_work_for_are_refused_with_their_number():
     with pytest.raises(ConfigError, match=r"partitions=9: .* (workers|layers|partitions)"):
         plan_run(NETWORK, Config(partitions=9, plan="layers"))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_the_shards_of_frozen_arrays_are_marked(partitions):
+    network = Network(with_frozen(digits(), "dense"))
+    plan = plan_run(network, Config(partitions=partitions))
+    table = table_of(network, plan=plan.to_dict() if plan is not None else None)
+    assert network.frozen
+    assert {spec.tensor for spec in table.shards if spec.frozen} == network.frozen
 
 
 @pytest.mark.parametrize("shard_bytes", [100, 16 << 10, 1 << 20])

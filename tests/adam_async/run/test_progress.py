@@ -15,7 +15,7 @@ EPOCH = EpochResult(epoch=1, images=100, skipped=0, train_loss=0.5, test_accurac
 
 def roles(*, images: int, loss: float | None = 0.5) -> dict[str, dict[str, Any]]:
     return {
-        "data-0": {"images": images, "loss": loss, "lending": {"leads": True}},
+        "data-0": {"images": images, "loss": loss, "role": "data", "term": 1},
         "ps-0": {"role": "ps", "shards": 2, "staleness": {"1": 3, "5": 1}, "clock": 4, "waiting_for": [1]},
         "ps-1": {"role": "ps", "shards": 1, "staleness": {}, "clock": 5, "waiting_for": []},
         "ps-2": {"role": "ps", "shards": 0, "clock": 0},
@@ -94,7 +94,7 @@ def test_missing_statistics_count_as_zero() -> None:
 def test_skipped_images_show_from_their_report_until_the_next_epoch() -> None:
     progress = begun()
     progress.update(
-        {"data-0": {"images": 80, "loss": 0.5, "skipped": 20, "lending": {"leads": True}}}, now=101.0
+        {"data-0": {"images": 80, "loss": 0.5, "skipped": 20, "role": "data", "term": 1}}, now=101.0
     )
     assert progress.skipped == 20
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
-from adam_async.run.series import SAMPLES_KEPT, Series
+from adam_async.run.series import SAMPLES_KEPT, Series, WaitReport, add_up, add_up_by_name, waits_of
 
 
 def roles(*, staleness: dict[str, int], payload: int, waited_s: float) -> dict[str, dict[str, Any]]:
@@ -31,16 +31,14 @@ def series(**options: Any) -> Series:
     return Series(Schedule.of(Config(rate=0.5, **options)), epoch_images=100)
 
 
+def take(samples: Series, statistics: dict[str, dict[str, Any]], **at: Any) -> None:
+    samples.take(statistics, **{"s": 1.0, "epoch": 1, "images": 1, "images_before": 0, "loss": 1.0, **at})
+
+
 def test_a_sample_holds_totals_of_the_whole_run() -> None:
     samples = series()
-    samples.take(
-        roles(staleness={"1": 4}, payload=100, waited_s=1.0),
-        s=2.5,
-        epoch=2,
-        images=40,
-        images_before=100,
-        loss=0.5,
-    )
+    at = {"s": 2.5, "epoch": 2, "images": 40, "images_before": 100, "loss": 0.5}
+    take(samples, roles(staleness={"1": 4}, payload=100, waited_s=1.0), **at)
     (sample,) = samples.samples
 
     assert (sample.s, sample.epoch, sample.images, sample.loss, sample.rate) == (2.5, 2, 140, 0.5, 0.5)
@@ -51,14 +49,7 @@ def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
     samples = series()
     seen = ({"0": 4}, {"0": 4, "3": 1, "5": 1}, {"0": 4, "3": 1, "5": 1}, {})
     for second, histogram in enumerate(seen):
-        samples.take(
-            roles(staleness=histogram, payload=0, waited_s=0.0),
-            s=float(second),
-            epoch=1,
-            images=1,
-            images_before=0,
-            loss=1.0,
-        )
+        take(samples, roles(staleness=histogram, payload=0, waited_s=0.0), s=float(second))
 
     assert [sample.staleness_mean for sample in samples.samples] == [0.0, 4.0, None, None]
 
@@ -66,14 +57,7 @@ def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
 def test_the_last_pushes_of_an_epoch_are_counted_with_those_after_it() -> None:
     samples = series()
     for s, histogram in ((1.0, {"4": 10}), (1.02, {"4": 10, "0": 2}), (2.0, {"4": 18, "0": 2})):
-        samples.take(
-            roles(staleness=histogram, payload=0, waited_s=0.0),
-            s=s,
-            epoch=1,
-            images=1,
-            images_before=0,
-            loss=1.0,
-        )
+        take(samples, roles(staleness=histogram, payload=0, waited_s=0.0), s=s)
 
     assert [sample.staleness_mean for sample in samples.samples] == [4.0, None, 3.2]
 
@@ -81,7 +65,7 @@ def test_the_last_pushes_of_an_epoch_are_counted_with_those_after_it() -> None:
 def test_the_rate_is_that_of_the_schedule_at_the_images_trained() -> None:
     samples = series(epochs=2, schedule="cosine")
     for epoch, images in ((1, 0), (2, 0), (2, 100)):
-        samples.take({}, s=1.0, epoch=epoch, images=images, images_before=0, loss=1.0)
+        take(samples, {}, epoch=epoch, images=images)
 
     assert [round(sample.rate, 12) for sample in samples.samples] == [0.5, 0.25, 0.0]
 
@@ -89,7 +73,7 @@ def test_the_rate_is_that_of_the_schedule_at_the_images_trained() -> None:
 def test_a_loss_of_no_images_or_no_number_is_none_and_time_never_goes_back() -> None:
     samples = series()
     for s, images, loss in ((2.0, 0, 0.0), (1.5, 10, float("nan")), (3.0, 10, 0.5)):
-        samples.take({}, s=s, epoch=1, images=images, images_before=0, loss=loss)
+        take(samples, {}, s=s, images=images, loss=loss)
 
     assert [sample.loss for sample in samples.samples] == [None, None, 0.5]
     assert [sample.s for sample in samples.samples] == [2.0, 2.0, 3.0]
@@ -98,9 +82,62 @@ def test_a_loss_of_no_images_or_no_number_is_none_and_time_never_goes_back() -> 
 def test_a_long_run_keeps_a_bounded_number_of_samples_in_their_order() -> None:
     samples = series()
     for at in range(3 * SAMPLES_KEPT):
-        samples.take({}, s=float(at), epoch=1, images=1, images_before=0, loss=1.0)
+        take(samples, {}, s=float(at))
 
     times = [sample.s for sample in samples.samples]
     assert SAMPLES_KEPT // 2 < len(times) <= SAMPLES_KEPT
     assert times == sorted(times)
     assert (times[0], times[-1]) == (0.0, 3.0 * SAMPLES_KEPT - 1)
+
+
+def test_histograms_add_up_as_numbers() -> None:
+    joined = add_up([{"2": 3, "10": 1}, {"2": 1, "0": 5}])
+
+    assert list(joined.histogram.items()) == [("0", 5), ("2", 4), ("10", 1)]
+    assert (joined.mean, joined.max, joined.pushes) == (1.8, 10, 10)
+
+
+def test_without_pushes_there_is_no_staleness() -> None:
+    nothing = add_up([{}, {}])
+
+    assert (nothing.histogram, nothing.mean, nothing.max, nothing.pushes) == ({}, 0.0, 0, 0)
+
+
+def test_histograms_of_the_same_name_are_joined_and_names_come_in_their_order() -> None:
+    joined = add_up_by_name([{"10": {"1": 2}, "2": {"0": 1}}, {"10": {"3": 2}}])
+
+    assert list(joined) == ["2", "10"]
+    assert (joined["10"].histogram, joined["10"].mean) == ({"1": 2, "3": 2}, 2.0)
+
+
+PUSHES = {"admission_waits": 3, "admission_wait_s": 0.5}
+FETCHES = {"blocked_fetches": 2, "blocked_s": 0.25}
+
+
+def test_all_kinds_of_waits_are_read_and_added() -> None:
+    waits = waits_of(
+        "worker-1", {"parameters": PUSHES, "data": FETCHES, "clock_waits": 7, "clock_wait_s": 1.5}
+    )
+
+    assert waits == WaitReport(
+        worker="worker-1",
+        admission_waits=3,
+        admission_wait_s=0.5,
+        blocked_fetches=2,
+        blocked_s=0.25,
+        clock_waits=7,
+        clock_wait_s=1.5,
+    )
+    assert waits.total_s == 2.25
+
+
+def test_a_worker_that_waits_for_no_clocks_has_waited_for_none() -> None:
+    waits = waits_of("worker-0", {"parameters": PUSHES, "data": FETCHES})
+
+    assert waits is not None
+    assert (waits.clock_waits, waits.clock_wait_s) == (0, 0.0)
+
+
+def test_a_node_that_never_trained_has_no_waits() -> None:
+    assert waits_of("worker-0", {"role": "worker"}) is None
+    assert waits_of("ps-0", {"role": "ps", "staleness": {}}) is None

@@ -5,14 +5,12 @@ import logging
 
 import pytest
 
-from adam_async.cli.signals import Signals, loop_factory
+from adam_async.cli.signals import Signals
 from adam_async.cli.terminal import explain
-from adam_async.data_server.service import DataServer
 from adam_async.parameter_server.apply import Applier
-from adam_async.run.config import Config
 from adam_async.runtime.callbacks import Callbacks, ending_on_errors
 from adam_async.runtime.clock import Timer
-from tests.adam_async.runs import Call, cluster_of, local_network, servers_of, turns
+from tests.adam_async.runs import Call, local_network, servers_of, turns
 
 DEADLINE_S = 60.0
 
@@ -58,7 +56,8 @@ async def test_a_worker_whose_answer_callback_raises_ends_with_that_error(kind, 
             if kind == "values":
                 client.puller.pull(fail)
             elif kind == "freed":
-                monkeypatch.setattr(client.client, "push", freeing_badly(client.client.push))
+                for connection in client.client.connections.values():
+                    monkeypatch.setattr(connection, "push", freeing_badly(connection.push))
                 client.push(1.0)
             else:
                 client.client.answer_nothing(fail)
@@ -66,14 +65,7 @@ async def test_a_worker_whose_answer_callback_raises_ends_with_that_error(kind, 
 
 
 def freeing_badly(push):
-    return lambda server, step, call: push(server, step, Call(freed=fail))
-
-
-async def test_a_data_server_whose_callback_raises_ends_a_cluster_with_that_error(monkeypatch):
-    monkeypatch.setattr(DataServer, "_read_on", fail)
-    with pytest.raises(LookupError, match="a shard is nowhere"):
-        async with asyncio.timeout(DEADLINE_S), cluster_of(Config(epochs=2, threads=1)) as cluster:
-            await cluster.train()
+    return lambda tensors, call, *other, **fields: push(tensors, Call(freed=fail), *other, **fields)
 
 
 def soon(loop):
@@ -95,15 +87,14 @@ def from_a_thread(loop):
 
 
 @pytest.mark.parametrize("raising", [soon, later, settled, from_a_thread])
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_command_ends_with_what_a_callback_of_its_loop_raised(raising, loop, caplog):
+def test_a_command_ends_with_what_a_callback_of_its_loop_raised(raising, caplog):
     async def role():
         raising(asyncio.get_running_loop())
         await asyncio.wait_for(asyncio.Event().wait(), DEADLINE_S)
         return 0
 
     with pytest.raises(LookupError) as failure:
-        Signals().run(role, loop_factory=loop_factory(loop))
+        Signals().run(role)
     said = "unexpected LookupError: a shard is nowhere (ADAM_TRACEBACK=1 shows where)"
     assert explain(failure.value) == (1, said)
     (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]

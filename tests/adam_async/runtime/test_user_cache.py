@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.runtime.user_cache import NOWHERE, user_cache
+from adam_async.runtime.kernel_cache import NOWHERE, user_cache
 
 
 @pytest.fixture(autouse=True)

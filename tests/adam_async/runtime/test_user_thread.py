@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from adam_async.errors import DeadlineExceeded
-from adam_async.runtime.user_thread import on_user_thread
+from adam_async.runtime.loop_thread import on_user_thread
 
 
 def join_threads() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from adam_async.runtime.disk import Disk
 from adam_async.simulation.disk import SimulatedDisk
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 
 HOME = Path("/home")
 FILE = HOME / "state"

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from adam_async.simulation.faults import KINDS, PATIENCE_S, damage_between, strike_all
-from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, Violation
+from adam_async.simulation.scenario import Ledger, Violation, World, simulate
 
 NAMES = ("a", "b", "c")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 from adam_async.simulation.wire import Conditions
 
 PORT = 700

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from adam_async.simulation.loop import SimulationFailed
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 
 
 def ticking(notes, every_s=1.0):

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from adam_async.simulation.loop import SimulationFailed
-from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
+from adam_async.simulation.scenario import simulate
 from dataflow.errors import PoolClosed
 
 

@@ -7,10 +7,9 @@ import signal
 import pytest
 
 from adam_async.errors import RoleDied
-from adam_async.simulation.process_pool import ProcessPool
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.work import Repeat, Seeds
+from adam_async.simulation.work import ProcessPool, Repeat, Seeds
 from tests.processes.commands import children_of
 
 MEMBERS = SCENARIOS["members"]

@@ -15,7 +15,7 @@ from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 from adam_async.simulation.wire import Conditions
 from transport import (
     BufferPool,

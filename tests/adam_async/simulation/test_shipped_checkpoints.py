@@ -9,7 +9,7 @@ from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
-from adam_async.simulation.nodes import simulate
+from adam_async.simulation.scenario import simulate
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 
 FOLDER = Path("/run/checkpoints")

@@ -6,8 +6,8 @@ from adam_async.cluster.local import LocalCluster
 from adam_async.model.named import digits
 from adam_async.run.config import Config, Waits
 from adam_async.runtime.machine import ProcessMemory
-from adam_async.simulation.nodes import simulate
 from adam_async.simulation.pool import SimulatedPool
+from adam_async.simulation.scenario import simulate
 from tests.adam_async.runs import tiny_dataset
 from tests.adam_async.simulation.test_shipped import network_of
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.simulation.plan import Fault, Options, Plan
-from adam_async.simulation.shrinking import LEAST_S, shrink
+from adam_async.simulation.plan import LEAST_S, Fault, Options, Plan, shrink
 from adam_async.simulation.wire import Conditions
 
 

@@ -10,7 +10,7 @@ from adam_async.simulation.faults import UNTARGETED
 from adam_async.simulation.runner import Played, draw_case, play
 from adam_async.simulation.scenario import Span
 from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.trace import trace_file, uptime_spans
+from adam_async.simulation.work import trace_file, uptime_spans
 from tests.adam_async.simulation.toy import BROKEN, toy
 
 

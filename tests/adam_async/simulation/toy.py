@@ -3,9 +3,8 @@
 import asyncio
 
 from adam_async.simulation.faults import strike_all
-from adam_async.simulation.nodes import Node, World
 from adam_async.simulation.plan import Fault, Options, Plan, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation
+from adam_async.simulation.scenario import Ledger, Node, Scenario, Violation, World
 
 NAMES = ("a", "b", "c")
 

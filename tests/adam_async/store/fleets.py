@@ -3,6 +3,8 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
+import numpy as np
+
 from adam_async.cluster.networks import LOOPBACK, cluster_network, copies_path
 from adam_async.cluster.roles.controller import controller
 from adam_async.cluster.roles.parameter_server import parameter_server
@@ -12,6 +14,7 @@ from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
 from adam_async.store import opening
 from adam_async.store.local_servers import ServerAccess
+from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
 from tests.adam_async.runs import until
 from transport import BufferPool, LocalNetwork
@@ -136,3 +139,12 @@ async def fleet(monkeypatch, *nodes, network="tcp", waits=WAITS, copies_bind="",
         async with fleet.led():
             await fleet.start(*nodes)
             yield fleet
+
+
+@asynccontextmanager
+async def copied(monkeypatch, arrays, *, network="tcp", **options):
+    """Run three servers, and a store with three copies of each bundle, after a push of -1 for each value."""
+    async with fleet(monkeypatch, "ps-0", "ps-1", "ps-2", network=network) as servers:
+        async with servers.open(arrays, copies=3, rule=Sgd(rate=1.0), **options) as store:
+            await store.push({name: -np.ones_like(array) for name, array in arrays.items()})
+            yield servers, store

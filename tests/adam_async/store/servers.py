@@ -1,8 +1,14 @@
-"""Servers for tests of stores: one controller and parameter servers in this loop, over TCP."""
+"""Servers for tests of stores: one controller and parameter servers over TCP, in this loop or a thread."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.roles.controller import controller
@@ -12,6 +18,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
+from tests.transport.testing import FaultyNetwork
 from transport import BufferPool
 
 WAITS = Waits()
@@ -67,8 +74,41 @@ async def store_servers(
         yield StoreServers(address=leader.address, servers=tuple(servers))
 
 
+def faulty_clients(monkeypatch: pytest.MonkeyPatch) -> list[FaultyNetwork]:
+    """Let the links of clients fail as their networks say, which the list has as soon as a store opens."""
+    networks: list[FaultyNetwork] = []
+
+    def faulty(*args: Any, **options: Any) -> FaultyNetwork:
+        networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(len(networks))))
+        return networks[-1]
+
+    monkeypatch.setattr("adam_async.store.opening.cluster_network", faulty)
+    return networks
+
+
 @asynccontextmanager
 async def servers(count: int, *, token: str | None = None, waits: Waits = WAITS) -> AsyncIterator[str]:
     """Run a controller and parameter servers; yields the controller's address."""
     async with store_servers(count, token=token, waits=waits) as running:
         yield running.address
+
+
+@contextmanager
+def cluster(count: int = 3, *, token: str | None = None, waits: Waits = WAITS) -> Iterator[StoreServers]:
+    """Run a controller and parameter servers in a thread of their own, for callers that block theirs."""
+    started: Future[tuple[StoreServers, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        async with store_servers(count, token=token, waits=waits) as running:
+            ending = asyncio.Event()
+            started.set_result((running, asyncio.get_running_loop(), ending))
+            await ending.wait()
+
+    with ThreadPoolExecutor(1) as executor:
+        serving = executor.submit(lambda: asyncio.run(serve()))
+        running, loop, ending = started.result(20.0)
+        try:
+            yield running
+        finally:
+            loop.call_soon_threadsafe(ending.set)
+            serving.result(20.0)

@@ -283,7 +283,7 @@ async def test_bad_pulls_name_what_does_not_fit() -> None:
             (["w"], {"w": np.zeros((2, 3))}, r"out of 'w' is float64\(2, 3\)"),
             (["w"], {"w": np.asfortranarray(W)}, "must be C-contiguous"),
             (["w"], {"w": np.ma.masked_array(W.copy())}, "without a mask"),
-            (["w"], {"w": W.astype(">f4")}, "native byte order"),
+            (["w"], {"w": W.astype(">f4")}, r"out of 'w' is >f4\(2, 3\)"),
             (
                 ["w"],
                 {"w": [1.0]},

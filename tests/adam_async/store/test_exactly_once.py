@@ -8,14 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.cluster.networks import cluster_network
 from adam_async.errors import StoreError
 from adam_async.run.config import Waits
 from adam_async.store.arrays import Factors
 from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
-from tests.adam_async.store.servers import store_servers
-from tests.transport.testing import Faults, FaultyNetwork
+from tests.adam_async.store.servers import faulty_clients, store_servers
+from tests.transport.testing import Faults
 
 CLIENTS = 8
 WINDOW = 12
@@ -84,15 +83,12 @@ async def work(store, oracle, pushes, seed):
     await store.settled()
 
 
-@pytest.mark.parametrize("pushes", [480, pytest.param(10_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "pushes",
+    [480, pytest.param(3_000, marks=pytest.mark.thorough), pytest.param(10_000, marks=pytest.mark.slow)],
+)
 async def test_pushes_over_links_that_fail_are_applied_exactly_once(monkeypatch, pushes):
-    networks = []
-
-    def faulty(*args, **options):
-        networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(len(networks))))
-        return networks[-1]
-
-    monkeypatch.setattr("adam_async.store.opening.cluster_network", faulty)
+    networks = faulty_clients(monkeypatch)
     oracle = Oracle()
     async with store_servers(waits=WAITS) as cluster, AsyncExitStack() as stack:
         stores = [
@@ -123,7 +119,7 @@ async def test_pushes_over_links_that_fail_are_applied_exactly_once(monkeypatch,
         assert [shard.version for shard in shards] == [pushes] * len(shards)
         assert {len(state.shards) > 0 for state in cluster.states()} == {True}
         assert oracle.slowest_s < WAITS.patience_s
-        assert oracle.cancelled > 0 < sum([shard.duplicates for shard in shards])
+        assert oracle.cancelled > 0 < sum([shard.tables.duplicates for shard in shards])
         assert sum([len(network.links) for network in networks]) > 4 * CLIENTS, "links were dialled again"
 
 

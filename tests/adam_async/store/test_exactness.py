@@ -8,6 +8,7 @@ import pytest
 from adam_async.store.arrays import Factors
 from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
 from adam_async.store.store import ParameterStore
+from tests.adam_async.exactness.serial import rule_step
 from tests.adam_async.store.servers import store_servers
 
 ROWS, INPUTS, CLASSES = 64, 1000, 10
@@ -51,30 +52,12 @@ def errors_of(values):
     return shares / ROWS
 
 
-def step_of(rule, p, g, memory, t):
-    """One application of a rule to a whole array, as the papers and `torch.optim` have it."""
-    if isinstance(rule, AdamW):
-        p = p - rule.rate * rule.weight_decay * p
-    else:
-        g = g + rule.weight_decay * p
-    if isinstance(rule, Sgd):
-        memory["m"] = rule.momentum * memory.get("m", 0.0) + g
-        return p - rule.rate * (g + rule.momentum * memory["m"] if rule.nesterov else memory["m"])
-    if isinstance(rule, Adagrad):
-        memory["s"] = memory.get("s", 0.0) + g * g
-        return p - rule.rate * g / (np.sqrt(memory["s"]) + 1e-10)
-    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
-    memory["s"] = 0.999 * memory.get("s", 0.0) + 0.001 * g * g
-    mean, square = memory["m"] / (1 - 0.9**t), memory["s"] / (1 - 0.999**t)
-    return p - rule.rate * mean / (np.sqrt(square) + 1e-8)
-
-
 def numpy_loop(rule):
     values, memory = first_values(), {"weights": {}, "bias": {}}
     for t in range(1, STEPS + 1):
         errors = errors_of(values)
         gradients = {"weights": errors.T @ IMAGES, "bias": errors.sum(axis=0)}
-        values = {name: step_of(rule, p, gradients[name], memory[name], t) for name, p in values.items()}
+        values = {name: rule_step(rule, p, gradients[name], memory[name], t) for name, p in values.items()}
     return values
 
 
@@ -123,7 +106,8 @@ async def test_arrays_of_one_store_have_rules_of_their_own():
             gradients = {"weights": errors.T @ IMAGES, "bias": errors.sum(axis=0)}
             found = await store.push_pull(gradients)
             values = {
-                name: step_of(rules[name], p, gradients[name], memory[name], t) for name, p in values.items()
+                name: rule_step(rules[name], p, gradients[name], memory[name], t)
+                for name, p in values.items()
             }
             for name, array in values.items():
                 np.testing.assert_allclose(found[name], array, rtol=1e-12, atol=1e-12, err_msg=name)

@@ -75,15 +75,6 @@ async def test_a_client_joins_a_store_without_a_name_by_the_name_that_it_got() -
         assert (await other.pull())["w"].tolist() == [3.0] * 2
 
 
-async def test_local_clients_that_pass_one_name_share_a_store() -> None:
-    async with (
-        ParameterStore.open("local", {"w": np.ones(2)}, name="model") as one,
-        ParameterStore.open("local", {"w": np.zeros(2)}, name="model") as other,
-    ):
-        await one.assign({"w": np.full(2, 3.0)})
-        assert (await other.pull())["w"].tolist() == [3.0] * 2
-
-
 async def test_a_deleted_store_does_not_come_back_from_the_store_that_it_was_restored_from(
     tmp_path: Path,
 ) -> None:

@@ -16,17 +16,16 @@ def firsts(values):
     return {name: float(array.reshape(-1)[0]) for name, array in values.items()}
 
 
+def opened(consistency, shard_bytes, rate):
+    replicas = 0 if consistency == "asp" else 1
+    options = {"consistency": consistency, "replicas": replicas, "shard_bytes": shard_bytes}
+    return ParameterStore.open("local", ARRAYS, rule=Sgd(rate=rate), **options)
+
+
 @pytest.mark.parametrize("shard_bytes", [16, 1 << 20])
 @pytest.mark.parametrize("consistency", ["asp", "ssp:1", "bsp"])
 async def test_a_push_has_rates_by_name_and_the_rate_of_the_rule_for_others(consistency, shard_bytes):
-    async with ParameterStore.open(
-        "local",
-        ARRAYS,
-        rule=Sgd(rate=0.5),
-        consistency=consistency,
-        replicas=0 if consistency == "asp" else 1,
-        shard_bytes=shard_bytes,
-    ) as store:
+    async with opened(consistency, shard_bytes, rate=0.5) as store:
         await store.push(ONES, rate={"a": 1.0, "c": 2.0})
         await store.tick()
         assert firsts(await store.pull()) == {"a": -1.0, "b": -0.5, "c": -2.0}
@@ -49,14 +48,7 @@ async def test_rates_of_unknown_arrays_and_invalid_rates_are_refused():
 @pytest.mark.parametrize("shard_bytes", [16, 1 << 20])
 @pytest.mark.parametrize("consistency", ["asp", "ssp:1", "bsp"])
 async def test_push_pull_fills_given_memory_and_pulls_other_arrays_on_request(consistency, shard_bytes):
-    async with ParameterStore.open(
-        "local",
-        ARRAYS,
-        rule=Sgd(rate=1.0),
-        consistency=consistency,
-        replicas=0 if consistency == "asp" else 1,
-        shard_bytes=shard_bytes,
-    ) as store:
+    async with opened(consistency, shard_bytes, rate=1.0) as store:
         out = {name: np.full_like(array, 7) for name, array in ARRAYS.items()}
         await store.push_pull(ONES, out=out)
         assert all((array == -1).all() for array in out.values())
@@ -87,7 +79,7 @@ async def test_own_pushes_in_the_callers_copy_are_no_staleness():
         await store.push({"w": np.ones(2)}, read=replace(read, own={"w": 3}))
         await store.push({"w": np.ones(2)}, read=read)
         place = store._link.session.replica
-        assert shard.staleness_of[place] == {0: 3, 1: 1, 5: 1}
+        assert shard.tables.staleness_of[place] == {0: 3, 1: 1, 5: 1}
 
 
 async def test_a_store_tells_its_rules_its_consistency_and_its_clients():

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from adam_async.checkpoint.saved_shards import FoundStore, Survey
+from adam_async.checkpoint import saved_shards
+from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, Survey
 from adam_async.errors import StoreError
 from adam_async.run.cluster_map import DISK
-from adam_async.store import restoring
 from adam_async.store.restoring import find_saved
 from tests.adam_async.cluster_maps import ARRAYS, bundle_map, store_record
 
 
-class Surveys:
+class Surveys(SavedShards):
     """The results of successive surveys; the last one repeats."""
 
     def __init__(self, *surveys):
@@ -25,18 +25,18 @@ def on_disks(id, began_ms, *, lacks=()):
     """A store over ps-0 and ps-1 of which the disks lack the bundles of some homes."""
     record = store_record(id, buckets=("ps-0", "ps-1") * 32)
     store = FoundStore("a-name", record, ARRAYS, began_ms)
-    store.best = {key: ((1, 1), 0, "ps-0") for key in store.pieces() if key[0] not in lacks}
+    store.best = {key: ((1, 1), "ps-0") for key in store.pieces() if key[0] not in lacks}
     assert store.missing() == tuple(lacks)
     return store
 
 
 def survey_of(*stores, servers=("ps-0", "ps-1")):
-    return Survey(stores=stores, servers=servers, without=(), silent=())
+    return Survey(stores=stores, servers=servers)
 
 
 async def found(monkeypatch, *surveys):
-    monkeypatch.setattr(restoring, "SEARCH_S", 0.05)
-    monkeypatch.setattr(restoring, "PAUSE_S", 0.0)
+    monkeypatch.setattr(saved_shards, "SEARCH_S", 0.05)
+    monkeypatch.setattr(saved_shards, "PAUSE_S", 0.0)
     cluster = bundle_map({"ps-0": ["ps-0"], "ps-1": ["ps-1"]}, copies=1)
     nodes = {name: msgspec.structs.replace(node, info={DISK: True}) for name, node in cluster.nodes.items()}
     cluster = msgspec.structs.replace(cluster, nodes=nodes)
@@ -65,5 +65,8 @@ async def test_the_newest_store_counts_whose_pieces_are_or_may_come(monkeypatch,
 
 
 async def test_an_older_store_does_not_count_while_servers_of_a_newer_one_are_missing(monkeypatch):
-    with pytest.raises(StoreError, match="without the shards of ps-1: start all its servers"):
+    with pytest.raises(
+        StoreError,
+        match="the shards of ps-1 of store 'a-name' are not on the disks of ps-0: start all servers",
+    ):
         await found(monkeypatch, survey_of(PARTIAL, OLD, servers=("ps-0",)))

@@ -1,17 +1,14 @@
 """Clocks of clients: ssp and bsp between clients that join late, leave, or are lost."""
 
 import asyncio
-import random
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
 from adam_async import DeadlineExceeded, ParameterStore, Sgd, StoreError, Waits
-from adam_async.cluster.networks import cluster_network
-from tests.adam_async.store.servers import SHORT, servers
-from tests.transport.testing import Faults, FaultyNetwork
+from tests.adam_async.store.servers import faulty_clients, servers
+from tests.transport.testing import Faults
 
 START = {"w": np.zeros(4)}
 ONES = {"w": np.ones(4)}
@@ -56,38 +53,6 @@ async def test_the_first_step_waits_for_all_clients_and_the_error_names_their_nu
         assert one.clock == 0
 
 
-async def test_in_ssp_a_client_ahead_waits_and_the_error_names_the_one_behind() -> None:
-    async with (
-        ParameterStore.open(
-            "local", START, name="model", rule=Sgd(rate=1.0), consistency="ssp:1", replicas=2, waits=SHORT
-        ) as one,
-        ParameterStore.open("local", name="model") as two,
-    ):
-        await one.tick()
-        await one.pull()
-        await one.tick()
-        with pytest.raises(
-            DeadlineExceeded, match=r"waited 1 s for client 1 \(client-[0-9a-f]{14}\) to end step 1"
-        ):
-            await one.pull()
-        await two.tick()
-        await one.pull()
-
-
-async def test_in_bsp_servers_apply_the_weighted_mean_of_a_step() -> None:
-    async with (
-        ParameterStore.open(
-            "local", START, name="model", rule=Sgd(rate=1.0), consistency="bsp", replicas=2
-        ) as one,
-        ParameterStore.open("local", name="model") as two,
-    ):
-        for _ in range(5):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(one.push_pull({"w": np.full(4, 4.0)}, weight=1))
-                values = group.create_task(two.push_pull(ONES, weight=2))
-        np.testing.assert_array_equal(values.result()["w"], np.full(4, -2.0 * 5))
-
-
 @pytest.mark.parametrize("queued", [0, 40])  # more than a server may owe answers for
 async def test_in_bsp_a_push_pull_that_is_refused_ends_no_step(queued: int) -> None:
     arrays = {str(number): np.zeros(1) for number in range(queued + 1)}
@@ -121,25 +86,6 @@ async def test_in_ssp_without_slack_no_client_needs_replicas() -> None:
         assert (await store.pull()).clock == 1
 
 
-async def test_in_bsp_a_late_client_joins_and_a_leaver_is_not_waited_for() -> None:
-    async def steps(store: ParameterStore, count: int) -> None:
-        for _ in range(count):
-            await store.push_pull(ONES)
-
-    async with ParameterStore.open(
-        "local", START, name="model", rule=Sgd(rate=1.0), consistency="bsp", replicas=1
-    ) as one:
-        await steps(one, 5)
-        async with ParameterStore.open("local", name="model") as late:
-            assert late.clock == 5
-            async with asyncio.TaskGroup() as group:
-                group.create_task(steps(one, 5))
-                group.create_task(steps(late, 5))
-            assert one.clock == late.clock == 10
-        await steps(one, 5)
-        np.testing.assert_array_equal((await one.pull())["w"], np.full(4, -15.0))
-
-
 @pytest.mark.parametrize("consistency", ["ssp:2", "bsp"])
 async def test_clients_that_join_and_leave_at_any_time_end(consistency: str) -> None:
     async def client(where: str, count: int) -> None:
@@ -170,13 +116,7 @@ async def test_a_reader_never_holds_clients_back() -> None:
 async def test_a_client_that_the_controllers_lose_for_longer_than_the_grace_has_lost_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    networks: list[FaultyNetwork] = []
-
-    def faulty(*args: Any, **options: Any) -> FaultyNetwork:
-        networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(0)))
-        return networks[-1]
-
-    monkeypatch.setattr("adam_async.store.opening.cluster_network", faulty)
+    networks = faulty_clients(monkeypatch)
     async with (
         servers(1, waits=Waits(grace_s=0.2)) as where,
         ParameterStore.open(where, START, name="model", rule=Sgd(rate=1.0), consistency="ssp:1") as cut,

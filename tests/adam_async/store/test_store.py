@@ -215,7 +215,7 @@ async def test_the_staleness_of_a_push_counts_from_what_it_read_or_else_from_the
         assert (await one.push({"w": np.ones(1)})).versions == {"w": 6}
         await two.push({"w": np.ones(1)})  # it has seen version 3
         ((shard,),) = [state.shards.values() for state in cluster.states()]
-        assert shard.staleness_of == {0: {3: 1, 4: 1, 0: 1}, 1: {0: 3, 3: 1}}
+        assert shard.tables.staleness_of == {0: {3: 1, 4: 1, 0: 1}, 1: {0: 3, 3: 1}}
 
 
 async def test_shards_whose_product_is_not_finite_are_refused_and_named_and_the_others_change() -> None:

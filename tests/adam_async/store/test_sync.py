@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from adam_async import ConfigError, Factors, ParameterStore, Sgd, StoreError, sync
 from adam_async.errors import RoleUnreachable
 from adam_async.run.config import Waits
-from tests.adam_async.store.servers import servers
+from tests.adam_async.store.servers import cluster
 
 TOKEN = "a token that nobody guesses"
 START = {"w": np.zeros((2, 3))}
@@ -33,26 +33,12 @@ def threads() -> list[str]:
 
 @contextmanager
 def served(kind: str) -> Iterator[tuple[str, str | None]]:
-    """Run servers in a thread, because the caller blocks its own; yields their address and their token."""
+    """Run servers, or none; yields their address and their token."""
     if kind == "local":
         yield "local", None
         return
-    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        async with servers(2, token=TOKEN) as where:
-            ending = asyncio.Event()
-            started.set_result((where, asyncio.get_running_loop(), ending))
-            await ending.wait()
-
-    with ThreadPoolExecutor(1) as executor:
-        serving = executor.submit(lambda: asyncio.run(serve()))
-        where, loop, ending = started.result(20.0)
-        try:
-            yield where, TOKEN
-        finally:
-            loop.call_soon_threadsafe(ending.set)
-            serving.result(20.0)
+    with cluster(2, token=TOKEN) as running:
+        yield running.address, TOKEN
 
 
 @pytest.mark.parametrize("kind", ["local", "tcp"])

@@ -14,6 +14,25 @@ def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10)).to(dtype)
 
 
+def ones() -> nn.Module:
+    """A module whose gradient is 1 everywhere, whatever its values are."""
+    module = nn.Linear(8, 4, bias=False).double()
+    nn.init.zeros_(module.weight)
+    return module
+
+
+X = torch.ones(1, 8, dtype=torch.float64)
+"""Input of `ones`."""
+
+
+def steps(module: nn.Module, optimizer: torch.optim.Optimizer, number: int = 1) -> None:
+    """Train `ones` for some steps."""
+    for _ in range(number):
+        optimizer.zero_grad()
+        module(X).sum().backward()
+        optimizer.step()
+
+
 class Residual(nn.Module):
     """A small residual network with batch normalisation, a frozen scale and a constant buffer."""
 

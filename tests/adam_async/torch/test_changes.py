@@ -1,7 +1,6 @@
 """Values that a program changes between two steps: the store takes them, or an error names the parameter."""
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Barrier
@@ -17,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from adam_async import Adam, Sgd, StoreError, Waits, sync
-from adam_async.cluster.networks import cluster_network
+from adam_async.runtime.loop_thread import Call
 from adam_async.store.rules import Rule
-from adam_async.store.sync import Call
 from adam_async.torch import RemoteOptimizer, changes, overlap, parameter_arrays
 from adam_async.torch.changes import COLUMNS, checksum, device_checksum
-from tests.adam_async.torch.clusters import cluster
-from tests.transport.testing import Faults, FaultyNetwork
+from tests.adam_async.store.servers import cluster, faulty_clients
+from tests.adam_async.torch.modules import X, ones, steps
+from tests.transport.testing import Faults
 
 
 class Net(nn.Module):
@@ -166,30 +165,13 @@ def test_between_pulls_a_change_keeps_the_local_steps(change, most) -> None:
 
 def test_a_change_in_an_unpushed_sum_counts_no_gradient_twice() -> None:
     def change_odd(module: nn.Module) -> None:
-        nonlocal steps
-        steps += 1
-        if steps % 2:
+        nonlocal done
+        done += 1
+        if done % 2:
             clamp_data(module)
 
-    steps = 0
+    done = 0
     compare(network(), Sgd(rate=0.1), {"after_step": change_odd}, push_every=2, pull_every=2)
-
-
-def ones() -> nn.Module:
-    """A module whose gradient is 1 everywhere, whatever its values are."""
-    module = nn.Linear(8, 4, bias=False).double()
-    nn.init.zeros_(module.weight)
-    return module
-
-
-X = torch.ones(1, 8, dtype=torch.float64)
-
-
-def steps(module: nn.Module, optimizer: RemoteOptimizer, number: int = 1) -> None:
-    for _ in range(number):
-        optimizer.zero_grad()
-        module(X).sum().backward()
-        optimizer.step()
 
 
 MODES = [
@@ -449,7 +431,8 @@ def test_a_parameter_that_is_replaced_is_refused_although_its_old_gradient_stays
         module.zero_grad()
         nn.functional.cross_entropy(module(TOKENS), LABELS).backward()
         with pytest.raises(
-            StoreError, match=r"was replaced or removed .*assign\(parameter_arrays\(module\)\)"
+            StoreError,
+            match=r"was replaced .*: make RemoteOptimizer anew, .*assign\(parameter_arrays\(module\)\)",
         ):
             optimizer.step()
         assert store.pull().read.of_shards.tolist() == before
@@ -510,13 +493,7 @@ def test_threads_with_modules_of_their_own_name_a_change() -> None:
 
 
 def test_changes_reach_the_store_exactly_once_over_links_that_fail(monkeypatch) -> None:
-    networks: list[FaultyNetwork] = []
-
-    def faulty(*args: Any, **options: Any) -> FaultyNetwork:
-        networks.append(FaultyNetwork(cluster_network(*args, **options), random.Random(1)))
-        return networks[-1]
-
-    monkeypatch.setattr("adam_async.store.opening.cluster_network", faulty)
+    networks = faulty_clients(monkeypatch)
     waits = Waits(answer_s=0.2, call_s=2.0)
     module = ones()
     with (

@@ -17,28 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adam_async import DeadlineExceeded, Sgd, StoreError, Waits, sync
 from adam_async.run.arrays import Factors
-from adam_async.store.sync import Call
+from adam_async.runtime.loop_thread import Call
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 from adam_async.torch.exchanges import Exchange
+from tests.adam_async.torch.modules import X, ones, steps
 
 THREADS, STEPS = 3, 10
-
-
-def ones() -> nn.Module:
-    """A module whose gradient is 1 everywhere, whatever its values are."""
-    module = nn.Linear(8, 4, bias=False).double()
-    nn.init.zeros_(module.weight)
-    return module
-
-
-X = torch.ones(1, 8, dtype=torch.float64)
-
-
-def steps(module: nn.Module, optimizer: RemoteOptimizer, number: int = STEPS) -> None:
-    for _ in range(number):
-        optimizer.zero_grad()
-        module(X).sum().backward()
-        optimizer.step()
 
 
 def sharing_memory(module: nn.Module) -> nn.Module:
@@ -58,11 +42,31 @@ def test_threads_of_one_process_lose_no_push(shares, options) -> None:
         def train(_: int) -> None:
             module = sharing_memory(first) if shares else ones()
             with RemoteOptimizer(module, store, **options) as optimizer:
-                steps(module, optimizer)
+                steps(module, optimizer, STEPS)
 
         with ThreadPoolExecutor(THREADS) as executor:
             list(executor.map(train, range(THREADS)))
         np.testing.assert_array_equal(store.pull()["weight"], np.full((4, 8), -THREADS * STEPS))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_staleness": 2}, {"pull_every": 3}, {"overlap": True}], ids=str)
+def test_the_last_writes_of_another_client_in_one_memory_are_no_change_of_the_program(options) -> None:
+    first = ones()
+    with sync.ParameterStore.open("local", parameter_arrays(first), rule=Sgd(rate=1.0)) as store:
+        with RemoteOptimizer(first, store, **options) as optimizer:
+            steps(first, optimizer, STEPS)
+            twin = sharing_memory(first)
+            with RemoteOptimizer(twin, store, **options) as other:
+                steps(twin, other, STEPS)
+            store.push({"weight": np.ones((4, 8))})
+            steps(first, optimizer, STEPS)
+        np.testing.assert_array_equal(store.pull()["weight"], np.full((4, 8), -3 * STEPS - 1))
+
+
+def lockstep(module: nn.Module) -> sync.ParameterStore:
+    return sync.ParameterStore.open(
+        "local", parameter_arrays(module), name="model", rule=Sgd(rate=1.0), consistency="bsp", replicas=2
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"max_staleness": 1}, {"overlap": True}], ids=str)
@@ -75,14 +79,7 @@ def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options, monkey
     def train(client: int) -> list[np.ndarray]:
         module = ones()
         with (
-            sync.ParameterStore.open(
-                "local",
-                parameter_arrays(module),
-                name="model",
-                rule=Sgd(rate=1.0),
-                consistency="bsp",
-                replicas=2,
-            ) as store,
+            lockstep(module) as store,
             RemoteOptimizer(module, store, **options) as optimizer,
         ):
             found = []
@@ -107,14 +104,7 @@ def test_in_lockstep_a_push_has_the_mean_of_its_steps(most) -> None:
     def train(client: int) -> np.ndarray:
         module = ones()
         with (
-            sync.ParameterStore.open(
-                "local",
-                parameter_arrays(module),
-                name="model",
-                rule=Sgd(rate=1.0),
-                consistency="bsp",
-                replicas=2,
-            ) as store,
+            lockstep(module) as store,
             RemoteOptimizer(module, store, push_every=2, max_staleness=most) as optimizer,
         ):
             for number in range(5):  # the last one is pushed alone, by `close`

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.torch import TorchBatch, TorchStep
-from tests.adam_async.torch.clusters import cluster
+from tests.adam_async.store.servers import cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,7 +60,7 @@ def run(program: str, folder: Path, **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # two programs of PyTorch, each in a process of its own
 @pytest.mark.timeout(180)
 def test_both_columns_of_the_page_about_ddp_train_the_same_parameters(tmp_path: Path) -> None:
     theirs, here = blocks_of("docs/how-to/from-ddp.md")

@@ -15,6 +15,7 @@ import pytest
 from msgspec.msgpack import encode
 
 from adam_async.simulation.scenarios.valid_messages import fields_of
+from tests.adam_async.store.servers import cluster
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 
@@ -26,7 +27,6 @@ from adam_async.messages import Pull, Push
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.store import calls
 from adam_async.torch import RemoteOptimizer, parameter_arrays
-from tests.adam_async.torch.clusters import cluster
 from tests.processes.commands import until
 from transport import Message, Request
 
@@ -53,7 +53,7 @@ class LyingRequest(Request):
     def charge(self, nbytes, then):
         self._inner.charge(nbytes + HUGE, then)
 
-    def reply(self, message):
+    def reply(self, message, *, lent=False):
         self._inner.charge(HUGE, lambda: self._inner.reply(self._lie(message)))
 
     def fail(self, code, text):
@@ -98,12 +98,12 @@ MALFORMED = {
     "float64 of as many bytes": with_tensors(lambda flat: [flat[: len(flat) // 2 * 2].view(np.float64)]),
     "two tensors": with_tensors(lambda flat: [flat, flat]),
     "no tensor": with_tensors(lambda flat: []),
-    "a further version": with_meta(versions=lambda versions: [*versions, 1]),
-    "a missing version": with_meta(versions=lambda versions: list(versions)[:-1]),
-    "no version": with_meta(versions=lambda versions: []),
-    "a version out of bounds": with_meta(versions=lambda versions: [1 << 62] * len(versions)),
-    "a negative version": with_meta(versions=lambda versions: [-1] * len(versions)),
-    "versions of text": with_meta(versions=lambda versions: ["1"] * len(versions)),
+    "a further version": with_meta(versions=lambda version: [version] * 99),
+    "a missing version": with_meta(versions=lambda version: [version]),
+    "no version": with_meta(versions=lambda _: []),
+    "a version out of bounds": with_meta(versions=lambda _: 1 << 62),
+    "a negative version": with_meta(versions=lambda _: -1),
+    "versions of text": with_meta(versions=lambda _: "1"),
     "a clock out of bounds": with_meta(clock=lambda clock: 1 << 62),
 }
 """Answers that do not fit their question."""
@@ -268,9 +268,9 @@ def test_an_answer_that_does_not_fit_a_push_ends_the_step_with_a_named_error(
 
 
 PUSHED = {
-    "a further version": with_meta(versions=lambda versions: [*versions, 1]),
-    "a missing version": with_meta(versions=lambda versions: list(versions)[:-1]),
-    "no version": with_meta(versions=lambda versions: []),
+    "a further version": with_meta(versions=lambda version: [version] * 99),
+    "a missing version": with_meta(versions=lambda version: [version]),
+    "no version": with_meta(versions=lambda _: []),
     "a problem of another shard": with_meta(problems=lambda _: [[4000, 2, 0]]),
     "a gap without an end": with_meta(problems=lambda _: [[0, 3, 1]]),
 }

@@ -64,8 +64,7 @@ def test_a_step_on_a_device_has_the_gradients_of_the_cpu(device, make) -> None:
             context.load(images, labels, keys=(1, 0))
             loss = model.forward(values, context)
         gradients = {name: np.empty(array.shape, array.dtype) for name, array in step.arrays.items()}
-        for name, gradient in gradients.items():
-            model.delta(context, name, out=gradient)
+        model.deltas(context, gradients)
         model.take_sample(images, labels)
         found.append((loss, gradients, model.tensors(values)))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-9)

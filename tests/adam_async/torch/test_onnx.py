@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 
 from adam_async.checkpoint.trained_model import Model
-from adam_async.cli.export import NO_TELEMETRY
+from adam_async.cli.predict import NO_TELEMETRY
 from adam_async.errors import ConfigError, ModelError
 from adam_async.model import Network, mlp, named_model
 from adam_async.torch import onnx as exporter

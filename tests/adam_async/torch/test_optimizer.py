@@ -16,8 +16,7 @@ from adam_async.store.rules import Rule
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 from adam_async.torch.exchanges import Exchange
 from adam_async.torch.factors import LEAST_REST
-from tests.adam_async.store.servers import StoreServers
-from tests.adam_async.torch.clusters import cluster
+from tests.adam_async.store.servers import StoreServers, cluster
 
 STEPS = 8
 SHARD_BYTES = 16 << 10
@@ -465,34 +464,6 @@ def test_a_group_that_is_added_later_is_trained(options):
         optimizer.flush()
         assert not np.array_equal(parameter_arrays(module)["2.weight"], before["2.weight"])
         np.testing.assert_array_equal(store.pull()["2.weight"], parameter_arrays(module)["2.weight"])
-
-
-async def test_it_works_where_a_loop_runs_as_in_a_notebook():
-    module = network()
-    reference = copy.deepcopy(module)
-    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
-        found = train(module, RemoteOptimizer(module, store), batches(2))
-    assert_same(found, train(reference, torch.optim.SGD(reference.parameters(), lr=0.1), batches(2)))
-
-
-def test_a_schedule_of_one_cycle_sets_the_rate_of_each_push():
-    module = network()
-    reference = copy.deepcopy(module)
-    found = []
-    with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=0.1)) as store:
-        for each, of in (
-            (RemoteOptimizer(module, store), module),
-            (torch.optim.SGD(reference.parameters(), lr=0.1), reference),
-        ):
-            schedule = torch.optim.lr_scheduler.OneCycleLR(
-                each, max_lr=0.5, total_steps=9, cycle_momentum=False
-            )
-            values = []
-            for batch in batches():
-                values += train(of, each, [batch])
-                schedule.step()
-            found.append(values)
-    assert_same(*found)
 
 
 class Edges(nn.Module):

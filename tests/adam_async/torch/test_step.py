@@ -53,8 +53,7 @@ def gradients_of(
     context.load(images, labels, keys=(1, 0))
     loss = model.forward(values, context)
     found = {name: np.empty(spec.shape, spec.dtype) for name, spec in step.arrays.items()}
-    for name, gradient in found.items():
-        model.delta(context, name, out=gradient)
+    model.deltas(context, found)
     return loss, found
 
 
@@ -120,8 +119,7 @@ def test_weights_that_travel_as_deltas_get_dense_gradients_of_autograd() -> None
         if pair is not None:
             assert pair[0].shape == (8, 32)
         gradients = {name: np.empty(spec.shape, spec.dtype) for name, spec in step.arrays.items()}
-        for name, gradient in gradients.items():
-            model.delta(context, name, out=gradient)
+        model.deltas(context, gradients)
         found.append(gradients)
     for gradients in found[1:]:
         for name, gradient in gradients.items():

@@ -41,7 +41,7 @@ def buffer_of(protocol, *, servers=2, groups=1, dtype="float64", scale=1.0, seed
         step.add(group)
         for name, total in dense.items():
             gradient = np.empty(total.shape, dtype)
-            network.delta(context, name, out=gradient)
+            network.deltas(context, {name: gradient})
             total += gradient
     return step, dense, weights
 

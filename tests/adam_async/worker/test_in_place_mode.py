@@ -9,7 +9,7 @@ from adam_async.messages import Lease
 from adam_async.run.config import Config
 from adam_async.run.ids import ShardId
 from adam_async.worker.in_place_mode import InPlaceMode
-from adam_async.worker.in_place_step import TrainedInPlace
+from adam_async.worker.training import TrainedInPlace
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, cluster_of, servers_of
 from tests.adam_async.worker.setups import mode_setup
 from tests.transport.testing import Faults
@@ -75,7 +75,7 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
         client, finished = servers.client().client, []
         for name, clock in (("ps-0", 7), ("ps-1", 5), ("ps-2", 6)):
             ours = [s.id for s in servers.table.shards if servers.map.buckets[s.bucket] == name]
-            client.tick(name, tuple(ShardId(number) for number in ours), clock)
+            client.connections[name].tick(tuple(ShardId(number) for number in ours), clock)
         storage = servers.servers[0].store("run")._storage
         config = msgspec.structs.replace(servers.config, images_per_group=4)
         setup = mode_setup(servers, client, config, finished=finished.append)

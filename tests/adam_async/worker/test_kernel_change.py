@@ -29,6 +29,12 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return compiled
 
 
+def change_of(cores: int = 1) -> tuple[Network, KernelChange]:
+    """A network, and its change of kernels."""
+    network = Network(named_model("digits"), np.float32, kernels="auto")
+    return network, KernelChange(network, waits=False, cores=cores)
+
+
 def module(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Let the child run another module."""
     (folder / "another.py").write_text(text)
@@ -37,8 +43,7 @@ def module(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: list[bool]) -> None:
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=1)
+    network, change = change_of()
     assert network.kernels == "numpy"
     compile_apart = change._compile
 
@@ -62,8 +67,7 @@ async def test_a_run_does_not_wait_for_kernels_whose_files_are_lost(
     nothing_compiled: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing_compiled.append(True)
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=1)
+    network, change = change_of()
     assert network.kernels == "numba"
 
     def missing(code: int, dtype: object) -> int:
@@ -88,8 +92,7 @@ async def test_without_its_child_training_goes_on_with_numpys_kernels_and_a_reas
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     module(tmp_path, monkeypatch, "raise SystemExit('no room on the disk')")
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=1)
+    network, change = change_of()
     with caplog.at_level(logging.WARNING):
         async with ComputePool(threads=1, name="test") as pool:
             await change.run(pool, lambda: 7)
@@ -106,8 +109,7 @@ async def test_where_the_disk_keeps_nothing_a_compute_thread_compiles_and_no_chi
     (tmp_path / "file").touch()
     monkeypatch.setattr(program, "CACHE", KernelCache(str(tmp_path / "file" / "kernels")))
     monkeypatch.setattr(program, "_addresses", {})
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=2)
+    network, change = change_of(cores=2)
     assert network.kernels == "numpy"
     async with ComputePool(threads=2, name="test") as pool:
         await change.run(pool, lambda: 7)
@@ -119,8 +121,7 @@ def endless(nothing_compiled: list[bool], tmp_path: Path, monkeypatch: pytest.Mo
     """A change whose child never ends by itself, and has 0.2 s."""
     module(tmp_path, monkeypatch, "import threading; threading.Event().wait()")
     monkeypatch.setattr(kernel_change, "COMPILE_S", 0.2)
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    return KernelChange(network, network, waits=False, cores=1)
+    return change_of()[1]
 
 
 async def test_a_child_that_takes_too_long_is_killed(
@@ -154,8 +155,7 @@ async def test_cancelling_kills_the_child(
         f"os.rename({str(tmp_path / 'new')!r}, {str(said)!r})\n"
         "threading.Event().wait()",
     )
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=1)
+    _, change = change_of()
     async with ComputePool(threads=1, name="test") as pool:
         running = asyncio.create_task(change.run(pool, lambda: 7), name="running")
         await until(said.exists)
@@ -181,8 +181,7 @@ async def test_the_child_gets_the_core_of_one_of_several_threads_that_need_every
         monkeypatch,
         f"import pathlib, threading; pathlib.Path({str(said)!r}).touch(); threading.Event().wait()",
     )
-    network = Network(named_model("digits"), np.float32, kernels="auto")
-    change = KernelChange(network, network, waits=False, cores=cores)
+    _, change = change_of(cores=cores)
     async with ComputePool(threads=threads, name="test") as pool:
         running = asyncio.create_task(change.run(pool, lambda: 7), name="running")
         await until(said.exists)

@@ -1,5 +1,6 @@
 """The messages of a step: every shard once, the fewer bytes, the gradients of the model."""
 
+from importlib.util import find_spec
 from itertools import chain
 
 import numpy as np
@@ -21,8 +22,8 @@ WANTED = ["auto", "delta", "factors"]
 class Layout:
     """A model, its shards, and their servers."""
 
-    def __init__(self, *, shard_bytes=16 << 10, servers=3, spec=None, dtype=np.float64):
-        self.model = Network(spec or digits(), dtype)
+    def __init__(self, *, shard_bytes=16 << 10, servers=3, spec=None, dtype=np.float64, kernels="numpy"):
+        self.model = Network(spec or digits(), dtype, kernels=kernels)
         self.table = table_of(self.model, shard_bytes=shard_bytes)
         self.buckets = assign_buckets(self.table, [f"ps-{number}" for number in range(servers)])
         self.weights = self.model.initial_weights(Dice(1))
@@ -46,7 +47,7 @@ class Layout:
 
     def gradient(self, context, tensor):
         out = np.empty(self.model.parameter(tensor).shape, self.model.dtype)
-        self.model.delta(context, tensor, out=out)
+        self.model.deltas(context, {tensor: out})
         return out
 
     def received(self, plan, buffer):
@@ -154,6 +155,30 @@ def test_a_filled_buffer_has_the_gradients_of_the_model(wanted, shard_bytes, ima
             assert delta is None
         else:
             np.testing.assert_array_equal(delta, expected)
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="compiled kernels need numba")
+@pytest.mark.parametrize("images", [1, GROUP], ids=["short", "full"])
+@pytest.mark.parametrize("shard_bytes", [512, 16 << 10])
+@pytest.mark.parametrize("wanted", WANTED)
+def test_a_group_trained_in_one_call_has_the_bits_of_single_passes(wanted, shard_bytes, images, monkeypatch):
+    layout = Layout(shard_bytes=shard_bytes, dtype=np.float32, kernels="numba")
+    plan, model, context = layout.plan(wanted), layout.model, layout.model.context(GROUP)
+    pixels = np.random.default_rng(3).integers(0, 256, (3, images, *model.input_shape), np.uint8)
+    labels = np.arange(images) % 10
+    single, whole = (PushBuffer(model, plan, GROUP) for _ in range(2))
+    for group in pixels:
+        context.load(group, labels)
+        expected = model.forward(layout.weights, context)
+        model.backward(layout.weights, context)
+        single.fill(context)
+        with monkeypatch.context() as calls:
+            if images == GROUP:  # a short group takes the passes one by one
+                calls.setattr(model, "forward", None)
+            assert whole.train(layout.weights, context, group, labels) == expected
+        for index in range(len(plan.messages)):
+            for one, other in zip(single.tensors(index), whole.tensors(index), strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("groups", [(GROUP, GROUP, GROUP), (GROUP, 1), (2, GROUP)], ids=str)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_async.messages import Lease
+from adam_async.worker.puller import NewValues, WorkerWeights
 from adam_async.worker.replay_log import Reader, ReadLog, read_read_log
-from adam_async.worker.weights import WorkerWeights
 
 WHO = Reader(2, 1 << 55, 7)
 SHARDS = {"a.weight": 3, "a.bias": 1, "b.weight": 1}
@@ -27,7 +27,7 @@ class Worker:
     def install(self, name):
         self.version += 1
         versions = tuple(self.version + place for place in range(self.shards[name]))
-        self.weights.install(name, np.zeros(1), versions)
+        self.weights.install([NewValues(name, np.zeros(1), versions)])
 
     def train(self, lease, clock, *, arriving=()):
         """Read, install the values that arrive meanwhile, make the local step."""

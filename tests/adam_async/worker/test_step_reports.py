@@ -4,8 +4,8 @@ import pytest
 
 from adam_async.messages import Finished, Lease
 from adam_async.worker import push_plan
-from adam_async.worker.in_place_step import TrainedInPlace
 from adam_async.worker.step_reports import STEPS, StepReports
+from adam_async.worker.training import TrainedInPlace
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, servers_of, turns, until
 from tests.transport.testing import Faults
 
@@ -50,7 +50,7 @@ async def test_every_step_is_counted_on_every_shard_and_its_group_finished(netwo
             assert shard.version == shard.last_number[100, client._session.incarnation] == 2 * STEPS
             assert shard.staleness == {at: len(range(at, 2 * STEPS, 3)) for at in range(3)}
             assert shard.clocks == {0: 10 + 2 * STEPS}
-            assert shard.tables.groups == {1: ((0, 2 * STEPS), ())}
+            assert shard.tables.groups == {1: (0, 2 * STEPS)}
 
 
 async def test_steps_travel_a_few_at_a_time_and_the_rest_when_nothing_more_waits():
@@ -95,7 +95,7 @@ async def test_refused_tensors_are_refused_in_each_of_their_shards_and_no_others
         assert len(finished) == 2
         for shard in servers.shards().values():
             bad = shard.spec.tensor in ("fc1.weight", "fc2.bias")
-            assert (shard.version, shard.refused) == ((1, 1) if bad else (2, 0))
+            assert (shard.version, shard.tables.refused) == ((1, 1) if bad else (2, 0))
             assert shard.clocks == {0: 2}
         assert len(servers.table.by_tensor["fc1.weight"]) > 1
 

@@ -13,11 +13,8 @@ from msgspec import UNSET
 from adam_async.errors import DeadlineExceeded
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
-from adam_async.model.network import Network
 from adam_async.run.config import Config
-from adam_async.run.learning_rate import Schedule
 from adam_async.worker.copy_mode import CopyMode
-from tests.adam_async.exactness.serial import assert_close, lockstep_sgd, order_of
 from tests.adam_async.exactness.test_staleness_counts import HandReplica
 from tests.adam_async.runs import (
     NETWORKS,
@@ -25,7 +22,6 @@ from tests.adam_async.runs import (
     SHARDED,
     cluster_of,
     servers_of,
-    tiny_dataset,
     until,
     with_frozen,
 )
@@ -42,59 +38,6 @@ BSP = {
     "rate": 0.1,
     "waits": WAITS,
 }
-
-
-def limited_sgd(config, dataset):
-    """Serial SGD of one replica on the mean over a step's images, clipped and controlled layer by layer."""
-    model = Network(digits(), dtype=config.dtype)
-    weights = model.initial_weights(Dice(config.seed))
-    context = model.context(config.push_every * config.images_per_group)
-    for epoch in range(1, config.epochs + 1):
-        groups = order_of(config, dataset, epoch)
-        for first in range(0, len(groups), config.push_every):
-            chosen = np.concatenate(groups[first : first + config.push_every])
-            context.load(dataset.train_images[chosen], dataset.train_labels[chosen])
-            model.forward(weights, context)
-            model.backward(weights, context)
-            gradients = {p.name: np.empty(p.shape, model.dtype) for p in model.parameters}
-            for name, gradient in gradients.items():
-                model.delta(context, name, out=gradient)
-            total = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
-            for name, gradient in gradients.items():
-                if config.clip:
-                    gradient *= min(1.0, config.clip / total)
-                rate = config.rate
-                if config.layer_rate and weights[name].any():
-                    size = np.linalg.norm(weights[name]) / np.linalg.norm(gradient)
-                    rate = min(rate, config.layer_rate * size)
-                weights[name] = weights[name] - rate * gradient
-    return weights
-
-
-async def train(config, network="local", **options):
-    async with cluster_of(config, NETWORKS[network](), **options) as cluster:
-        return await cluster.train()
-
-
-@pytest.mark.parametrize("push_every", [1, 3])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"clip": 1.0},
-        {"layer_rate": 0.01},
-        {"clip": 0.5, "layer_rate": 0.02, "protocol": "factors"},
-    ],
-    ids=str,
-)
-async def test_limits_are_those_of_serial_sgd_on_the_mean_over_all_images(options, push_every):
-    alone = {**BSP, "replicas": 1, "schedule": "constant"}
-    config = Config(dtype="float64", push_every=push_every, **options, **alone, **SHARDED)
-    result = await train(config)
-    expected = limited_sgd(config, tiny_dataset())
-    assert_close(result.weights, expected, 1e-9)
-    free = msgspec.structs.replace(config, clip=0.0, layer_rate=0.0)
-    unlimited, _ = lockstep_sgd(free, tiny_dataset())
-    assert any(not np.allclose(expected[name], values) for name, values in unlimited.items())
 
 
 @pytest.mark.parametrize(
@@ -196,20 +139,6 @@ async def test_a_replica_that_never_advances_is_named_when_patience_ends(monkeyp
             await cluster.train()
 
 
-@pytest.mark.parametrize("slack", [0, 2])
-@pytest.mark.parametrize("network", NETWORKS)
-async def test_bounded_training_of_one_replica_without_slack_is_serial_sgd(network, slack):
-    config = Config(
-        dtype="float64",
-        momentum=0.9,
-        **{**BSP, "replicas": 1, "threads": 1, "in_flight": 1, "consistency": f"ssp:{slack}"},
-        schedule="constant",
-    )
-    result = await train(config, network)
-    expected, _ = lockstep_sgd(config, tiny_dataset())
-    assert_close(result.weights, expected, 1e-9)
-
-
 @pytest.mark.parametrize("pull_every", [1, 3])
 @pytest.mark.parametrize("push_every", [1, 2])
 async def test_bounded_training_ends_with_all_clocks_at_the_sync_clock(push_every, pull_every):
@@ -227,39 +156,6 @@ async def test_bounded_training_ends_with_all_clocks_at_the_sync_clock(push_ever
     assert [epoch.images for epoch in result.epochs] == [60, 60]
 
 
-ALONE = {"replicas": 1, "threads": 1, "in_flight": 1}
-
-
-@pytest.mark.parametrize(
-    "mode",
-    [
-        {"consistency": "bsp", "push_every": 2},
-        {"consistency": "asp", "weights": "copy", **ALONE},
-        {"consistency": "asp", "weights": "copy", "push_every": 2, **ALONE},
-        {"consistency": "asp", "weights": "aliased", **ALONE},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        {"schedule": "cosine", "warm_up": 0.5},
-        {"schedule": "step", "decay": 0.5, "decay_every": 0.5},
-        {"schedule": "constant", "warm_up": 1.5},
-    ],
-    ids=str,
-)
-async def test_rates_follow_the_schedule_in_every_training_mode(schedule, mode):
-    dataset = tiny_dataset(train=64)
-    config = Config(dtype="float64", **schedule, **{**BSP, **mode})
-    result = await train(config, dataset=dataset)
-    # A step's gradient is the mean over its images in lockstep, otherwise the sum of its groups' means.
-    factor = 1 if config.synchronous else config.push_every
-    rate_at = Schedule.of(msgspec.structs.replace(config, rate=factor * config.rate)).rate
-    expected, _ = lockstep_sgd(config, dataset, rate_at=rate_at)
-    assert_close(result.weights, expected, 1e-9)
-
-
 @pytest.mark.parametrize(("when", "left"), [("before", 2), ("after", 0)])
 async def test_messages_of_a_section_leave_once_before_their_group_is_trained_and_never_after(when, left):
     async with servers_of(NETWORKS["local"](), rate=0.01, **SHARDED) as servers:
@@ -267,11 +163,11 @@ async def test_messages_of_a_section_leave_once_before_their_group_is_trained_an
         await replica.first_pull()
         stepper, add = replica.stepper, replica.stepper.add
 
-        def added(trained, on_landed):
+        def added(firing, trained):
             if when == "before":
-                stepper.ahead(trained, (1,), on_landed)
-            add(trained, on_landed)
-            stepper.ahead(trained, (0,), on_landed)
+                stepper.ahead((1,), firing, trained)
+            add(firing, trained)
+            stepper.ahead((0,), firing, trained)
 
         stepper.add = added
         await replica.train(groups=2)
@@ -286,11 +182,11 @@ async def test_in_asp_a_complete_step_does_not_wait_for_one_that_began_earlier()
         await replica.first_pull()
         stepper, add, late = replica.stepper, replica.stepper.add, []
 
-        def added(trained, on_landed):
-            stepper.ahead(trained, (1,), on_landed)
-            late.append(partial(add, trained, on_landed))
+        def added(firing, trained):
+            stepper.ahead((1,), firing, trained)
+            late.append(partial(add, firing, trained))
             if len(late) == 1:
-                on_landed()  # the test does not wait for the first group
+                firing.tag.set()  # the test does not wait for the first group
             else:
                 late.pop()()
 
@@ -301,3 +197,19 @@ async def test_in_asp_a_complete_step_does_not_wait_for_one_that_began_earlier()
         await replica.client.flush()
         assert [(done.number, done.clock) for done in replica.finished] == [(2, 2), (1, 1)]
         assert {shard.version for shard in servers.shards().values()} == {2}
+
+
+async def test_a_returned_group_is_a_step_of_its_own():
+    async with servers_of(NETWORKS["local"](), rate=0.01, **SHARDED) as servers:
+        replica = HandReplica(servers, 0, push_every=3, pull_every=1)
+        await replica.first_pull()
+        await replica.train(groups=2)
+        assert replica.finished == []
+        await replica.train(attempt=2)
+        assert [(done.number, done.clock) for done in replica.finished] == [(1, 1), (2, 1), (3, 2)]
+        await replica.train(attempt=3)
+        await replica.train(groups=3)
+        done = [(done.number, done.clock) for done in replica.finished[3:]]
+        assert done == [(4, 3), (5, 4), (6, 4), (7, 4)]
+        assert {shard.version for shard in servers.shards().values()} == {4}
+        assert {(*shard.tables.groups[1],) for shard in servers.shards().values()} == {(1, 8)}

@@ -16,7 +16,7 @@ from adam_async.cli.plan.choice import (
     recomputed,
 )
 from adam_async.model import LayerSpec, ModelError, ModelSpec, Network, mlp, named_model
-from adam_async.model.partition.prediction import LayerTimes, LinkCost, estimated_times
+from adam_async.model.partition.planner import LayerTimes, LinkCost, estimated_times
 from adam_async.run.config import default_in_flight
 
 BOTH: tuple[PlanKind, ...] = ("vertical", "layers")

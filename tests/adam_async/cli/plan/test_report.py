@@ -13,7 +13,7 @@ from adam_async.model import Network, named_model
 from adam_async.model.named import NAMED_MODELS
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
-from adam_async.model.partition.prediction import LinkCost, estimated_times
+from adam_async.model.partition.planner import LinkCost, estimated_times
 from adam_async.runtime.machine import describe_machine
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "reference" / "plan.md"

@@ -7,8 +7,7 @@ import pytest
 
 from adam_async.data_server import dataset as datasets
 from adam_async.data_server.damage import Policy
-from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.lazy_images import StoredImages
+from adam_async.data_server.dataset import Dataset, StoredImages
 from adam_async.data_server.sources import catalogue, limits, samples
 from adam_async.data_server.sources.datasets import load
 from adam_async.errors import DataError

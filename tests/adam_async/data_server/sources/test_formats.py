@@ -75,13 +75,6 @@ async def test_val_stands_in_for_test_and_is_left_out_beside_it(tmp_path: Path) 
     assert len((await read(small / "csv")).train_labels) == 24
 
 
-async def test_files_of_several_kinds_in_one_folder_are_not_guessed_at(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").touch()
-    (tmp_path / "b.tar").touch()
-    with pytest.raises(DataError, match=r"holds b.tar and a.csv, which are several data sets; name one"):
-        await read(tmp_path)
-
-
 async def test_images_in_npy_files_stay_on_disk(tmp_path: Path) -> None:
     dataset = await read(write_small(tmp_path) / "npy")
 

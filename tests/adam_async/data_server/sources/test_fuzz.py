@@ -39,7 +39,7 @@ async def outcome_of(path: Path, policy: Policy) -> Dataset | str:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     which=SHARE,
     at=SHARE,

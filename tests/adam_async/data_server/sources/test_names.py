@@ -1,7 +1,7 @@
 """Names of sources."""
 
+from adam_async.data_server.sources.datasets import PUBLISHED
 from adam_async.data_server.sources.names import NAMES
-from adam_async.data_server.sources.published import PUBLISHED
 
 
 def test_every_published_data_set_has_its_name() -> None:

@@ -9,13 +9,6 @@ from adam_async.errors import DataError
 from tests.adam_async.data_server.sources.small import read, write_small
 
 
-async def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    folder = write_small(tmp_path) / "npy"
-    (folder / "y_test.npy").unlink()
-    with pytest.raises(DataError, match=r"npy lacks y_test.npy; add what is missing"):
-        await read(folder)
-
-
 async def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[object, ...]:

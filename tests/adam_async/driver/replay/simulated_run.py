@@ -27,23 +27,30 @@ from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.decode_push import read_gradients
-from adam_async.parameter_server.events import Acknowledge, Applied, PullArrived, PushArrived, SendValues
+from adam_async.parameter_server.events import (
+    Answer,
+    Applied,
+    PullArrived,
+    PushArrived,
+    ReplicasChanged,
+    SendValues,
+)
+from adam_async.parameter_server.gradients import read_gradients
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
+from adam_async.run.ids import Replica
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
-from adam_async.worker.puller import Puller
+from adam_async.worker.puller import Puller, Snapshot, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.pusher import Pusher
 from adam_async.worker.replay_log import Reader, ReadLog
 from adam_async.worker.replica_clock import ReplicaClock
 from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
-from adam_async.worker.weights import Snapshot, WorkerWeights
 from transport import BufferPool
 
 LATE = 0.6
@@ -52,11 +59,39 @@ LATE = 0.6
 
 @dataclass
 class Lane:
-    """Messages on their way between one worker and one server."""
+    """Messages on their way between one worker and one server: a connection of the worker's client."""
 
+    replica: int
     there: deque[tuple[Any, Callable[..., None]]] = field(default_factory=deque)
     back: deque[Callable[[], None]] = field(default_factory=deque)
     numbers: dict[int, int] = field(default_factory=dict)
+
+    def push(self, tensors: Any, call: Any, number: int, into: Any, *, shards: Any, **fields: Any) -> None:
+        for shard in shards:
+            self.numbers[shard] = self.numbers.get(shard, 0) + 1
+        push = Push(
+            store="run",
+            session=self.replica + 50,
+            incarnation=7,
+            replica=self.replica,
+            generation=1,
+            shards=shards,
+            numbers=tuple(self.numbers[shard] for shard in shards),
+            **fields,
+        )
+
+        def answered(versions: tuple[int, ...], flat: Any) -> None:
+            answer: Any = SimpleNamespace(versions=versions, clock=0)
+            call.pushed(number, answer, flat if push.pull else None)
+            call.freed()
+
+        self.there.append(((push, tensors), answered))
+
+    def pull(self, shards: Any, call: Any, number: int, *_: Any) -> None:
+        def answered(versions: tuple[int, ...], flat: Any) -> None:
+            call.pulled(number, SimpleNamespace(versions=versions, clock=0), flat)
+
+        self.there.append((Pull(store="run", generation=1, shards=tuple(shards)), answered))
 
 
 class SimulatedServer:
@@ -79,6 +114,7 @@ class SimulatedServer:
             scale_by_staleness=run.config.scale_by_staleness,
             log=self.log,
         )
+        self.state.handle(ReplicasChanged({Replica(n): 7 for n in range(run.config.replicas)}))
 
     def take(self, lane: Lane) -> None:
         body, answered = lane.there.popleft()
@@ -108,7 +144,7 @@ class SimulatedServer:
 
     def perform(self, effects: list[Any]) -> None:
         for effect in effects:
-            assert isinstance(effect, Acknowledge | SendValues), effect
+            assert isinstance(effect, Answer | SendValues), effect
             send, answered = effect.request
             versions = tuple(shard.version for shard in effect.shards)
             flat = np.concatenate([shard.values for shard in effect.shards]) if effect.shards else None
@@ -134,7 +170,7 @@ class SimulatedWorker:
     def __init__(self, run: "SimulatedRun", replica: int) -> None:
         config, network = run.config, run.network
         self.run, self.replica = run, replica
-        self.lanes = {name: Lane() for name in run.names}
+        self.lanes = self.connections = {name: Lane(replica) for name in run.names}
         self.weights = SimulatedWeights(self.meanwhile)
         plan = plan_pushes(
             network,
@@ -167,43 +203,9 @@ class SimulatedWorker:
         clock = ReplicaClock(push_every=config.push_every, pull_every=config.pull_every)
         self.stepper = Stepper(clock, pusher)
         self.bench: Any = SimpleNamespace(
-            context=network.context(config.images_per_group), scratch=ThreadScratch(network)
+            scratch=ThreadScratch(network, network.context(config.images_per_group))
         )
         puller.pull(lambda: None)
-
-    def push(self, server: str, step: Any, call: Any, number: int, into: Any) -> None:
-        lane = self.lanes[server]
-        for shard in step.shards:
-            lane.numbers[shard] = lane.numbers.get(shard, 0) + 1
-        push = Push(
-            store="run",
-            session=self.replica + 50,
-            incarnation=7,
-            replica=self.replica,
-            clock=step.clock,
-            weight=step.weight,
-            rate=step.rate,
-            generation=1,
-            parts=step.parts,
-            shards=step.shards,
-            numbers=tuple(lane.numbers[shard] for shard in step.shards),
-            versions=step.versions,
-            own_applied=step.own_applied,
-            pull=step.pull,
-        )
-
-        def answered(versions: tuple[int, ...], flat: Any) -> None:
-            answer: Any = SimpleNamespace(versions=versions, clock=0)
-            call.pushed(number, answer, flat if step.pull else None)
-            call.freed()
-
-        lane.there.append(((push, step.tensors), answered))
-
-    def pull(self, server: str, shards: Any, call: Any, number: int, **_: Any) -> None:
-        def answered(versions: tuple[int, ...], flat: Any) -> None:
-            call.pulled(number, SimpleNamespace(versions=versions, clock=0), flat)
-
-        self.lanes[server].there.append((Pull(store="run", generation=1, shards=tuple(shards)), answered))
 
     def meanwhile(self) -> None:
         """Something may arrive while a group is being computed."""
@@ -215,7 +217,7 @@ class SimulatedWorker:
         images, labels = self.run.group(epoch, number)
         progress = epoch - 1 + number / self.run.groups
         lease = Lease(epoch, number, 0, len(labels), progress)
-        self.stepper.add(self.trainer.train(self.bench, ImageGroup(lease, images, labels)), None)
+        self.stepper.add(self.bench, self.trainer.train(self.bench, ImageGroup(lease, images, labels)))
 
 
 class SimulatedRun:

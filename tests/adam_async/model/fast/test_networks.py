@@ -24,6 +24,7 @@ from adam_async.model import (
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.passes import gradients_of
 from tests.adam_async.own_layer import OWN_LAYERS
 
 of = LayerSpec.of
@@ -59,14 +60,6 @@ def group(network, images, dtype=np.float64):
     return x, Dice(1).permutation("labels", images) % 10
 
 
-def gradients(network, weights, context):
-    found = {}
-    for parameter in network.parameters:
-        found[parameter.name] = np.empty(parameter.shape, network.dtype)
-        network.delta(context, parameter.name, out=found[parameter.name])
-    return found
-
-
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize(("dtype", "close"), [(np.float64, 1e-11), (np.float32, 2e-5)])
 def test_both_sets_of_kernels_agree_on_loss_and_gradients(spec, dtype, close):
@@ -79,7 +72,7 @@ def test_both_sets_of_kernels_agree_on_loss_and_gradients(spec, dtype, close):
             context.load(*group(network, images))
             losses.append(network.forward(weights, context))
             network.backward(weights, context)
-            found.append(gradients(network, weights, context))
+            found.append(gradients_of(network, context))
 
         assert losses[1] == pytest.approx(losses[0], rel=10 * close)
         for name, gradient in found[0].items():
@@ -102,7 +95,7 @@ def test_layer_by_layer_is_the_same_as_all_at_once(spec):
     for number in reversed(range(len(network.layers))):
         network.backward_layers(weights, pieces, range(number, number + 1))
 
-    found, expected = (gradients(network, weights, context) for context in (pieces, whole))
+    found, expected = (gradients_of(network, context) for context in (pieces, whole))
     for name, gradient in expected.items():
         np.testing.assert_array_equal(found[name], gradient, err_msg=name)
     for layer in network.layers:
@@ -145,7 +138,7 @@ def test_a_users_layer_runs_its_own_steps():
         context.load(*group(network, 4))
         network.forward(weights, context)
         network.backward(weights, context)
-        found.append(gradients(network, weights, context))
+        found.append(gradients_of(network, context))
 
     assert [isinstance(layer, Compiled) for layer in fast.layers] == [True, False, True, True]
     for name, gradient in found[0].items():
@@ -204,7 +197,7 @@ def test_a_network_names_all_kernels_that_it_runs(spec, monkeypatch):
         step.train(weights, state, context, step.new_scratch(), rate=0.01)
         network.forward(weights, context)
         network.backward(weights, context)
-        gradients(network, weights, context)
+        gradients_of(network, context)
 
     assert used - {program.MEAN} <= network.engine.kernels
     assert used > {program.MEAN}
@@ -222,7 +215,7 @@ def test_a_group_keeps_the_kernels_that_it_was_loaded_with(monkeypatch):
     def trained():
         loss = network.forward(weights, context)
         network.backward(weights, context)
-        return loss, gradients(network, weights, context)
+        return loss, gradients_of(network, context)
 
     context.load(images, labels)
     ready.append(True)
@@ -283,6 +276,26 @@ def test_numba_is_loaded_only_when_it_is_asked_for():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_gradients_of_all_layers_with_kernels_take_one_call(monkeypatch):
+    network = Network(BRANCHES, kernels="numba")
+    context = network.context(8)
+    context.load(*group(network, 8, np.float32))
+    weights = network.initial_weights(Dice(1))
+    network.forward(weights, context)
+    network.backward(weights, context)
+    alone = {p.name: np.empty(p.shape, network.dtype) for p in network.parameters}
+    for name, gradient in alone.items():
+        network.deltas(context, {name: gradient})
+
+    calls, run = [], program.run
+    monkeypatch.setattr(program, "run", lambda *arguments: calls.append(1) or run(*arguments))
+    together = {name: np.empty_like(gradient) for name, gradient in alone.items()}
+    network.deltas(context, together)
+    assert len(calls) == 1
+    for name, gradient in together.items():
+        np.testing.assert_array_equal(gradient, alone[name], err_msg=name)
+
+
 def test_steady_training_allocates_nothing():
     network = Network(named_model("digits"), kernels="numba")
     weights, context = network.initial_weights(Dice(1)), network.context(8)
@@ -293,8 +306,7 @@ def test_steady_training_allocates_nothing():
         for _ in range(count):
             network.forward(weights, context)
             network.backward(weights, context)
-            for name, gradient in out.items():
-                network.delta(context, name, out=gradient)
+            network.deltas(context, out)
 
     steps(3)
     tracemalloc.start()

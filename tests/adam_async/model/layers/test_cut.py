@@ -11,15 +11,11 @@ from adam_async.model import BUILTIN_LAYERS, Layer, LayerSpec, ModelError, Param
 from adam_async.model.gradcheck import lone_slots
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import extent
-from tests.adam_async.model.layer_cases import kinds_of
+from tests.adam_async.model.layer_cases import SQUARES, kinds_of, windows
 
 IMAGES = st.tuples(st.integers(1, 4), st.integers(2, 11), st.integers(1, 6))
 ROWS = st.tuples(st.integers(2, 30))
-WINDOWS = st.fixed_dictionaries(
-    {"filters": st.integers(1, 9), "kernel": st.integers(1, 4)},
-    optional={"stride": st.integers(1, 4), "padding": st.integers(0, 4)},
-)
-SQUARES = st.fixed_dictionaries({"kernel": st.integers(1, 4)}, optional={"stride": st.integers(0, 4)})
+WINDOWS = windows(filters=9, padding=4)
 NORMS = st.fixed_dictionaries({"size": st.integers(1, 7), "alpha": st.floats(0, 2), "beta": st.floats(0, 2)})
 NOTHING = st.just({})
 CUTTABLE = {

@@ -60,29 +60,11 @@ def test_the_share_of_the_rate_is_dropped_and_the_mean_stays(rate):
 
 
 def test_evaluation_drops_nothing_and_needs_no_dice():
-    network, plain = network_of(of("drop", "dropout")), network_of()
+    first = of("first", "dense", outputs=50)
+    network, plain = network_of(first, of("drop", "dropout")), network_of(first)
     weights = network.initial_weights(Dice(1))
 
     np.testing.assert_array_equal(network.scores(weights, IMAGES), plain.scores(weights, IMAGES))
-
-
-def test_evaluation_drops_nothing_in_shared_memory_either():
-    spec = ModelSpec(
-        name="it",
-        input_shape=(50,),
-        layers=(
-            of("first", "dense", outputs=50),
-            of("drop", "dropout"),
-            of("out", "dense", outputs=3),
-            of("loss", "softmax_cross_entropy"),
-        ),
-    )
-    network = Network(spec, np.float64)
-    weights, context = network.initial_weights(Dice(1)), network.context(6, training=False)
-    context.load(IMAGES, LABELS)
-    network.forward(weights, context)
-
-    np.testing.assert_allclose(context.output("drop"), IMAGES @ weights["first.weight"].T, rtol=1e-12)
 
 
 def test_loading_a_group_for_training_without_dice_is_refused():

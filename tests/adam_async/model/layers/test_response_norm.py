@@ -41,8 +41,3 @@ def test_normalisation_equals_the_naive_loops(channels, size, images):
 def test_options_that_do_not_fit_are_refused_by_name(options, message):
     with pytest.raises(SpecError, match=rf"layer 'it' \(local_response_norm\): {message}"):
         layer_of(**options)
-
-
-def test_flat_inputs_are_refused():
-    with pytest.raises(SpecError, match=r"needs an input of \[channels, height, width\], not \[9\]"):
-        layer_of((9,))

@@ -4,9 +4,10 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from adam_async.model import BUILTIN_LAYERS, LayerSpec, Loss, ModelSpec, Network, SpecError
+from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelSpec, Network, SpecError
 from adam_async.model.gradcheck import check_layer, check_network
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.layer_cases import SQUARES, labels_of, windows
 
 of = LayerSpec.of
 KINKED = {"relu", "max_pool"}
@@ -14,11 +15,7 @@ KINKED = {"relu", "max_pool"}
 
 IMAGES = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 8))
 ROWS = st.tuples(st.integers(1, 9))
-WINDOWS = st.fixed_dictionaries(
-    {"filters": st.integers(1, 4), "kernel": st.integers(1, 4)},
-    optional={"stride": st.integers(1, 4), "padding": st.integers(0, 3)},
-)
-SQUARES = st.fixed_dictionaries({"kernel": st.integers(1, 4)}, optional={"stride": st.integers(0, 4)})
+WINDOWS = windows(filters=4, padding=3)
 NORMS = st.fixed_dictionaries(
     {"size": st.integers(1, 7), "alpha": st.floats(0, 2), "beta": st.floats(0, 2), "k": st.floats(0.5, 2)}
 )
@@ -58,12 +55,7 @@ def lone_layers(draw, kinds):
 
 
 def check(layer, seed, images):
-    labels = None
-    if isinstance(layer, Loss):
-        labels = Dice(seed).normal("labels", count=images * int(np.prod(layer.input_shapes[0])), dtype=float)
-        labels = labels.reshape(images, *layer.input_shapes[0])
-        if layer.spec.kind == "softmax_cross_entropy":
-            labels = labels.argmax(axis=1)
+    labels = labels_of(layer.spec.kind, layer.input_shapes[0], images)
     check_layer(layer, Dice(seed), images=images, labels=labels, directions=1)
 
 

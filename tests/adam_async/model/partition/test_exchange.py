@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.model import LayerSpec, ModelSpec
 from adam_async.model.gradcheck import lone_slots
-from adam_async.model.partition.exchange import WIRES, Arrival, Departure, Landing, Wire
+from adam_async.model.partition.network import WIRES, Arrival, Departure, Landing, Wire
 from adam_async.model.partition.plan import Layout
 from adam_async.model.partition.planner import vertical_plan
 from tests.adam_async.model.parts import Parts, group_of, network_of, weights_of

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from adam_async.model import NAMED_MODELS, LayerSpec, ModelError, ModelSpec, mlp, named_model
 from adam_async.model.partition import planner
-from adam_async.model.partition.planner import BALANCE, layers_plan, vertical_plan
-from adam_async.model.partition.prediction import (
+from adam_async.model.partition.planner import (
+    BALANCE,
     LayerTimes,
     LinkCost,
     estimated_times,
+    layers_plan,
     predicted_seconds,
+    vertical_plan,
 )
 from tests.adam_async.model.parts import EVERYTHING, layout_of, network_of, networks
 

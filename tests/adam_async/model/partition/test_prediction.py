@@ -10,8 +10,7 @@ from adam_async.model import ModelError, Network, mlp, named_model
 from adam_async.model.named import NAMED_MODELS
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PartitionPlan
-from adam_async.model.partition.planner import layers_plan, vertical_plan
-from adam_async.model.partition.prediction import (
+from adam_async.model.partition.planner import (
     FORWARD,
     LayerTimes,
     LinkCost,
@@ -19,9 +18,11 @@ from adam_async.model.partition.prediction import (
     chain_seconds,
     crossing_bytes,
     estimated_times,
+    layers_plan,
     longest_chain,
     predict,
     predicted_seconds,
+    vertical_plan,
     worker_seconds,
 )
 

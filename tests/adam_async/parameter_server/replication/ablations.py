@@ -5,8 +5,7 @@ import dataclasses
 import msgspec
 
 from adam_async.messages.replication import Copy, Held, PieceCopy
-from adam_async.parameter_server.replication.effects import ProposeRecord
-from adam_async.parameter_server.replication.local_copy import LocalCopy
+from adam_async.parameter_server.replication.local_copy import LocalCopy, ProposeRecord
 from adam_async.parameter_server.replication.log import Log
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.parameter_server.replication.primary import Primary

@@ -11,9 +11,10 @@ from collections import Counter
 import msgspec
 
 from adam_async.messages.replication import PieceCopy
-from adam_async.parameter_server.replication.effects import (
+from adam_async.parameter_server.replication.local_copy import (
     Apply,
     BecamePrimary,
+    Bundle,
     CopyPiece,
     ProposeRecord,
     ReadRecord,
@@ -23,7 +24,6 @@ from adam_async.parameter_server.replication.effects import (
     Stopped,
     TakePiece,
 )
-from adam_async.parameter_server.replication.local_copy import Bundle
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.parameter_server.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord

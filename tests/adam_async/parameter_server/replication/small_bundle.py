@@ -4,16 +4,16 @@ from collections import defaultdict, deque
 
 import msgspec
 
-from adam_async.parameter_server.replication.effects import (
+from adam_async.parameter_server.replication.local_copy import (
     Apply,
     BecamePrimary,
+    Bundle,
     CopyPiece,
     ProposeRecord,
     Send,
     StartAnew,
     TakePiece,
 )
-from adam_async.parameter_server.replication.local_copy import Bundle
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.run.bundle_record import BundleRecord
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
 from adam_async.parameter_server.replication import primary
-from adam_async.parameter_server.replication.effects import ReadRecord, Removed, StartAnew, Stopped
-from adam_async.parameter_server.replication.local_copy import Bundle
+from adam_async.parameter_server.replication.local_copy import Bundle, ReadRecord, Removed, StartAnew, Stopped
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.parameter_server.replication.violations import Violation
 from tests.adam_async.parameter_server.replication.scenarios import (

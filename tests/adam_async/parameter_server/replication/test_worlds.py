@@ -8,7 +8,7 @@ import pytest
 from tests.adam_async.parameter_server.replication.fuzzed_bundle import FuzzedBundle, run_seed
 
 FAST_SEEDS = 40
-THOROUGH_SEEDS = 300
+THOROUGH_SEEDS = 140
 SLOW_SEEDS = int(os.environ.get("ADAM_REPLICATION_SEEDS", "3000"))
 
 MARKS = (

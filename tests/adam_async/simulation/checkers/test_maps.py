@@ -1,4 +1,4 @@
-"""A map that goes back, a second table or ledger leader, a returning store or incarnation is refused."""
+"""A map that goes back, a second table or dealer, a returning store or incarnation is refused."""
 
 import msgspec
 import pytest
@@ -6,9 +6,17 @@ import pytest
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import ClusterMap, LedgerRecord, NodeRecord
+from adam_async.run.cluster_map import (
+    ClusterMap,
+    DealerRecord,
+    EpochRecord,
+    NodeRecord,
+    ready_word,
+    replica_generation,
+)
 from adam_async.run.map_changes import difference
 from adam_async.run.store_record import RuleRecord, StoreRecord
+from adam_async.run.training_program import ProgramRecord
 from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.scenario import Violation
 
@@ -17,8 +25,8 @@ def node(incarnation, *, changed, live=True):
     return NodeRecord(role="ps", address="x", incarnation=incarnation, live=live, changed=changed)
 
 
-def ledger_record(term, *ledger_replicas, run="r"):
-    return LedgerRecord(run=run, term=term, ledger_replicas=tuple((name, 1) for name in ledger_replicas))
+def dealer(term, name, run="r"):
+    return DealerRecord(run=run, term=term, node=name, incarnation=1)
 
 
 def stores(generation, *buckets, id="s", phase="open"):
@@ -52,13 +60,13 @@ def test_a_map_that_goes_forward_passes():
         {
             "nodes": {"a": node(2, changed=3)},
             **stores(2, "b", id="t"),
-            "ledger_record": ledger_record(1, "d", "e"),
+            "dealer": dealer(1, "d"),
         },
-        {"nodes": {"a": node(2, changed=3)}, "placements": 2, "ledger_record": ledger_record(2, "e")},
+        {"nodes": {"a": node(2, changed=3)}, "placements": 2, "dealer": dealer(2, "e")},
         {
             "nodes": {"a": node(2, changed=3)},
             "placements": 2,
-            "ledger_record": ledger_record(1, "d", run="another"),
+            "dealer": dealer(1, "d", run="another"),
         },
     )
     assert maps.lost == 1
@@ -72,14 +80,14 @@ def test_a_map_that_goes_forward_passes():
         (stores(1, "a"), stores(1, "a", id="t"), "I3: generation 1 has two tables"),
         (stores(1, "a"), stores(1, "a", phase="loading"), "I4: store default went back from open to loading"),
         (
-            {"ledger_record": ledger_record(1, "d")},
-            {"ledger_record": ledger_record(1, "e")},
-            "I3: .* both lead the ledger in term 1 of r",
+            {"dealer": dealer(1, "d")},
+            {"dealer": dealer(1, "e")},
+            "I3: .* both deal out groups in term 1 of r",
         ),
         (
-            {"ledger_record": ledger_record(2, "d")},
-            {"ledger_record": ledger_record(1, "e")},
-            "I4: the ledger of r went back",
+            {"dealer": dealer(2, "d")},
+            {"dealer": dealer(1, "e")},
+            "I4: the dealer of r went back",
         ),
         ({"nodes": {"a": node(1, changed=2)}}, {"nodes": {"a": node(1, changed=1)}}, "I4: a went back"),
     ],
@@ -167,3 +175,20 @@ def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
     replicated_state.history.add(difference(before, replicated_state.map))
     with pytest.raises(Violation, match="as incarnation 1 after a later one"):
         maps.saw(replicated_state)
+
+
+def trains(term, *, placed, number=1):
+    """A map in which one worker trains, placed in a version of the map."""
+    generation = replica_generation([(1, placed)], 1)
+    worker = NodeRecord(
+        role="worker", address="x", incarnation=1, replica=0, placed=placed, ready=ready_word("r", generation)
+    )
+    run = ProgramRecord(id="r", driver="driver", incarnation=1)
+    epoch = EpochRecord(run="r", number=number, groups=4, shares={"0": (0, 4)})
+    return {"nodes": {"w": worker}, "run": run, "epoch": epoch, "dealer": dealer(term, f"data-{term}")}
+
+
+def test_a_new_dealer_within_an_epoch_ends_all_replica_generations():
+    follow(trains(1, placed=1), trains(2, placed=2), trains(3, placed=2, number=2))
+    with pytest.raises(Violation, match=r"I4: generation .* uses leases of two dealers"):
+        follow(trains(1, placed=1), trains(2, placed=1))

@@ -76,7 +76,7 @@ def test_names_are_unique_and_come_in_the_same_order() -> None:
         "ReportSteps.steps[0].staleness=-1",
         "Tick.epoch=two-ahead",
         "Tick.clock=2**40",
-        "LeaseGroups.rows[0]=-1",
+        "ReadGroups.rows[0]=-1",
         "ReportGroups.finished[0].loss=nan",
         "LoadShards.generation=older",
         "CompareAndSet(node).key=another-nodes",
@@ -87,8 +87,6 @@ def test_names_are_unique_and_come_in_the_same_order() -> None:
         "Agree(Append).packed.entries[0].command=garbage",
         "Agree(AskVote).packed.type=unknown-tag",
         "Agree(tensor).tensor.commit=2**40",
-        "CopyLedger.tensor.entries[0].now=nan",
-        "Enter.tensor[0].wait_s=inf",
         "MapState.tensor.version=-1",
     ],
 )

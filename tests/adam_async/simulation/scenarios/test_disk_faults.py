@@ -7,9 +7,9 @@ import pytest
 from adam_async.controller.consensus import records
 from adam_async.simulation.disk import DiskConditions
 from adam_async.simulation.faults import Missed
-from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.runner import SeedResult, draw_case, run_case
+from adam_async.simulation.scenario import World, simulate
 from adam_async.simulation.scenarios.controllers import CONTROLLERS
 from adam_async.simulation.scenarios.disk_faults import DiskFaults
 from tests.adam_async.simulation.scenarios.cases import with_faults

@@ -39,12 +39,19 @@ def test_every_kind_of_peer_is_drawn_for_machines_that_it_can_reach() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("first", [0, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_cluster_learns_whatever_hostile_peers_do(first: int) -> None:
-    results = [run_seed(HOSTILE, seed) for seed in range(first, first + 10)]
+def test_a_cluster_learns_whatever_hostile_peers_do() -> None:
+    result = run_seed(HOSTILE, 0)
+
+    assert (result.invariant, result.text) == ("", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 5, 10, 15])
+def test_clusters_learn_whatever_hostile_peers_do_in_more_seeds(first: int) -> None:
+    results = [run_seed(HOSTILE, seed) for seed in range(first, first + 5)]
 
     assert [(one.case.seed, one.invariant, one.text) for one in results if not one.ok] == []
-    assert sum(one.seed_counts for one in results) >= 7
+    assert sum(one.seed_counts for one in results) >= 3
 
 
 @pytest.mark.thorough

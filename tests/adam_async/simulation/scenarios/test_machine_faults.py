@@ -3,8 +3,8 @@
 import asyncio
 
 from adam_async.simulation.faults import Missed
-from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
+from adam_async.simulation.scenario import World, simulate
 from adam_async.simulation.scenarios.machine_faults import AGAIN_S, MachineFaults
 from tests.adam_async.simulation.scenarios.fault_targets import targets_in
 

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from adam_async.controller.client import Membership
 from adam_async.data_server.client import DataClient
-from adam_async.data_server.epoch import Epoch
+from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
+from adam_async.data_server.set_reader import SetReader
+from adam_async.data_server.state import EpochEnded
 from adam_async.errors import DeadlineExceeded
-from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import short_runs
@@ -38,7 +40,7 @@ def test_every_plan_has_each_kind_of_fault_and_plans_differ() -> None:
         assert {fault.kind for fault in plan.faults} == set(MEMBERS.kinds)
     assert len({plan.faults for plan in plans}) == 100
     assert {plan.options.settings["members"] for plan in plans} == {4, 5, 6}
-    assert {plan.options.settings["lenders"] for plan in plans} == {2, 3}
+    assert {plan.options.settings["data_servers"] for plan in plans} == {2, 3}
 
 
 def test_runs_pause_and_end_early_and_wrong_questions_are_refused() -> None:
@@ -60,14 +62,12 @@ def test_runs_differ_in_how_groups_are_shared_out_and_taken_up() -> None:
 
 
 def test_groups_counted_twice_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = Epoch.finish
+    shipped = DataServer._result
 
-    def twice(epoch: Epoch, number: int) -> None:
-        shipped(epoch, number)
-        if number == 5:
-            epoch.finished += 1
+    def twice(server: DataServer, ended: EpochEnded) -> dict[str, Any]:
+        return shipped(server, replace(ended, images=ended.images + 1))
 
-    monkeypatch.setattr(Epoch, "finish", twice)
+    monkeypatch.setattr(DataServer, "_result", twice)
 
     assert run_seed(MEMBERS, 2).invariant == "every image once"
 
@@ -85,11 +85,11 @@ def test_an_epoch_without_a_next_one_is_reported(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(short_runs, "update_program", unanswered)
 
-    assert run_seed(MEMBERS, 2).invariant == "epochs end"
+    assert run_seed(MEMBERS, 3).invariant == "epochs end"
 
 
 @pytest.mark.slow
-def test_groups_that_were_not_reported_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_were_not_reported_count_only_by_the_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = Membership.set_node
     answered = []
 
@@ -100,15 +100,22 @@ def test_groups_that_were_not_reported_do_not_count(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Membership, "set_node", counted)
     monkeypatch.setattr(DataClient, "_report", lambda *_: asyncio.Event().wait())
 
+    monkeypatch.setattr(SetReader, "read", lambda *_, **__: asyncio.Event().wait())
+
     assert run_seed(MEMBERS, 2).operations == len(answered) > 0
 
 
 @pytest.mark.slow
-def test_leases_without_a_copy_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = ClusterMap.ledger_leaders.fget
-    monkeypatch.setattr(ClusterMap, "ledger_leaders", property(lambda newest: shipped(newest)[:1]))
+def test_a_dealer_that_does_not_know_the_sets_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = SetReader.read
 
-    assert run_seed(MEMBERS, 3).invariant == "leases are kept twice"
+    async def forgetful(reader: SetReader, *which: Any, **options: Any) -> SetsRead:
+        sets = await shipped(reader, *which, **options)
+        return replace(sets, every=frozenset(), some=frozenset())
+
+    monkeypatch.setattr(SetReader, "read", forgetful)
+
+    assert run_seed(MEMBERS, 2).invariant == "each group once"
 
 
 @pytest.mark.slow

@@ -6,13 +6,23 @@ import pytest
 from adam_async.simulation.plan import Case, Fault, Options, Plan, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.scenarios.bundle_watch import FROM_DISK
-from adam_async.simulation.scenarios.power import ACKS, CONSISTENCIES, LOST, POWER_CUTS, RECOVERED
+from adam_async.simulation.scenarios.power import (
+    ACKS,
+    ALL_KINDS,
+    CONSISTENCIES,
+    DISK_KINDS,
+    LOST,
+    ONE_KINDS,
+    POWER_CUTS,
+    RECOVERED,
+    SPARING_KINDS,
+)
 from adam_async.simulation.scenarios.power_cluster import QUARANTINE, READ_BACK, REPLAYED
-from adam_async.simulation.scenarios.power_faults import ALL_KINDS, DISK_KINDS, ONE_KINDS, SPARING_KINDS
 from adam_async.simulation.wire import Conditions
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 
-SEEDS, THOROUGH_SEEDS, AT_ONCE = 40, 20, 4
+# Beside them a case for each fault is thorough, so the slow tier has the rest.
+SEEDS, THOROUGH_SEEDS, AT_ONCE = 40, 8, 4
 BATCHES = [
     pytest.param(first, marks=pytest.mark.thorough if first < THOROUGH_SEEDS else pytest.mark.slow)
     for first in range(0, SEEDS, AT_ONCE)

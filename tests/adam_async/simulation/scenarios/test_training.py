@@ -13,9 +13,9 @@ from adam_async.simulation.plan import Fault, Options, Plan, Setting
 from adam_async.simulation.runner import SeedResult, draw_case, run_case, run_seed
 from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
 from adam_async.simulation.scenarios.bundle_watch import ROUND_OTHERWISE, SUCCESSIVE
-from adam_async.simulation.scenarios.store_clients import CLIENTS
+from adam_async.simulation.scenarios.cluster import CONTROLLERS
 from adam_async.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
-from adam_async.simulation.scenarios.training_cluster import CONTROLLERS, IMAGES, WORKERS, images
+from adam_async.simulation.scenarios.training_cluster import CLIENTS, IMAGES, WORKERS, images
 from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS, DRIVER_KINDS, SERVER_KINDS
 from adam_async.simulation.scenarios.training_setups import Draw
 from adam_async.simulation.wire import Conditions

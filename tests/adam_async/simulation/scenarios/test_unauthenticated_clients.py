@@ -12,8 +12,8 @@ from tests.ablations.patches import Patch, replaces, replaces_property
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from transport import Message, decoder, handshake
 from transport.admission import Admission
-from transport.endpoint import Endpoint
 from transport.handshake import Handshake
+from transport.link import Link
 from transport.tcp import TcpLink
 
 pytestmark = pytest.mark.thorough
@@ -73,7 +73,7 @@ def take_any_checksum(decode: Any, *args: Any) -> Any:
 @replaces(TcpLink, "_wake_senders")
 def wake_at_low_water_alone(wake: Any, self: TcpLink) -> None:
     """Leave senders waiting unless few bytes are unsent."""
-    if self._unsent_bytes() <= self._config.low_water_bytes:
+    if self.unsent_bytes <= self._config.low_water_bytes:
         wake(self)
 
 
@@ -96,16 +96,16 @@ def test_a_run_fails_after_the_removal_of_a_safeguard(
 ) -> None:
     patch(monkeypatch.setattr)
 
-    assert run_seed(UNAUTHENTICATED, 1).invariant == invariant
+    assert run_seed(UNAUTHENTICATED, 2).invariant == invariant
 
 
 def test_swapped_answers_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = Endpoint._on_reply
+    shipped = Link._on_reply
 
-    def mixed(link: Endpoint, request_id: int, message: Message) -> None:
+    def mixed(link: Link, request_id: int, message: Message) -> None:
         other = next((one for one in link._calls.waiting if one != request_id), request_id)
         shipped(link, other if request_id % 5 == 0 else request_id, message)
 
-    monkeypatch.setattr(Endpoint, "_on_reply", mixed)
+    monkeypatch.setattr(Link, "_on_reply", mixed)
 
     assert run_seed(UNAUTHENTICATED, 1).invariant == "answers fit"

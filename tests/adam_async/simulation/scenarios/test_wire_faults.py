@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from adam_async.simulation.faults import Missed
-from adam_async.simulation.nodes import World, simulate
 from adam_async.simulation.plan import Fault
+from adam_async.simulation.scenario import World, simulate
 from adam_async.simulation.scenarios.wire_faults import WireFaults
 from adam_async.simulation.wire import Conditions
 from tests.adam_async.simulation.scenarios.fault_targets import targets_in

@@ -1,0 +1,254 @@
+"""The leases of a run on its dealer, the data server that the cluster map names: a shell of `state`.
+
+The dealer enters the live replicas, the epochs of the map, and the questions of workers into one state, which
+is in memory only. Two events need the *sets*, the groups that the shards have (`set_reader`). After the loss
+of a replica they settle its leases. The other event is the begin of an epoch whose groups the shards may have
+already: that of a dealer before this one, and each epoch of a resumed run, because shards that return from
+disks may be ahead of others. Groups that all shards have are finished, and groups that only some have are
+steps of their own. The map names the dealer and ends all replica generations in one version, so no worker
+uses leases of the dealer before.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from adam_async.data_server.epoch import EpochBegan, SetsRead
+from adam_async.data_server.set_reader import SetReader
+from adam_async.data_server.state import (
+    DataState,
+    DrainAsked,
+    Effect,
+    Event,
+    LeaseAsked,
+    ReplicasChanged,
+    TimePassed,
+    joined,
+)
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, failure_of, must_train_all
+from adam_async.run.config import Waits
+from adam_async.run.epoch_shares import most_clock, share_out, warm_groups
+from adam_async.run.ids import Replica
+from adam_async.run.training_program import TrainingProgram
+from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.clock import Timer
+
+logger = logging.getLogger(__name__)
+
+
+class Dealer:
+    """Deals out the groups of a run while the map names this server.
+
+    Args:
+        cluster: Returns the newest map.
+        on_effects: Takes the effects of the state.
+
+    Attributes:
+        state: Leases of the term in progress, or of the last one.
+        deals: Whether this server is the dealer of the run that it serves.
+        term: Term in which this server deals; 0: it does not.
+
+    Run `run` as a task of the owner's group.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        waits: Waits,
+        *,
+        cluster: Callable[[], ClusterMap],
+        on_effects: Callable[[Iterable[Effect]], None],
+    ) -> None:
+        self._identity = endpoint.identity
+        self._cluster = cluster
+        self._on_effects = on_effects
+        self._reader = SetReader(endpoint, cluster, reach_s=min(waits.grace_s, waits.call_s))
+        self.state = DataState()
+        self.term = 0
+        self._program: TrainingProgram
+        self._run = ""
+        self._images = 0
+        self._seen: tuple[int, float] = 0, 0.0
+        """Newest epoch in the map, and the time at which this server saw it first."""
+        self._group: asyncio.TaskGroup
+        self._reading: asyncio.Task[None] | None = None
+        self._sets: SetsRead | None = None
+        """Sets from which this dealer begins an epoch as soon as all replicas are ready."""
+        self._timer = Timer(lambda: self.state.next_deadline(), lambda: self.enter(TimePassed()))
+
+    async def run(self) -> None:
+        """Read sets and keep deadlines, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await self._timer.run()
+
+    @property
+    def deals(self) -> bool:
+        """Whether this server is the dealer of the run that it serves."""
+        return self.term > 0
+
+    def take_up(self, run: str, program: TrainingProgram, *, images: int) -> None:
+        """Begin to serve a run, whose epochs have this many images."""
+        self._end_term()
+        self._run, self._program, self._images = run, program, images
+        self.state = DataState()
+        self._seen = 0, 0.0
+
+    def map_changed(self, cluster: ClusterMap) -> None:
+        """Follow the map: the dealer, and as the dealer the live replicas and the epoch."""
+        epoch = cluster.epoch if cluster.epoch is not None and cluster.epoch.run == self._run else None
+        if epoch is not None and epoch.number > self._seen[0]:
+            self._seen = epoch.number, _now()
+        dealer, me = cluster.dealer, self._identity
+        if dealer is None or (dealer.run, cluster.dealing, dealer.incarnation) != (
+            self._run,
+            me.node,
+            me.incarnation,
+        ):
+            self._end_term()
+            return
+        if dealer.term != self.term:
+            self._end_term()
+            self.term, self.state = dealer.term, DataState(partitions=cluster.partitions)
+            logger.info("%s deals out the groups of run %s, term %d", me.node, self._run, self.term)
+        live = {
+            Replica(replica): replica_generation
+            for replica, replica_generation in cluster.replica_generations().items()
+        }
+        if not cluster.in_progress:
+            self._cancel_reading()  # the store leaves the map with its run
+        if live != self.state.replica_generations:
+            self.enter(ReplicasChanged(live, cluster.version))
+        if epoch is None or epoch.ended:
+            return
+        if epoch.number > self.state.epoch:
+            if not self._needs_sets:
+                self._begin(epoch, None)
+            elif self._sets is not None and not _waits_for_replicas(cluster, epoch):
+                self._begin(epoch, self._sets)
+        if epoch.drain and epoch.number == self.state.epoch and not self.state.draining:
+            self.enter(DrainAsked(epoch.number))
+        self._read_if_due()
+
+    def enter(self, event: Event) -> None:
+        """Enter an event, and run its effects."""
+        self._on_effects(self.state.handle(event, now=_now()))
+        if isinstance(event, LeaseAsked):
+            self._timer.rearm()
+        self._read_if_due()
+
+    def _end_term(self) -> None:
+        self.term = 0
+        self._cancel_reading()
+
+    def _cancel_reading(self) -> None:
+        self._sets = None
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    # --- sets ----------------------------------------------------------------------------------
+
+    @property
+    def _needs_sets(self) -> bool:
+        """Whether shards may have groups of the next epoch that this dealer begins."""
+        return self._program.resumed is not None or (self.term > 1 and not self.state.epoch)
+
+    def _read_if_due(self) -> None:
+        """Begin to read the sets if an epoch, its result or unsettled leases need them."""
+        version, ends = self.state.lost_at, self.state.awaits_losses
+        if not (version or ends or self._needs_sets):
+            return  # every question of a worker comes here
+        cluster = self._cluster()
+        epoch, dealer = cluster.epoch, cluster.dealer
+        if not self.deals or self._reading is not None or self._sets is not None or dealer is None:
+            return
+        if epoch is None or epoch.run != self._run or epoch.ended or not cluster.in_progress:
+            return
+        if epoch.number > self.state.epoch:
+            version = dealer.changed
+        if version or ends:
+            name = f"{self._identity.node}/sets-{version}"
+            self._reading = self._group.create_task(self._read(epoch, version), name=name)
+
+    async def _read(self, epoch: EpochRecord, version: int) -> None:
+        most = most_clock(stands_at=epoch.first_clock, epochs=1, groups=epoch.groups)
+        sets = await self._reader.read(epoch.number, groups=epoch.groups, version=version, most_clock=most)
+        self._reading = None
+        newest = self._cluster().epoch
+        if epoch.number == self.state.epoch:
+            self.enter(sets)
+        elif newest is not None and (newest.run, newest.number) == (epoch.run, epoch.number):
+            self._sets = sets
+            logger.info("%s begins epoch %d once its replicas are ready", self._identity.node, epoch.number)
+            self.map_changed(self._cluster())
+
+    def _begin(self, epoch: EpochRecord, sets: SetsRead | None) -> None:
+        """Begin an epoch; with sets, the groups that all shards have are finished."""
+        self._sets = None
+        config, resumed = self._program.config, self._program.resumed
+        results = (*(resumed.results if resumed is not None else ()), *self._cluster().results)
+        if resumed is not None and resumed.epoch != epoch.number:
+            resumed = None
+        train_s = resumed.train_s if resumed is not None else 0.0
+        finished = joined(sets.every) if sets is not None else ()
+        warm = warm_groups(
+            config.warm_start,
+            epoch=epoch.number,
+            groups=epoch.groups,
+            finished=finished,
+            round_groups=epoch.round_groups,
+        )
+        shares = epoch.shares
+        if finished:  # equal parts of the groups left
+            shares = share_out(
+                tuple(map(int, shares)),
+                groups=epoch.groups,
+                round_groups=epoch.round_groups,
+                warm=warm,
+                finished=finished,
+                carried=epoch.carried,
+            )
+        if self.term > 1 and not self.state.epoch:
+            train_s += _now() - self._seen[1]  # the dealer before this one began it
+        self.enter(
+            EpochBegan(
+                number=epoch.number,
+                groups=epoch.groups,
+                shares={Replica(int(replica)): share for replica, share in shares.items()},
+                round_groups=epoch.round_groups,
+                first_clock=max(epoch.first_clock, sets.clock if sets is not None else 0),
+                finished=finished,
+                ragged=sets.some if sets is not None else (),
+                loss_images=sets.images if sets is not None else 0,
+                loss_sum=sets.loss_sum if sets is not None else 0.0,
+                train_s=train_s,
+                warm=warm,
+                carried=epoch.carried,
+                behind=tuple(map(Replica, epoch.behind)),
+                fraction=1.0 if must_train_all(results) else config.fraction_in_force,
+                pooled=config.pooled,
+                step=config.push_every,
+                images_per_group=config.images_per_group,
+                num_images=self._images,
+            )
+        )
+
+
+def _waits_for_replicas(cluster: ClusterMap, epoch: EpochRecord) -> bool:
+    """Return whether a replica of an epoch in rounds is about to be ready: later it would take no part.
+
+    A worker that cannot become ready leaves the cluster, or reports that it has failed.
+    """
+    if not epoch.round_groups or epoch.drain:
+        return False
+    coming = set(map(int, epoch.shares)).difference(cluster.live_replicas())
+    return any(
+        cluster.replica_generation(replica)
+        and not any(failure_of(cluster.nodes[name], epoch.run) for name in cluster.members(replica))
+        for replica in coming
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,97 @@
+"""Pure: data server and parameter server: the groups of an epoch that the shards of a bundle have.
+
+The answer ends with two tensors of int64: `every`, the groups that all trainable shards of the bundle have,
+and `some`, the others that at least one of these shards has. Both are ranges as in `run/group_ranges.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.messages.body import Body, Rows
+from adam_async.messages.bounds import Clock, Count, Epoch, Loss, NodeId, StoreId, Version
+from transport import RemoteProtocolError
+
+KEPT_EPOCHS = 3
+"""Number of the newest named epochs whose sets a shard keeps: the one before, the present and the next."""
+
+MOST_BOUNDS = 1 << 14
+"""Length of the ranges of one set above which a server takes no further groups of the epoch; a correct set
+has a few ranges for each replica."""
+
+MOST_SETS_BOUNDS = 1 << 20
+"""Maximum length of all different sets of a bundle that a server answers with or loads: some 100 ms of work.
+Correct sets have a few ranges for each replica, and only few of them differ."""
+
+MOST_SENT_BOUNDS = 1 << 18
+"""Maximum length of the ranges in one tensor; correct ones have a few ranges for each replica."""
+
+MOST_GROUP = 1 << 32
+"""Largest bound of a range: one past the last possible number of a group."""
+
+
+class ReadGroupSets(Body, frozen=True, kw_only=True):
+    """Request for the groups of an epoch that the shards of a bundle have, asked of its primary.
+
+    A primary that follows an older map than `map_version` refuses the question (``busy``). The answer waits
+    until the groups of all pushes that the primary had ordered are counted. From that version on the bundle
+    takes no groups of a generation that the map does not name. So the answer is final for the generations
+    that have ended at this version.
+    """
+
+    store: StoreId
+    generation: Version
+    """Version of the store's assignment of buckets."""
+    home: NodeId
+    """Name of the bundle."""
+    epoch: Epoch
+    map_version: Version
+
+
+class BundleSets(Body, frozen=True, kw_only=True):
+    """Groups that the shards of a bundle have. Tensors: `every`, `some`."""
+
+    trainable: bool
+    """Whether the bundle has shards that pushes of the run name. Without any, both tensors are empty, and the
+    bundle restricts nothing."""
+    clock: Clock
+    """Highest clock of all pushes and ticks that the bundle has counted, of all generations; 0 in asp."""
+    images: Count = 0
+    """Number of images of the epoch whose losses a shard of the bundle has, of the shard with the most."""
+    loss_sum: Loss = 0.0
+    """Sum of the losses of these images; NaN if one is not finite."""
+
+
+def read_group_sets(tensors: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return `every` and `some` from the tensors of `BundleSets`.
+
+    Raises:
+        RemoteProtocolError: The tensors are no two sets of ranges without common groups.
+    """
+    if len(tensors) != 2:
+        raise RemoteProtocolError("tensors", f"BundleSets must carry 2 tensors, got {len(tensors)}")
+    for name, ranges in zip(("every", "some"), tensors, strict=True):
+        if ranges.dtype != np.int64 or ranges.ndim != 1 or len(ranges) % 2 or len(ranges) > MOST_SENT_BOUNDS:
+            found = f"{ranges.dtype}{ranges.shape}"
+            raise RemoteProtocolError("tensors", f"{name}: expected pairs of int64, got {found}")
+        check_ascending(ranges, name)
+    every, some = tensors
+    # A range of `some` lies between two neighbours in `every`: both its ends have the same even index there.
+    starts, stops = every.searchsorted(some[::2], "right"), every.searchsorted(some[1::2], "left")
+    if (starts % 2).any() or (starts != stops).any():
+        raise RemoteProtocolError("tensors", "a group is in `every` and in `some`")
+    return tuple(every.tolist()), tuple(some.tolist())
+
+
+def check_ascending(ranges: NDArray[np.int64], name: str) -> None:
+    """Raise RemoteProtocolError if the bounds of ranges do not ascend, or are no numbers of groups."""
+    if len(ranges) and (ranges[0] < 0 or ranges[-1] > MOST_GROUP or (ranges[1:] <= ranges[:-1]).any()):
+        raise RemoteProtocolError("tensors", f"{name}: bounds of ranges ascend from 0 to {MOST_GROUP}")
+
+
+ROWS: Rows = {
+    ReadGroupSets: frozenset({("data", "ps")}),
+    BundleSets: frozenset({("ps", "data")}),
+}

@@ -1,0 +1,223 @@
+"""Safeguards of the sets of groups that shards have, and of answers with these sets; and their removals."""
+
+from functools import partial
+
+from tests.ablations.safeguards import Ablation
+
+FOLDER, TESTS = "adam_async/parameter_server/", "tests/adam_async/parameter_server/"
+QUESTIONS = TESTS + "test_group_questions.py::"
+STATE, CHECKS = TESTS + "test_state.py::", TESTS + "test_question_checks.py::"
+FINAL = "answered groups are final"
+
+_row = partial(Ablation, scenario="training")
+
+GROUP_SETS = (
+    _row(
+        "a question for groups waits for the pushes before it",
+        file=FOLDER + "state.py",
+        old="if self.idle or (self.synchronous and not self._queue and not self._in_flight):",
+        new="if self is not None:",
+        guard=QUESTIONS + "test_the_answer_waits_for_all_pushes_before_it_and_has_their_groups",
+        breaks=FINAL,
+    ),
+    _row(
+        "a question for groups waits for the map at whose version a generation has ended",
+        file=FOLDER + "question_checks.py",
+        old="if version < asked.map_version:",
+        new="if version < 0:",
+        guard=TESTS
+        + "test_service.py::test_a_data_server_reads_the_groups_that_a_bundle_has_at_a_version_of_the_map",
+        breaks=FINAL,
+    ),
+    _row(
+        "a generation ends with the map of the primary, before the entry in the log",
+        file=FOLDER + "state.py",
+        old="return self._named.get(Replica(message.replica)) == message.incarnation",
+        new="return self.live.get(Replica(message.replica)) == message.incarnation",
+        guard=QUESTIONS + "test_a_bundle_takes_no_groups_of_an_ended_generation_"
+        "before_the_entry_of_its_end_is_applied",
+        seldom="a push must arrive within the milliseconds between the map and the entry",
+    ),
+    _row(
+        "a bundle takes groups only of generations that its map names",
+        file=FOLDER + "state.py",
+        old="if (push.groups or (self.synchronous and not self.program)) and",
+        new="if (self.synchronous and not self.program) and",
+        guard=QUESTIONS
+        + "test_a_generation_that_the_map_has_not_named_or_named_between_two_versions_must_wait",
+        seldom="a server must see the map before and after a generation, and not with it",
+    ),
+    _row(
+        "a generation that the map has not named has no lane",
+        file=FOLDER + "at_once.py",
+        old="if state.program and not state.is_named(push):",
+        new="if state.program is None:",
+        guard=TESTS + "test_at_once.py::test_a_generation_that_the_map_has_not_named_takes_the_long_way",
+        seldom="each push of a training run names groups, so the long way refuses the first one",
+    ),
+    _row(
+        "a push on a lane is queued only if its generation is in the newest map",
+        file=FOLDER + "state.py",
+        old="return not self.epoch_gate.events and self.is_named(push)",
+        new="return not self.epoch_gate.events",
+        guard=TESTS + "test_at_once.py::test_a_push_behind_the_end_of_its_generation_takes_the_long_way",
+        seldom="a push must arrive while the end of its generation waits behind a batch",
+    ),
+    _row(
+        "the newest clock is part of the replicas' state",
+        file=FOLDER + "replica_clocks.py",
+        old="self._first_clock, self.newest_clock = state.first_clock, state.newest_clock",
+        new="self._first_clock = state.first_clock",
+        guard=QUESTIONS + "test_the_newest_clock_goes_with_the_state_of_the_replicas",
+        breaks="equal copies",
+        scenario="pushes",
+    ),
+    _row(
+        "frozen shards restrict no answer",
+        file=FOLDER + "state.py",
+        old="if not shard.spec.frozen]",
+        new="]",
+        guard=QUESTIONS + "test_frozen_shards_restrict_nothing",
+        seldom="groups that a frozen shard lacks are trained again, and each shard refuses them",
+    ),
+    _row(
+        "groups of pushes that wait are bounded with the counted ones",
+        file=FOLDER + "question_checks.py",
+        old="sets = tables.ordered_groups",
+        new="sets = tables.groups",
+        guard=TESTS
+        + "test_question_checks.py::test_the_groups_of_pushes_that_wait_are_bounded_with_the_counted_ones",
+        seldom="correct groups have a few ranges",
+    ),
+    _row(
+        "a new primary compares with the counted groups",
+        file=FOLDER + "state.py",
+        old="            tables.ordered_groups = tables.groups\n",
+        new="",
+        guard=STATE + "test_a_new_primary_knows_the_counted_groups_and_no_ordered_ones",
+        seldom="a group that some shards have must be trained again after a failover",
+    ),
+    _row(
+        "the short way refuses groups that the shards have",
+        file=FOLDER + "at_once.py",
+        old="tables.ordered_groups, push.groups) is not False",
+        new="tables.ordered_groups, push.groups) is None",
+        guard=TESTS + "test_at_once.py::test_groups_that_the_shards_have_take_the_long_way",
+        breaks="each group once",
+    ),
+    _row(
+        "a refused gradient uses up its groups",
+        file=FOLDER + "bundle.py",
+        old="for shard in (*accepted, *queued.shards_at(queued.refused))]",
+        new="for shard in accepted]",
+        guard=STATE + "test_a_shard_counts_the_groups_of_each_push_that_it_takes_or_refuses",
+        seldom="the gradients of the scenario are finite",
+    ),
+    _row(
+        "the loss of a group counts only on shards that did not have the group",
+        file=FOLDER + "bundle.py",
+        old="count_groups(queued.push, [*fresh, *known], fresh)",
+        new="count_groups(queued.push, [*fresh, *known], [*fresh, *known])",
+        guard=STATE + "test_a_shard_takes_each_group_once_whichever_session_sends_it",
+        breaks="each loss once",
+    ),
+    _row(
+        "a push of known groups counts as a tick",
+        file=FOLDER + "bundle.py",
+        old="named = shards if not queued.unapplied else [*shards, *queued.unapplied_shards()]",
+        new="named = shards",
+        guard=STATE + "test_a_shard_takes_each_group_once_whichever_session_sends_it",
+        seldom="the next push or tick of the replica advances its clock",
+    ),
+    _row(
+        "shards have all groups of an epoch whose set is dropped",
+        file="adam_async/run/group_ranges.py",
+        old="return len(sets) >= KEPT_EPOCHS and named[0] < min(sets)",
+        new="return False",
+        guard="tests/adam_async/run/test_group_ranges.py::test_an_epoch_whose_set_is_dropped_is_over",
+        seldom="a push must be late by two epochs",
+    ),
+    _row(
+        "the groups of a push are of its epoch",
+        file=FOLDER + "question_checks.py",
+        old="if epoch and groups[0] != epoch:",
+        new="if epoch < 0:",
+        guard=CHECKS + "test_groups_are_those_of_a_known_epoch_of_the_run",
+        seldom="correct workers name the epoch of the push",
+    ),
+    _row(
+        "groups are within their epoch",
+        file=FOLDER + "question_checks.py",
+        old="if groups[-1] > self._most_groups:",
+        new="if groups[-1] < 0:",
+        guard=CHECKS + "test_groups_are_those_of_a_known_epoch_of_the_run",
+        seldom="correct workers name groups that they leased",
+    ),
+    _row(
+        "a store without a program has no groups",
+        file=FOLDER + "question_checks.py",
+        old='if not self._state.program:\n            return "it names groups',
+        new='if self._state.program is None:\n            return "it names groups',
+        guard=CHECKS + "test_a_client_of_a_store_without_a_program_names_no_groups",
+        seldom="correct clients name none",
+    ),
+    _row(
+        "steps are reported to a store in place only",
+        file=FOLDER + "served_store.py",
+        old="if isinstance(body, ReportSteps) and not self.store.in_place:",
+        new="if self.store is None:",
+        guard=TESTS + "test_service.py::test_steps_are_reported_to_a_store_in_place_only",
+        seldom="correct workers report steps in place only",
+    ),
+    _row(
+        "a loaded shard begins with its groups",
+        file=FOLDER + "shard_transfer.py",
+        old="        tables.groups = tables.ordered_groups = state.groups\n",
+        new="",
+        guard=TESTS + "test_shard_transfer.py::test_shards_are_set_as_they_were_read",
+        seldom="no run of the scenario is resumed",
+    ),
+    _row(
+        "the groups of a shard in bsp are those of its values",
+        file=FOLDER + "shard.py",
+        old="sets = without_groups(sets, push.groups)",
+        new="pass",
+        guard=TESTS + "test_clock_snapshot.py::"
+        "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
+        seldom="no run of the scenario is resumed",
+    ),
+    _row(
+        "a loaded shard begins with its losses",
+        file=FOLDER + "shard_transfer.py",
+        old="        tables.losses = state.losses\n",
+        new="",
+        guard=TESTS + "test_shard_transfer.py::test_shards_are_set_as_they_were_read",
+        seldom="no run of the scenario is resumed",
+    ),
+    _row(
+        "the losses of a shard in bsp are those of its values",
+        file=FOLDER + "shard.py",
+        old="losses = without_losses(losses, push.groups[0], push.weight, push.loss_sum)",
+        new="pass",
+        guard=TESTS + "test_clock_snapshot.py::"
+        "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
+        seldom="no run of the scenario is resumed",
+    ),
+    _row(
+        "ranges of loaded sets ascend",
+        file="adam_async/messages/shard_states.py",
+        old='        check_ascending(ranges, "ranges")\n',
+        new="",
+        guard=TESTS + "test_shard_transfer.py::test_sets_that_no_shard_can_have_are_refused",
+        seldom="correct drivers load what they read",
+    ),
+    _row(
+        "sets in an answer have no common group",
+        file="adam_async/messages/group_sets.py",
+        old="if (starts % 2).any() or (starts != stops).any():",
+        new="if starts is None:",
+        guard="tests/adam_async/messages/test_group_sets.py::"
+        "test_sets_that_no_correct_server_sends_are_refused",
+        seldom="a server must lie",
+    ),
+)
