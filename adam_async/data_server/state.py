@@ -327,7 +327,9 @@ class DataState:
         """Return the result of an epoch that is over."""
         loss_images, loss_sum = sets.images, sets.loss_sum
         # The part with the loss may have no arrays that it pushes: no shard has its losses, the reports do.
-        if self._loss_images > loss_images:
+        # Otherwise the reports may have more: after another dealer, the groups that only some shards had
+        # are reported again.
+        if not loss_images:
             loss_images, loss_sum = self._loss_images, self._loss_sum
         self._outcome = EpochEnded(
             number=epoch.number,

@@ -262,6 +262,15 @@ def test_a_dealer_goes_on_with_the_groups_that_not_all_shards_have(pooled):
     assert (ended.images, ended.loss) == (31, 3.0)
 
 
+def test_the_loss_of_a_group_that_only_some_shards_had_counts_once():
+    epoch = began(4, finished=((0, 2),), ragged={2}, loss_images=12, loss_sum=24.0)
+    scene = scene_of(ZERO, epoch=epoch)
+    scene.leased(ZERO, 2)
+    scene.losses = 16, 32.0
+    (ended,) = scene.report(ZERO, 2, 3, loss=2.0)
+    assert (ended.images, ended.loss, ended.loss_images) == (16, 2.0, 16)
+
+
 def test_a_dealer_of_rounds_goes_on_from_the_clock_of_the_sets():
     scene = scene_of(ZERO, ONE, epoch=turns(8, clock=3, finished=((0, 4),), ragged={5}))
     # Step 4 has group 4, step 5 the ragged one.
