@@ -154,7 +154,7 @@ class Bundle:
         self._groups.clear()
 
     def share_equal_tables(self) -> None:
-        """Let shards with equal tables share them: a joining member received the tables in several pieces."""
+        """Let shards with equal tables share them, after a load shard by shard or in several pieces."""
         share_equal_tables(self.shards.values())
         self.regroup()
 

@@ -533,6 +533,8 @@ class ServedStore:
                 state.shards, body, request.message.tensors, is_new=not self.store.program
             )
             if not self._missing:
+                # Shards whose tables stay apart would have no lane, see `at_once.py`.
+                state.bundle.share_equal_tables()
                 if self.store.has_log:
                     self._start_copy()
                 if self._saver is not None:

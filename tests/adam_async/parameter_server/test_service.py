@@ -45,6 +45,7 @@ from adam_async.messages import (
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import apply, service, shard_group
+from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.replay_log import read_order_log
 from adam_async.parameter_server.served_store import ServedStore
@@ -55,6 +56,7 @@ from adam_async.run.store_record import served_word
 from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.scenarios.valid_messages import fields_of
+from tests.adam_async import runs
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
@@ -500,6 +502,36 @@ async def test_shards_of_a_store_that_serves_cannot_be_set():
             await refused(link, pack(load), "wrong-run", "has stores run, not old")
         for number, values in before.items():
             np.testing.assert_array_equal(servers.shards()[number].values, values)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_shards_of_a_resumed_run_share_equal_tables_and_their_pushes_take_the_short_way(
+    network, monkeypatch
+):
+    def resumed(tensors):
+        return tuple(
+            ShardState(int(shard.id), 7 + (shard.id == at), {"0": 7}, {1: (0, 3 + (shard.id == at))})
+            for shard in tensors.table.shards
+        )
+
+    ways, take, at = [], ShortWay.take, None
+    monkeypatch.setattr(runs, "first_states", resumed)
+    monkeypatch.setattr(
+        ShortWay, "take", lambda *args, **options: ways.append(take(*args, **options)) or ways[-1]
+    )
+    async with servers_of(NETWORKS[network](), shard_bytes=1 << 10) as servers:
+        assert len({id(shard.tables) for shard in servers.shards().values()}) == 1
+        hand = servers.client(is_live=True)
+        for _ in range(3):
+            hand.push(0.5, read=7)
+            await hand.client.flush()
+        assert ways == [False, True, True]
+        assert {shard.version for shard in servers.shards().values()} == {10}
+    at = 2  # a reading of this shard came later
+    async with servers_of(NETWORKS[network](), shard_bytes=1 << 10) as servers:
+        shards = servers.shards()
+        assert len({id(shard.tables) for number, shard in shards.items() if number != at}) == 1
+        assert shards[at].tables is not shards[0].tables
 
 
 @pytest.mark.parametrize("network", NETWORKS)
