@@ -347,32 +347,57 @@ class Rounds:
 
     async def _fold(self, current: _Round, name: StateName) -> None:
         """Copy a dirty shard, and write the batch if it is large enough."""
+        before = current.batch_bytes
+        await self._copy(current, name)
+        await self._grown(current, before)
+
+    async def _copy(self, current: _Round, name: StateName) -> None:
+        """Copy a dirty state into the batch."""
         mark = self._dirty.pop(name)
         if mark is None:  # forgotten meanwhile
             return
-        forgotten, released = self._folder.forgotten.get(name.home), self._released.get(name.home)
+        departures = self._departures(name.home)
         state = await self._take(name)
-        if self._folder.forgotten.get(name.home) != forgotten or self._released.get(name.home) != released:
-            return
-        if state is None:
+        if state is not None:
+            await self._add(current, state, mark, departures)
+        elif self._departures(name.home) == departures:
             self._dirty.add(name, mark)
             current.is_complete = False
-            return
-        await self._copied(current, state, mark)
 
-    async def _copied(self, current: _Round, state: State, mark: Mark | None) -> None:
+    def _departures(self, home: str) -> tuple[int, int]:
+        """Return numbers that grow when a bundle is forgotten or released."""
+        return self._folder.forgotten.get(home, -1), self._released.get(home, 0)
+
+    async def _add(
+        self, current: _Round, state: State, mark: Mark | None, departures: tuple[int, int]
+    ) -> None:
+        """Add a copy to the batch, behind changed states of the owner.
+
+        All come into one batch, because a full disk marks the states of its batch again.
+
+        Args:
+            departures: `_departures` before the copy.
+        """
         if state.key.home != LEADING:
             for name in sorted(self._dirty.leading):
-                await self._fold(current, name)
+                await self._copy(current, name)
+        if self._departures(state.key.home) != departures:
+            return
         self._folder.check_order(state.key)
         sizes = tuple([memoryview(part).nbytes for part in state.parts])
         payload = payload_of(StateRecord(self._folder.next_number(), state.key, sizes), state.parts)
-        yields = current.batch_bytes // YIELD_BYTES
         current.batch.append((state.key, payload, mark))
         current.batch_bytes += payload.nbytes
+
+    async def _grown(self, current: _Round, before: int) -> None:
+        """Write the batch if it is large enough; otherwise let the loop do other work now and then.
+
+        Args:
+            before: Size of the batch before the last copies, in bytes.
+        """
         if current.batch_bytes >= self._settings.batch_bytes:
             await self._write_batch(current)
-        elif current.batch_bytes // YIELD_BYTES > yields:
+        elif current.batch_bytes // YIELD_BYTES > before // YIELD_BYTES:
             await asyncio.sleep(0)
 
     async def _write_batch(self, current: _Round) -> None:
@@ -412,10 +437,11 @@ class Rounds:
             known = usage.states.get(name)
             if name in self._dirty or name in self._unreadable or known is None:
                 continue
-            forgotten = self._folder.forgotten.get(name.home)
+            before, departures = current.batch_bytes, self._departures(name.home)
             state = await self._taken_or_read(name, known)
-            if state is not None and self._folder.forgotten.get(name.home) == forgotten:
-                await self._copied(current, state, None)
+            if state is not None:
+                await self._add(current, state, None, departures)
+                await self._grown(current, before)
         await self._write_batch(current)
 
     async def _taken_or_read(self, name: StateName, known: tuple[StateKey, Location]) -> State | None:

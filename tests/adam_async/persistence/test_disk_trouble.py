@@ -2,12 +2,13 @@
 
 import asyncio
 import errno
+from functools import partial
 
 import pytest
 
 from adam_async.errors import ConfigError, DiskFailed
 from adam_async.persistence import opening
-from adam_async.persistence.keys import EntryKey, StateName
+from adam_async.persistence.keys import LEADING, EntryKey, StateName
 from adam_async.persistence.settings import FlushSettings
 from adam_async.simulation.disk import DiskConditions
 from tests.adam_async.persistence.disks import SYNCS, WRITES, Running, failing_disk, on_a_node
@@ -278,3 +279,58 @@ async def test_a_round_in_progress_is_not_on_disk_at_its_first_instant(node):
         await store.flush()
         assert [(each.dirty, each.in_round, each.on_disk_as_of) for each in seen] == [(0, True, None)]
         assert not store.statistics().in_round
+
+
+class LateRecord(Owner):
+    """An owner whose own state changes while the copy of a shard is taken."""
+
+    def __init__(self, *homes):
+        super().__init__(LEADING, *homes)
+        self.store = None
+        self.changes_at: StateName | None = None
+        self.then = lambda: None
+
+    async def take(self, name):
+        if name == self.changes_at:
+            self.changes_at = None
+            self.update(self.store, LEADING, 0)
+        elif name.home == LEADING:
+            self.then()
+        return await super().take(name)
+
+
+@inside(on_a_node)
+async def test_a_full_disk_at_the_owners_state_in_front_of_a_shard_loses_no_mark_of_the_shard(node):
+    owner = LateRecord("a")
+    settings = FlushSettings(batch_bytes=1)  # each state is a batch of its own
+    async with Running(store_of(node.open_disk(), owner, settings=settings)) as store:
+        owner.store = store
+        owner.update(store, LEADING, 0)
+        owner.update(store, "a", 1)
+        await store.flush()
+        owner.update(store, "a", 1)
+        owner.changes_at = StateName("a", 1)
+        fill(node, 0)
+        await store.flush()
+        assert store.statistics().dirty == 2
+        fill(node, 1 << 20)
+        await store.flush()
+        assert store.statistics().dirty == 0
+    states = contents_in(files_of(node.disk_model)).states
+    assert states[StateName("a", 1)][0].version == 2
+
+
+@inside(on_a_node)
+async def test_a_bundle_that_leaves_while_the_owners_state_is_copied_stays_away(node):
+    owner = LateRecord("a")
+    async with Running(store_of(node.open_disk(), owner)) as store:
+        owner.store = store
+        for leave in (store.release, store.forget):
+            owner.update(store, "a", 1)
+            owner.changes_at, owner.then = StateName("a", 1), partial(leave, "a")
+            await store.flush()
+            owner.then = lambda: None
+            await store.flush()
+            assert store.statistics().dirty == 0
+    states = contents_in(files_of(node.disk_model)).states
+    assert {name.home for name in states} == {LEADING}
