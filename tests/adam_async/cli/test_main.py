@@ -108,6 +108,17 @@ def test_the_help_names_the_defaults_of_a_run(capsys: pytest.CaptureFixture[str]
     assert said == {name: "" if name in without else str(getattr(Config(), name)) for name in said}
 
 
+def test_a_command_ends_without_a_collection_of_what_lives_to_the_end() -> None:
+    program = """
+import atexit, gc
+atexit.register(lambda: print(gc.get_freeze_count() > 0))
+from adam_async.cli.main import main
+main(["token", "new"])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "True"
+
+
 def test_options_are_written_with_dashes() -> None:
     options = train_options("--images-per-group", "64", "--processes", "--rule", "adam", "--rate", "0.01")
 
