@@ -39,7 +39,7 @@ engine calls it when no other effect is left.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dataflow.errors import DuplicateToken, NoRoom, TagInFlight, TagSettled, TooManyEarlyTokens, UnknownPort
@@ -177,10 +177,8 @@ class Scheduler:
         """Report the execution of `call`, with the result of its `execute`."""
         if call.node.gated:
             self.gates[call.node.index].out -= 1
-        pairs: Iterable[tuple[Firing, Sequence[Any] | None]] = (
-            ((call, result),) if type(call) is Firing else ()
-        )
-        for firing, values in pairs or zip(call.firings, result, strict=True):
+        pairs: Any = ((call, result),) if type(call) is Firing else zip(call.firings, result, strict=True)
+        for firing, values in pairs:
             flight = firing.flight
             flight.running -= 1
             if flight.abandoned:

@@ -52,21 +52,26 @@ class SessionIdentity:
     generation: int
 
 
-class PushFields(TypedDict):
+class StepFields(TypedDict):
+    """Fields of `Push` that are the same in all messages of a step."""
+
+    clock: int
+    weight: int
+    rate: float
+    epoch: NotRequired[int]
+    assign: NotRequired[bool]
+    groups: NotRequired[tuple[int, ...]]
+    loss_sum: NotRequired[float | None]
+
+
+class PushFields(StepFields):
     """Fields of `Push` that the owner of a client gives."""
 
     parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
     versions: OfEach
     own_applied: OfEach
-    clock: int
-    weight: int
-    rate: float
     pull: NotRequired[bool]
-    epoch: NotRequired[int]
-    assign: NotRequired[bool]
-    groups: NotRequired[tuple[int, ...]]
-    loss_sum: NotRequired[float | None]
 
 
 class Receiver(Protocol):

@@ -38,8 +38,9 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from operator import le, lt
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,10 +53,10 @@ from adam_async.worker.push_plan import cut_messages
 from transport import BufferPool, RemoteProtocolError
 
 
-@dataclass(slots=True, eq=False)
-class TensorCopy:
+class TensorCopy(msgspec.Struct, eq=False):
     """One version of one tensor."""
 
+    tensor: str
     array: NDArray[Any]
     versions: tuple[int, ...]
     """Version of each of the tensor's shards."""
@@ -85,17 +86,6 @@ class Snapshot:
         return {name: copy.array for name, copy in self.copies.items()}
 
 
-class NewValues(NamedTuple):
-    """Values of one tensor that have arrived."""
-
-    tensor: str
-    array: NDArray[Any]
-    versions: Sequence[int]
-    """Version of each of the tensor's shards."""
-    clock: int = 0
-    """See `TensorCopy.clock`."""
-
-
 class WorkerWeights:
     """The current copy of every tensor of the partition.
 
@@ -123,18 +113,18 @@ class WorkerWeights:
         """Return the newest copy of one tensor. Safe from any thread."""
         return self._current[tensor]
 
-    def install(self, arrived: Iterable[NewValues]) -> None:
+    def install(self, arrived: Iterable[TensorCopy]) -> None:
         """Replace tensors, except those that are not newer or older in some shard. For the loop only."""
         new: dict[str, TensorCopy] = {}
-        for tensor, array, versions, clock in arrived:
-            old = self._current.get(tensor)
+        for copy in arrived:
+            versions, clock, old = copy.versions, copy.clock, self._current.get(copy.tensor)
             if old is not None:
                 if all(map(le, versions, old.versions)):
                     old.clock = max(old.clock, clock)
                     continue
                 if clock < old.clock or (clock == old.clock and any(map(lt, versions, old.versions))):
                     continue
-            new[tensor] = TensorCopy(array, tuple(versions), clock)
+            new[copy.tensor] = copy
         # One step: the shards of a message that a group read at different versions would part their tables.
         self._current.update(new)
         self.installed += len(new)
@@ -202,36 +192,26 @@ class _Assembly:
     """The lowest clock of the tensor's shards."""
 
 
-class Landing:
+class Landing(msgspec.Struct, eq=False):
     """One pull in progress, which takes answers and installs complete tensors.
 
     After the last answer the copy's clock rises to the pull's clock, and `on_landed` is called.
-
-    Args:
-        puller: The puller of the copy.
-        layouts: Layout of each answer, by its number; None for a number without values.
-        missing: Number of answers with values.
-        on_landed: Called once, when all values are installed.
-        on_behind: Called for each answer without values, because replicas are behind. Must not raise.
     """
 
-    def __init__(
-        self,
-        puller: "Puller",
-        layouts: Sequence[AnswerLayout | None],
-        missing: int,
-        on_landed: Callable[[], None] | None,
-        on_behind: OnBehind | None = None,
-    ) -> None:
-        self._puller = puller
-        self.layouts = layouts
-        self._missing = missing
-        self.on_landed = on_landed
-        self._on_behind = on_behind
-        self._clock: int | None = None
-        """Clock up to which the arrived values contain all pushes of live replicas; None before the first
-        answer, and in asp."""
-        self._assemblies: dict[str, _Assembly] = {}
+    puller: "Puller"
+    """The puller of the copy."""
+    layouts: Sequence[AnswerLayout | None]
+    """Layout of each answer, by its number; None for a number without values."""
+    missing: int
+    """Number of answers with values that have not arrived."""
+    on_landed: Callable[[], None] | None
+    """Called once, when all values are installed."""
+    on_behind: OnBehind | None = None
+    """Called for each answer without values, because replicas are behind. Must not raise."""
+    clock: int | None = None
+    """Clock up to which the arrived values contain all pushes of live replicas; None before the first answer,
+    and in asp."""
+    assemblies: dict[str, _Assembly] = {}
 
     def into(self, number: int) -> NDArray[Any] | None:
         """Return memory for an answer that is a part of one tensor; None for other answers."""
@@ -243,13 +223,13 @@ class Landing:
 
     def pulled(self, number: int, answer: Values, values: NDArray[Any]) -> None:
         """See `PullReceiver`."""
-        self._puller.clock = answer.clock
+        self.puller.clock = answer.clock
         self.arrived(number, answer.versions, values, answer.clock)
 
     def behind(self, number: int, answer: Values) -> bool:
         """See `PullReceiver`."""
-        if self._on_behind is not None:
-            self._on_behind(number, answer)
+        if self.on_behind is not None:
+            self.on_behind(number, answer)
         return True
 
     def freed(self) -> None:
@@ -261,7 +241,7 @@ class Landing:
         Raises:
             RemoteProtocolError: The answer has another number of shards or values.
         """
-        layout, puller, weights = self.layouts[number], self._puller, self._puller.weights
+        layout, puller, weights = self.layouts[number], self.puller, self.puller.weights
         assert layout is not None
         if isinstance(versions, int):
             versions = (versions,) * len(layout.shards)
@@ -274,26 +254,26 @@ class Landing:
         if not puller.clocked:
             clock = 0
         else:
-            self._clock = clock if self._clock is None else min(self._clock, clock)
+            self.clock = clock if self.clock is None else min(self.clock, clock)
             weights.newest = max(weights.newest, clock)
         new = []
         for piece in layout.ranges:
             values, read = flat[piece.values], versions[piece.versions]
             if piece.whole:
-                new.append(NewValues(piece.tensor, values.reshape(piece.shape), read, clock))
+                new.append(TensorCopy(piece.tensor, values.reshape(piece.shape), read, clock))
             else:
                 new += self._add(piece, read, values, clock)
         weights.install(new)
-        self._missing -= 1
-        if not self._missing:
-            if self._clock is not None:
-                weights.landed(self._clock)
+        self.missing -= 1
+        if not self.missing:
+            if self.clock is not None:
+                weights.landed(self.clock)
             if self.on_landed is not None:
                 self.on_landed()
 
     def _add(
         self, piece: AnswerRange, versions: tuple[int, ...], values: NDArray[Any], clock: int
-    ) -> list[NewValues]:
+    ) -> list[TensorCopy]:
         """Add a range to its tensor; returns the tensor if it is the last range."""
         assembly = self._assembly(piece.tensor)
         assembly.clock = min(assembly.clock, clock)
@@ -305,14 +285,14 @@ class Landing:
         if assembly.missing:
             return []
         shaped = assembly.array.reshape(piece.shape)
-        return [NewValues(piece.tensor, shaped, assembly.versions, assembly.clock)]
+        return [TensorCopy(piece.tensor, shaped, tuple(assembly.versions), assembly.clock)]
 
     def _assembly(self, tensor: str) -> _Assembly:
-        found = self._assemblies.get(tensor)
+        found = self.assemblies.get(tensor)
         if found is None:
-            shards = len(self._puller.table.by_tensor[tensor])
-            found = _Assembly(self._puller.fresh(tensor), [0] * shards, shards, NO_CLOCK)
-            self._assemblies[tensor] = found
+            shards = len(self.puller.table.by_tensor[tensor])
+            found = _Assembly(self.puller.fresh(tensor), [0] * shards, shards, NO_CLOCK)
+            self.assemblies[tensor] = found
         return found
 
 

@@ -7,12 +7,13 @@ answers (`puller.py`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from adam_async.client.parameter_client import ParameterClient
+from adam_async.client.session import StepFields
 from adam_async.messages import Finished, OfEach, Pushed, joined
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import name_groups
@@ -23,8 +24,7 @@ from adam_async.worker.replay_log import ReadLog
 from adam_async.worker.training import GroupTrainer, OnStep, Trained
 
 
-@dataclass(slots=True, eq=False)
-class Step:
+class Step(msgspec.Struct, eq=False):
     """Groups whose gradients are pushed together; the step takes the answers to its messages."""
 
     pusher: "Pusher"
@@ -42,27 +42,22 @@ class Step:
     closed: bool = False
     """Whether no more groups join the step."""
     buffer: PushBuffer | None = None
-    groups: list[Trained] = field(default_factory=list)
+    groups: list[Trained] = []
     """Trained groups whose gradients are in the buffer."""
     added: int = 0
     """Number of trained groups among them; a group in `groups` may still be computed, see `Stepper.ahead`."""
-    early: dict[int, Trained] = field(default_factory=dict)
+    early: dict[int, Trained] = {}
     """Trained groups that wait until an earlier group of the step is trained, by their position in the
     step."""
     on_landed: Callable[[], None] | None = None
     """Callback of the step's last group."""
     begun: bool = False
     """Whether messages of the step may be sent."""
-    clock: int = 0
-    """Clock of the step's push."""
-    rate: float = 0.0
+    fields: StepFields | None = None
+    """Fields of all messages of the begun step."""
     landing: Landing | None = None
     """Pull after the step; None without a pull."""
-    named: tuple[int, ...] = ()
-    """Groups of the step; see `Push.groups`."""
-    loss_sum: float | None = None
-    """Sum of the losses of their images; see `Push.loss_sum`."""
-    gone: set[int] = field(default_factory=set)
+    gone: set[int] = set()
     """Numbers of the messages sent while the others were computed."""
     unsettled: int = 0
     """Number of messages of the step without an acknowledgement; 1 for a step without messages."""
@@ -77,14 +72,14 @@ class Step:
         self.unsettled -= 1
         if self.unsettled:
             return
-        pusher = self.pusher
+        pusher, fields = self.pusher, self.fields
         assert self.buffer is not None
+        assert fields is not None
         pusher.trainer.step_buffers.give_back(self.buffer)
         for group in self.groups:
             lease, loss = group.lease, group.loss or 0.0
-            pusher.on_finished(
-                Finished(lease.epoch, lease.number, lease.attempt, lease.images, loss, self.clock)
-            )
+            report = Finished(lease.epoch, lease.number, lease.attempt, lease.images, loss, fields["clock"])
+            pusher.on_finished(report)
 
 
 class Pusher:
@@ -146,7 +141,8 @@ class Pusher:
             pulls: Whether a pull follows the step.
             on_landed: Called when the pulled values are installed.
         """
-        step.begun, step.clock, groups = True, clock, step.groups
+        step.begun, groups, buffer = True, step.groups, step.buffer
+        assert buffer is not None
         if self._on_step is not None:
             self._on_step(clock, [group.lease for group in groups])
         if self._log is not None:
@@ -155,19 +151,22 @@ class Pusher:
         first, lease = groups[0], groups[0].lease
         if first.stepped:
             self.puller.weights.count_local_steps(_stepped_by_all(groups))
-        step.named = (lease.epoch, lease.number, lease.number + 1)
-        step.loss_sum = None if first.loss is None else first.loss * lease.images
+        named: tuple[int, ...] = (lease.epoch, lease.number, lease.number + 1)
+        loss_sum = None if first.loss is None else first.loss * lease.images
         if len(groups) > 1:
             # An epoch ends after the pushes of its groups, so a step has groups of one epoch.
             assert all(group.lease.epoch == lease.epoch for group in groups)
-            step.named = name_groups(lease.epoch, [group.lease.number for group in groups])
+            named = name_groups(lease.epoch, [group.lease.number for group in groups])
             losses = [group.loss * group.lease.images for group in groups if group.loss is not None]
-            step.loss_sum = sum(losses) if losses else None
-        step.rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
+            loss_sum = sum(losses) if losses else None
+        rate = self._schedule.rate(lease.progress) if self._rate is None else self._rate
         if self._scaling is not None:
-            assert step.buffer is not None
-            unit = 1.0 if self._unit is None else self._unit / step.buffer.images
-            self._scaling.apply(step.buffer, first.read.arrays, rate=step.rate, unit=unit)
+            unit = 1.0 if self._unit is None else self._unit / buffer.images
+            self._scaling.apply(buffer, first.read.arrays, rate=rate, unit=unit)
+        step.fields = {
+            "clock": clock, "weight": buffer.images, "rate": rate, "epoch": step.epoch, "groups": named,
+            "loss_sum": loss_sum,
+        }  # fmt: skip
         step.unsettled = max(len(self.plan.messages), 1)
         if pulls:
             step.landing = Landing(self.puller, self._layouts, self._answers, on_landed)
@@ -193,21 +192,21 @@ class Pusher:
             step.freed()
 
     def _push(self, step: Step, messages: Iterable[int]) -> None:
-        landing, buffer, groups = step.landing, step.buffer, step.groups
+        landing, buffer, groups, fields = step.landing, step.buffer, step.groups, step.fields
         assert buffer is not None
+        assert fields is not None
+        own_applied: OfEach = 0
         for index in messages:
             message, read = self.plan.messages[index], groups[0].read
             if len(groups) > 1:
                 versions, own_applied = _oldest(groups, message.reads)
             else:
-                copies, own_applied = read.copies, 0
+                copies = read.copies
                 versions = joined([copies[tensor].versions[place] for tensor, place in message.reads])
                 if self._has_local_steps:
                     own_applied = joined([read.own_applied[tensor] for tensor, _ in message.reads])
-            layout, into, pulls = self._layouts[index], None, False
-            if landing is not None and layout is not None:
-                pulls = True
-                into = None if layout.part is None else landing.into(index)
+            layout = None if landing is None else self._layouts[index]
+            into = None if landing is None or layout is None or layout.part is None else landing.into(index)
             self.client.connections[message.server].push(
                 buffer.tensors(index),
                 step,
@@ -217,13 +216,8 @@ class Pusher:
                 shards=message.shards,
                 versions=versions,
                 own_applied=own_applied,
-                clock=step.clock,
-                weight=buffer.images,
-                rate=step.rate,
-                pull=pulls,
-                epoch=step.epoch,
-                groups=step.named,
-                loss_sum=step.loss_sum,
+                pull=layout is not None,
+                **fields,
             )
 
     def tick(self, shards: ServerShards, clock: int, epoch: int) -> None:

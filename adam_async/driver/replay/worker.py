@@ -17,7 +17,7 @@ from adam_async.errors import RecordError
 from adam_async.messages import Lease, Push
 from adam_async.run.ids import ShardId
 from adam_async.worker.copy_mode import context_of
-from adam_async.worker.puller import NewValues, Puller, Snapshot, TensorCopy, WorkerWeights
+from adam_async.worker.puller import Puller, Snapshot, TensorCopy, WorkerWeights
 from adam_async.worker.push_plan import PushPlan
 from adam_async.worker.pusher import Pusher, Step
 from adam_async.worker.replica_clock import ReplicaClock
@@ -41,14 +41,13 @@ class RecordedWeights(WorkerWeights):
 
     def __init__(self) -> None:
         super().__init__(recorded=True)
-        self._meanwhile: Iterable[NewValues] = ()
+        self._meanwhile: Iterable[TensorCopy] = ()
 
-    def install(self, arrived: Iterable[NewValues]) -> None:
+    def install(self, arrived: Iterable[TensorCopy]) -> None:
         """Replace tensors without a comparison of clocks and versions: the record sets the versions."""
-        for tensor, array, versions, clock in arrived:
-            self._current[tensor] = TensorCopy(array, tuple(versions), clock)
+        self._current.update({copy.tensor: copy for copy in arrived})
 
-    def install_after_snapshot(self, copies: Iterable[NewValues]) -> None:
+    def install_after_snapshot(self, copies: Iterable[TensorCopy]) -> None:
         """Install tensors, with the versions of their shards, right after the next snapshot."""
         self._meanwhile = copies
 
@@ -160,7 +159,7 @@ class ReplayedWorker:
         assert trained.loss is not None, "the worker trains the whole model"
         return trained.loss
 
-    def _changes(self, group: int, *, stepped: bool | None) -> Iterable[NewValues]:
+    def _changes(self, group: int, *, stepped: bool | None) -> Iterable[TensorCopy]:
         """Return the tensors that a group reads in another version than that of the worker's copy.
 
         With `stepped`, return only tensors with local steps before the read.
@@ -171,7 +170,7 @@ class ReplayedWorker:
             if stepped and not self._reads.steps[group, place]:
                 continue
             if self._weights.versions(name) != versions:
-                changes.append(NewValues(name, self._shards.tensor(name, versions), versions))
+                changes.append(TensorCopy(name, self._shards.tensor(name, versions), versions))
         return changes
 
     def _check_read(self, group: int, read: Snapshot) -> None:

@@ -18,7 +18,7 @@ from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import part_table
 from adam_async.worker.partition_trainer import PartitionTrainer, WirePool, partition_graph
-from adam_async.worker.puller import NewValues, WorkerWeights
+from adam_async.worker.puller import TensorCopy, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
 from dataflow import ComputePool, Engine, Tag
 from tests.adam_async.model.parts import run_whole
@@ -44,7 +44,7 @@ class Part:
         weights = WorkerWeights()
         for p in network.parameters:
             weights.install(
-                [NewValues(p.name, WEIGHTS[p.name][p.first_row : p.first_row + p.shape[0]].copy(), [1])]
+                [TensorCopy(p.name, WEIGHTS[p.name][p.first_row : p.first_row + p.shape[0]].copy(), (1,))]
             )
         self.trainer = PartitionTrainer(
             partition,

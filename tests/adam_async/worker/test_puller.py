@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from adam_async.run.ids import ShardId
 from adam_async.worker import push_plan
-from adam_async.worker.puller import Landing, NewValues, Puller, WorkerWeights
+from adam_async.worker.puller import Landing, Puller, TensorCopy, WorkerWeights
 from adam_async.worker.push_plan import travels_apart
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, servers_of, until
 from transport import BufferPool, RemoteProtocolError
@@ -217,14 +217,14 @@ async def test_a_pull_of_a_later_clock_waits_for_the_replicas_behind_and_names_t
 def weights_of(**versions):
     weights = WorkerWeights()
     for name, version in versions.items():
-        weights.install([NewValues(name, np.full(3, float(version)), (version,))])
+        weights.install([TensorCopy(name, np.full(3, float(version)), (version,))])
     return weights
 
 
 def test_a_snapshot_stays_as_it_was_when_something_newer_is_installed():
     weights = weights_of(a=1, b=1)
     read = weights.snapshot()
-    weights.install([NewValues("a", np.full(3, 2.0), (2,))])
+    weights.install([TensorCopy("a", np.full(3, 2.0), (2,))])
     assert read.arrays["a"].tolist() == [1.0] * 3
     assert weights.snapshot().arrays["a"].tolist() == [2.0] * 3
     assert weights.snapshot().arrays["b"] is read.arrays["b"], "what did not change is shared"
@@ -233,13 +233,13 @@ def test_a_snapshot_stays_as_it_was_when_something_newer_is_installed():
 
 def test_installed_values_are_the_very_array():
     weights, values = WorkerWeights(), np.ones(2)
-    weights.install([NewValues("a", values, (1,))])
+    weights.install([TensorCopy("a", values, (1,))])
     assert weights.current("a").array is values
 
 
 def test_values_that_are_newer_in_no_shard_are_not_installed():
     weights = WorkerWeights()
-    weights.install([NewValues("a", np.zeros(2), (3, 5))])
+    weights.install([TensorCopy("a", np.zeros(2), (3, 5))])
     for versions, taken in (
         ((3, 5), False),
         ((2, 4), False),
@@ -248,7 +248,7 @@ def test_values_that_are_newer_in_no_shard_are_not_installed():
         ((4, 6), False),
     ):
         before = weights.current("a")
-        weights.install([NewValues("a", np.zeros(2), versions)])
+        weights.install([TensorCopy("a", np.zeros(2), versions)])
         assert (weights.current("a") is not before) == taken, versions
 
 
@@ -261,7 +261,7 @@ def test_own_pushes_are_counted_in_the_copy_that_they_went_into_and_end_with_it(
     assert read.own_applied == {"a": 2, "b": 0}
     weights.count_local_steps(stepped)
     assert read.own_applied == {"a": 2, "b": 0}, "a snapshot is of its moment"
-    weights.install([NewValues("a", np.zeros(3), (2,))])
+    weights.install([TensorCopy("a", np.zeros(3), (2,))])
     assert weights.snapshot().own_applied == {"a": 0, "b": 0}
     weights.count_local_steps(stepped)
     assert weights.snapshot().own_applied == {"a": 0, "b": 0}, "the step went into a copy that is gone"
@@ -280,7 +280,7 @@ def test_threads_see_whole_versions_while_the_loop_installs():
     for thread in threads:
         thread.start()
     for version in range(1, 500):
-        weights.install([NewValues("a", np.full(3, float(version)), (version,))])
+        weights.install([TensorCopy("a", np.full(3, float(version)), (version,))])
     stop.set()
     for thread in threads:
         thread.join()
@@ -290,12 +290,12 @@ def test_threads_see_whole_versions_while_the_loop_installs():
 
 def test_the_copy_with_the_newer_clock_stays_when_answers_cross():
     weights = WorkerWeights()
-    weights.install([NewValues("w", np.full(2, 5.0), (4, 4), clock=3)])
-    weights.install([NewValues("w", np.full(2, 9.0), (5, 2), clock=2)])
+    weights.install([TensorCopy("w", np.full(2, 5.0), (4, 4), clock=3)])
+    weights.install([TensorCopy("w", np.full(2, 9.0), (5, 2), clock=2)])
     assert weights.current("w").versions == (4, 4), "one shard is newer, but the whole is behind"
-    weights.install([NewValues("w", np.full(2, 7.0), (5, 3), clock=3)])
+    weights.install([TensorCopy("w", np.full(2, 7.0), (5, 3), clock=3)])
     assert weights.current("w").versions == (4, 4), "of the same clock, and a shard would go back"
-    weights.install([NewValues("w", np.full(2, 7.0), (5, 3), clock=4)])
+    weights.install([TensorCopy("w", np.full(2, 7.0), (5, 3), clock=4)])
     assert weights.current("w").versions == (5, 3), "who waits for a clock gets what has it"
 
 
@@ -303,7 +303,7 @@ def test_the_copy_with_the_newer_clock_stays_when_answers_cross():
 def test_no_shard_goes_back_and_a_step_that_began_after_the_copy_came_replaces_it(questions):
     """Steps push to three shards, and are answered, in any order."""
     weights = WorkerWeights()
-    weights.install([NewValues("w", np.zeros(3), (0, 0, 0))])
+    weights.install([TensorCopy("w", np.zeros(3), (0, 0, 0))])
     applied, begun, answers, installed = [0] * 3, {}, {}, -1
     for moment, (step, shard) in enumerate(questions):
         applied[shard] += 1
@@ -313,7 +313,7 @@ def test_no_shard_goes_back_and_a_step_that_began_after_the_copy_came_replaces_i
         if len(answer) < 3:
             continue
         before, came = weights.current("w").versions, tuple(answer[place] for place in range(3))
-        weights.install([NewValues("w", np.zeros(3), came)])
+        weights.install([TensorCopy("w", np.zeros(3), came)])
         now = weights.current("w").versions
         assert all(new >= was for new, was in zip(now, before, strict=True))
         if begun[step] > installed:
@@ -324,16 +324,16 @@ def test_no_shard_goes_back_and_a_step_that_began_after_the_copy_came_replaces_i
 
 def test_a_copy_that_has_all_that_came_takes_its_clock_and_keeps_its_local_steps():
     weights = WorkerWeights()
-    weights.install([NewValues("w", np.zeros(2), (4,), clock=3)])
+    weights.install([TensorCopy("w", np.zeros(2), (4,), clock=3)])
     copy = weights.current("w")
-    weights.install([NewValues("w", np.ones(2), (4,), clock=7)])
+    weights.install([TensorCopy("w", np.ones(2), (4,), clock=7)])
     assert weights.current("w") is copy
     assert copy.clock == 7
 
 
 def test_the_clock_of_the_whole_only_rises_and_is_no_newer_than_the_copies_of_a_snapshot():
     weights = WorkerWeights()
-    weights.install([NewValues("w", np.zeros(2), (1,), clock=4)])
+    weights.install([TensorCopy("w", np.zeros(2), (1,), clock=4)])
     assert weights.snapshot().clock == 0, "other tensors of that clock have not landed"
     weights.landed(4)
     weights.landed(3)
@@ -354,7 +354,7 @@ def test_no_snapshot_has_some_tensors_of_an_answer_without_the_others():
     thread = threading.Thread(target=read)
     thread.start()
     for version in range(1, 500):
-        weights.install([NewValues(f"t{n}", np.zeros(1), (version,)) for n in range(40)])
+        weights.install([TensorCopy(f"t{n}", np.zeros(1), (version,)) for n in range(40)])
     stop.set()
     thread.join()
     sys.setswitchinterval(interval)

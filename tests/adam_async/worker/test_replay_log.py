@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_async.messages import Lease
-from adam_async.worker.puller import NewValues, WorkerWeights
+from adam_async.worker.puller import TensorCopy, WorkerWeights
 from adam_async.worker.replay_log import Reader, ReadLog, read_read_log
 
 WHO = Reader(2, 1 << 55, 7)
@@ -27,7 +27,7 @@ class Worker:
     def install(self, name):
         self.version += 1
         versions = tuple(self.version + place for place in range(self.shards[name]))
-        self.weights.install([NewValues(name, np.zeros(1), versions)])
+        self.weights.install([TensorCopy(name, np.zeros(1), versions)])
 
     def train(self, lease, clock, *, arriving=()):
         """Read, install the values that arrive meanwhile, make the local step."""

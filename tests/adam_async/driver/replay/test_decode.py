@@ -14,7 +14,7 @@ from adam_async.model.network import Network
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.worker.puller import NewValues, WorkerWeights
+from adam_async.worker.puller import TensorCopy, WorkerWeights
 from adam_async.worker.replay_log import Reader, ReadLog
 
 NETWORK = Network(digits())
@@ -42,7 +42,7 @@ def read_log(replica: int = 0, *, tensors=TABLE.by_tensor) -> Log:
     weights = WorkerWeights(recorded=True)
     for number in range(2):
         for name, shards in tensors.items():
-            weights.install([NewValues(name, np.zeros(1), [number + 1] * len(shards))])
+            weights.install([TensorCopy(name, np.zeros(1), (number + 1,) * len(shards))])
         log.note(Lease(1, number, 0, 16, number / 2), number + 1, weights.snapshot())
     return Log(node=f"worker-{replica}", role="worker", data=bytes(log.data))
 
