@@ -138,13 +138,26 @@ class Survey:
 
     Attributes:
         stores: The stores, the newest first.
-        servers: Servers that keep shards on a disk.
+        servers: Servers that have listed the stores on their disks.
+        absent: Servers with a disk that have not, each with the reason.
+        followed: Ids of the stores that are not listed because a disk still follows them, by server.
         faults: Faults of invalid stores and pieces, which do not count, each with its server.
     """
 
     stores: tuple[FoundStore, ...]
     servers: tuple[str, ...]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    followed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+
+    def unlisted(self, without: str) -> dict[str, str]:
+        """Return the servers whose disks may have further stores, each with the reason.
+
+        Args:
+            without: Id of a store that does not count.
+        """
+        ids = {node: ", ".join({*of_node} - {without}) for node, of_node in self.followed.items()}
+        return {**self.absent, **{node: f"it still serves {id}" for node, id in ids.items() if id}}
 
     @property
     def faults_text(self) -> str:
@@ -175,31 +188,42 @@ class SavedShards:
             without: Id of a store that does not count.
 
         Raises:
-            CheckpointError: The disks have only a part of the store.
+            CheckpointError: The disks have only a part of the store, or a server has not listed the stores on
+                its disk.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + SEARCH_S
         while has_disks(cluster := maps()):
+            is_last = loop.time() > ends_at  # before the survey: an answer may take longer than the search
             survey = await self.survey(name, cluster)
             stores = [store for store in survey.stores if store.record.id != without]
-            is_last = loop.time() > ends_at
+            unlisted = survey.unlisted(without)
             found, is_ready = newest_whole(stores, None if is_last else survey.servers)
-            if is_ready:
+            # Otherwise a new store would take the place of one that only an absent server has.
+            if is_ready and not unlisted:
                 return found
-            if found is not None and is_last:
+            if is_last and unlisted:
+                node, why = next(iter(unlisted.items()))
+                raise CheckpointError(
+                    f"{', '.join(unlisted)} did not list the stores on the disk, {node}: {why}; start it "
+                    f"again with its folder, or end it to go on without its disk{survey.faults_text}"
+                )
+            if is_last and found is not None:
                 raise CheckpointError(_what_is_missing(found, survey))
             await asyncio.sleep(PAUSE_S)
         return None
 
     async def survey(self, name: str, cluster: ClusterMap) -> Survey:
         """Return the stores of a name on the disks of the live servers; with an empty name those of runs."""
-        answers: dict[str, tuple[bool, tuple[SavedStore, ...], tuple[str, ...]]] = {}
+        answers: dict[str, tuple[SavedList, tuple[SavedStore, ...], tuple[str, ...]]] = {}
+        absent: dict[str, str] = {}
 
         async def ask(node: str) -> None:
             try:
                 answers[node] = await self._list(name, cluster.nodes[node].address)
-            except (TransportError, ValueError):  # a node may publish an invalid address
-                return
+            except (TransportError, ValueError) as error:  # a node may publish an invalid address
+                if cluster.nodes[node].info.get(DISK):
+                    absent[node] = str(error) or type(error).__name__
 
         servers = cluster.live("ps")
         async with asyncio.TaskGroup() as group:
@@ -218,7 +242,9 @@ class SavedShards:
         self._log(name, faults)
         return Survey(
             stores=tuple(sorted(chain(*found.values()), key=lambda each: -each.began_ms)),
-            servers=tuple(node for node in servers if node in answers and answers[node][0]),
+            servers=tuple(node for node in servers if node in answers and answers[node][0].keeps),
+            absent=dict(sorted(absent.items())),
+            followed={node: answers[node][0].followed for node in sorted(answers)},
             faults=tuple(chain(*faults.values())),
         )
 
@@ -231,11 +257,12 @@ class SavedShards:
                 logger.warning("%s", fault)
         self._known[name] = set(chain(*faults.values()))
 
-    async def _list(self, name: str, address: str) -> tuple[bool, tuple[SavedStore, ...], tuple[str, ...]]:
+    async def _list(
+        self, name: str, address: str
+    ) -> tuple[SavedList, tuple[SavedStore, ...], tuple[str, ...]]:
         async with self._connect(address) as link:
             reply = await link.call(pack(ListSaved(name=name)), timeout_s=self._waits.call_s)
-            answer = unpack(reply, SavedList)
-            return answer.keeps, *read_saved_list(reply)
+            return unpack(reply, SavedList), *read_saved_list(reply)
 
     def _connect(self, address: str) -> Any:
         endpoint = self._endpoint

@@ -78,10 +78,12 @@ class ListSaved(Body, frozen=True, kw_only=True):
 
 
 class SavedList(Body, frozen=True, kw_only=True):
-    """Answer to `ListSaved`. Tensor: a packed tuple of `SavedStore`; `keeps` is whether the server has a disk
-    for shards."""
+    """Answer to `ListSaved`. Tensor: a packed tuple of `SavedStore`."""
 
     keeps: bool
+    """Whether the server has a disk for shards."""
+    followed: Annotated[tuple[StoreId, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)] = ()
+    """Ids of the stores of the name that are not in the list, because the disk still follows them."""
 
 
 class ReadSaved(Body, frozen=True, kw_only=True):

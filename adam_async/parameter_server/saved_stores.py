@@ -228,8 +228,10 @@ class SavedStores:
 
     def _packed_list(self, stores: Sequence[StoreDisk]) -> Message:
         saved = sorted([each.saved() for each in stores if each.is_saved], key=lambda each: -each.began_ms)
+        followed = [each.id for each in stores if each.is_followed]
         tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
-        return pack(SavedList(keeps=self._disk is not None), [tensor])
+        body = SavedList(keeps=self._disk is not None, followed=tuple(followed[:MOST_SAVED_STORES]))
+        return pack(body, [tensor])
 
     def _readable(self, body: ReadSaved) -> StoreDisk:
         """Return the disk of a lost store. Raises DataError: this server does not have it."""

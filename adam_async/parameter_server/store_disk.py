@@ -160,6 +160,11 @@ class StoreDisk:
         return self._is_serving
 
     @property
+    def is_followed(self) -> bool:
+        """Whether the disk follows the store, or is about to: its states cannot be read now."""
+        return self._serving is not None
+
+    @property
     def is_saved(self) -> bool:
         """Whether the states can be read: the disk does not follow the store now."""
         return self._serving is None and self._catalogue is not None

@@ -4,15 +4,17 @@ import asyncio
 import logging
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import msgspec
 import pytest
 
+from adam_async.checkpoint import saved_shards
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
 from adam_async.messages import SavedList, SavedStore, pack, packed_tensor
 from adam_async.messages.saved_shards import SavedPiece
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.run_record import RunRecord, packed_record
 from adam_async.run.store_record import ArrayRecord, RuleRecord
 from adam_async.runtime.channel import Endpoint
@@ -127,13 +129,24 @@ def test_the_newest_record_of_all_servers_counts_and_an_unreadable_one_costs_onl
 class Lists:
     """A server that lists these stores."""
 
-    def __init__(self, number, *stores):
+    def __init__(self, number, *stores, before=(), **fields):
         self.identity = Identity(role="ps", node=f"ps-{number}", incarnation=1)
-        self._answer = pack(SavedList(keeps=True), [packed_tensor(stores)])
+        self._answer = pack(SavedList(keeps=True, **fields), [packed_tensor(stores)])
+        self._before = list(before)
+        """Functions that answer its first requests."""
 
     async def on_link(self, link):
-        link.serve(lambda request: request.reply(self._answer))
+        link.serve(self._on_request)
         await link.wait_closed()
+
+    def _on_request(self, request):
+        (self._before.pop(0) if self._before else Lists.answer)(self, request)
+
+    def answer(self, request):
+        request.reply(self._answer)
+
+    def hang_up(self, request):
+        request.link.abort()
 
 
 @asynccontextmanager
@@ -145,7 +158,7 @@ async def lists(network, *servers):
         for server in servers:
             listening = network.listen(address_of(network), server.identity, server.on_link)
             address = (await stack.enter_async_context(listening)).address
-            nodes[server.identity.node] = node_record("ps", address=address)
+            nodes[server.identity.node] = node_record("ps", address=address, info={DISK: True})
         saved = SavedShards(Endpoint(network, asking, Traffic("driver")), waits=PATIENT)
         yield saved, ClusterMap(nodes=nodes)
 
@@ -201,6 +214,47 @@ async def test_a_survey_logs_a_bounded_number_of_faults_of_each_server(caplog):
     assert len(survey.faults) == 4 * MOST_FAULTS
     logged = [record.getMessage()[:4] for record in caplog.records]
     assert logged == ["ps-0"] * MOST_FAULTS + ["ps-1"] * MOST_FAULTS
+
+
+WHOLE = listed(buckets=("ps-0",) * 64)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        partial(Lists, 1, WHOLE, before=[Lists.hang_up]),
+        partial(Lists, 1, WHOLE, before=[lambda _, request: Lists(1, followed=("store-1",)).answer(request)]),
+    ],
+    ids=["a broken link", "a map that is late"],
+)
+async def test_a_search_waits_for_the_list_of_each_server_with_a_disk(monkeypatch, server):
+    """Otherwise a new store would take the place of one that is on that disk only, and remove it."""
+    monkeypatch.setattr(saved_shards, "PAUSE_S", 0.0)
+    async with lists(NETWORKS["local"](), Lists(0), server()) as (saved, cluster):
+        found = await saved.find("a-name", lambda: cluster)
+    assert found.best == {("ps-0", 1): ((1, 7), "ps-1")}
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        (partial(Lists, 1, before=[Lists.hang_up] * 99), ".+"),
+        (partial(Lists, 1, followed=("store-1", "store-2")), "it still serves store-1"),
+    ],
+    ids=["silent", "serving"],
+)
+async def test_a_search_names_the_server_that_does_not_list_its_stores(monkeypatch, server, why):
+    monkeypatch.setattr(saved_shards, "SEARCH_S", 0.0)
+    monkeypatch.setattr(saved_shards, "PAUSE_S", 0.0)
+    async with lists(NETWORKS["local"](), Lists(0, WHOLE), server()) as (saved, cluster):
+        said = (
+            f"ps-1 did not list the stores on the disk, ps-1: {why}; start it again with its folder, or end"
+        )
+        with pytest.raises(CheckpointError, match=said):
+            await saved.find("a-name", lambda: cluster, without="store-2")
+        gone = msgspec.structs.replace(cluster.nodes["ps-1"], live=False)
+        cluster = msgspec.structs.replace(cluster, nodes={**cluster.nodes, "ps-1": gone})
+        assert (await saved.find("a-name", lambda: cluster)).record.id == "store-1"
 
 
 async def test_a_failed_reading_leaves_its_caller_uncancelled():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from adam_async.messages import ListSaved
+from adam_async.messages import ListSaved, SavedList, unpack
 from adam_async.messages.saved_shards import SavedStore
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import opened_disk
@@ -59,3 +59,29 @@ async def test_a_list_is_charged_before_it_is_packed(tmp_path, monkeypatch):
         assert tensor.nbytes <= request.charged <= 2 * tensor.nbytes
         (listed,) = msgspec.msgpack.decode(tensor.tobytes(), type=tuple[SavedStore, ...])
         assert len(listed.pieces) == 4
+
+
+async def test_a_list_names_a_store_that_the_disk_still_follows(tmp_path):
+    """A map may be late: the asker may know that the store is over."""
+    catalogue = catalogue_of(phase="open")
+    membership = SimpleNamespace(map=ClusterMap(stores={"a-name": catalogue.record}))
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+
+        def spawn(name, work):
+            return group.create_task(work, name=name)
+
+        store = disk.of("store-1")
+        await store.reopen()
+        store.begin(catalogue, spawn)
+        joined(store, "ps-0", ready={"ps-0"})
+        await until(lambda: store.is_complete)
+        stores = SavedStores(disk, node="ps-0", membership=lambda: membership, spawn=spawn, notice=print)
+        for followed in (("store-1",), ()):
+            request = HeldRequest()
+            stores.answer(request, ListSaved(name="a-name"))
+            await until(lambda request=request: request.go_on is not None)
+            request.go_on()
+            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+            assert unpack(request.answer, SavedList).followed == followed
+            assert [each.id for each in listed] == ["store-1"] * (not followed)
+            membership.map = ClusterMap()  # the store is over
