@@ -323,7 +323,7 @@ class CaseRunner:
         self._journal.pieces = [
             [spec.tensor for spec in piece]
             for home in set(buckets)
-            for piece in pieces_of([spec for spec in specs if buckets[spec.bucket] == home])
+            for piece in pieces_of([spec for spec in specs if buckets[spec.bucket] == home], in_place=False)
         ]
         return stores
 

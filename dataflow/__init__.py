@@ -13,6 +13,7 @@ further events.
     engine.py              shell of the scheduler: turns, light nodes, backlog of heavy calls, failures, end
     waiters.py             callers that wait, each with a deadline: for admission, room, idleness
     jobs.py                a job, and the interface of a pool
+    gate.py                stops threads between two units of their work, for as long as the loop needs
     pool.py                compute threads, which run jobs; a limit of jobs; threads slowed on purpose
     mailbox.py             the queue from threads to the loop: many items, one wake-up
     errors.py              errors of graphs, engines and pools
@@ -36,6 +37,7 @@ from dataflow.errors import (
     WaitTimedOut,
     WrongOutputs,
 )
+from dataflow.gate import Gate
 from dataflow.graph import Graph, Node
 from dataflow.jobs import Job, JobPool
 from dataflow.pool import ComputePool, MakePool, PoolStatistics
@@ -67,6 +69,7 @@ __all__ = [
     "EngineStatistics",
     "Finished",
     "Firing",
+    "Gate",
     "Graph",
     "GraphError",
     "Job",

@@ -1,4 +1,4 @@
-"""The compute pool: named threads that run jobs. Only this file of the package imports `threading` or `time`.
+"""The compute pool: named threads that run jobs. This file starts all threads of the package.
 
 Jobs enter through one `SimpleQueue` (in C, one lock) and return through one `Mailbox`. The loop alone counts
 accepted and completed jobs, so the limit of the intake needs no lock. Each thread writes its own statistics,

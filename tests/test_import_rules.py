@@ -212,6 +212,7 @@ PORTS = (
         "adam_async/cluster/sync.py", "loops threads", "the synchronous face: epochs for the caller's thread"
     ),
     port("adam_async/store/sync.py", "system threads", "the synchronous face: forks end its thread"),
+    port("dataflow/gate.py", "threads", "stops the threads of the pool between two units of their work"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
     port("transport/sockets.py", "sockets system", "socket options of TCP links and listeners"),

@@ -118,7 +118,7 @@ class FoundStore:
         return {
             (home, number): specs
             for home in sorted(of_home)
-            for number, specs in enumerate(pieces_of(of_home[home]))
+            for number, specs in enumerate(pieces_of(of_home[home], in_place=self.record.in_place))
             if specs
         }
 

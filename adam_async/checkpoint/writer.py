@@ -23,6 +23,7 @@ from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
 from adam_async.messages.loss_sums import LossSum
 from adam_async.model.rules import rule_of
+from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import common_and_others
@@ -52,13 +53,18 @@ class Reading:
 
 
 class Checkpointer:
-    """Checkpoints of one run."""
+    """Checkpoints of one run.
+
+    Args:
+        storage_pool: Memory of the servers of this process, which is kept still while it is read.
+    """
 
     def __init__(
         self,
         *,
         folder: CheckpointFolder,
         copies: ShardCopies,
+        storage_pool: StoragePool,
         config: Config,
         model: RunModel,
         common: Manifest,
@@ -68,6 +74,7 @@ class Checkpointer:
     ) -> None:
         self._folder = folder
         self._copies = copies
+        self._storage_pool = storage_pool
         self._spawn = spawn
         self._note = note
         self._progress = progress
@@ -110,7 +117,9 @@ class Checkpointer:
         bound = {int(shard.id): clock for shard in table.shards if clock and shard.tensor not in frozen}
         within_s = self._config.waits.clock_s if within_s is None else within_s
         try:
-            states = await self._copies.read(cluster, table, tensors, clocks=bound, within_s=within_s)
+            # All shards are read with the same groups: in place a shard cannot refuse a group that it has.
+            async with self._storage_pool.still(self._common.run):
+                states = await self._copies.read(cluster, table, tensors, clocks=bound, within_s=within_s)
         except (TransportError, DeadlineExceeded) as error:
             self.miss(f"no checkpoint was taken, the servers could not be read: {error}")
             return None

@@ -216,6 +216,7 @@ class LocalCluster(Cluster):
             make_pool=self._make_pool,
             process_memory=self._process_memory,
             available_bytes=self._available_bytes,
+            storage_pool=self._storage_pool,
         )
         return await stack.enter_async_context(Driver(config, settings, inputs))
 

@@ -14,6 +14,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
+from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
 from adam_async.run.step_model import arrays_of_step
 from adam_async.run.train_step import check_step_options
@@ -32,6 +33,7 @@ class DriverSettings:
         controller: Address of the controller, or the addresses of several, joined by commas.
         threads: Threads that evaluate.
         available_bytes: Returns the memory for a run, in bytes, if all roles are on this machine.
+        storage_pool: Memory of the servers of this process, for runs in place.
     """
 
     network: Network
@@ -42,6 +44,7 @@ class DriverSettings:
     make_pool: MakePool = ComputePool
     process_memory: Callable[[], ProcessMemory] = process_memory
     available_bytes: Callable[[], int] | None = None
+    storage_pool: StoragePool = field(default_factory=StoragePool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

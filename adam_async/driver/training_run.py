@@ -453,6 +453,7 @@ class TrainingRun:
         return Checkpointer(
             folder=self._folder,
             copies=self._parts.copies,
+            storage_pool=self._parts.settings.storage_pool,
             config=self._config,
             model=self._prepared.model,
             common=self._common_manifest(),

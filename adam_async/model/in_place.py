@@ -6,7 +6,7 @@ update may be lost, as in Hogwild. The weights stay finite: each gradient is che
 changes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -85,8 +85,8 @@ class InPlaceStep:
         *,
         steps: Array,
         dice: Dice,
-    ) -> list[StepOutcome]:
-        """Load groups and train on them, one after the other; see `train`.
+    ) -> Iterator[list[StepOutcome]]:
+        """Load groups and train on them, one after the other; see `train`. Yields the outcomes of each call.
 
         If `Engine.can_descend_groups` allows it, one call without the interpreter's lock trains all
         neighbouring groups of one size, so no thread waits for the lock between two groups.
@@ -103,7 +103,6 @@ class InPlaceStep:
         Raises:
             ModelError: An array has a wrong shape, dtype or layout; earlier groups may be trained.
         """
-        outcomes: list[StepOutcome] = []
         for images, alike in groupby(groups, key=lambda group: len(group.labels)):
             together = list(alike)
             # A group of an invalid size gets to `load`, which refuses it.
@@ -115,17 +114,15 @@ class InPlaceStep:
                 and type(self._rule) is Sgd
                 and engine.can_descend_groups(context, together)
             ):
-                outcomes += engine.descend_groups(
-                    weights, state, context, scratch, self._rule, together, steps
-                )
+                yield engine.descend_groups(weights, state, context, scratch, self._rule, together, steps)
                 continue
             for group in together:
                 context.load(group.images, group.labels, dice=dice, keys=group.keys)
                 before = int(steps[0])
                 outcome = self.train(weights, state, context, scratch, rate=group.rate)
-                outcomes.append(replace(outcome, staleness=max(int(steps[0]) - before, 0)))
+                staleness = max(int(steps[0]) - before, 0)
                 steps[0] += 1
-        return outcomes
+                yield [replace(outcome, staleness=staleness)]
 
 
 def new_rule_state(network: Network, rule: Rule) -> dict[str, RuleState]:

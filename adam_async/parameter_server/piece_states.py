@@ -19,7 +19,7 @@ from adam_async.messages.bounds import MOST_IN_A_META, Count
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
+from adam_async.parameter_server.shard_pieces import PART_BYTES, copy_piece, load_piece, read_piece
 from adam_async.persistence.keys import LEADING, Order, State, StateKey, StateName, WallTime
 from adam_async.persistence.keys import Part as Bytes
 from adam_async.run.cluster_map import ClusterMap
@@ -179,17 +179,21 @@ def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
 
 
 def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]:
-    """Cut the shards of a piece into messages of one rule each; return the shards' numbers by message.
+    """Cut the shards of a piece into messages of one rule and of about `PART_BYTES` each.
+
+    Returns the shards' numbers by message.
 
     Args:
         arrays: Number of arrays of a rule.
     """
     most = max(MOST_IN_A_META // 16 // (1 + arrays), 1)
-    of_rules: dict[int, list[int]] = {}
+    chunks: list[tuple[int, ...]] = []
+    open_: dict[int, tuple[list[int], int]] = {}
     for spec in shards:
-        of_rules.setdefault(spec.rule, []).append(int(spec.id))
-    return [
-        tuple(numbers[start : start + most])
-        for numbers in of_rules.values()
-        for start in range(0, len(numbers), most)
-    ]
+        numbers, size = open_.get(spec.rule, ([], 0))
+        nbytes = spec.nbytes * (1 + arrays)
+        if numbers and (len(numbers) == most or size + nbytes > PART_BYTES):
+            chunks.append(tuple(numbers))
+            numbers, size = [], 0
+        open_[spec.rule] = [*numbers, int(spec.id)], size + nbytes
+    return [*chunks, *(tuple(numbers) for numbers, _ in open_.values())]

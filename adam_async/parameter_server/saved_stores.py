@@ -209,7 +209,7 @@ class SavedStores:
             self._spawn(name, self._list(request, body))
             return
         try:
-            nbytes = self._readable(body).bytes_of(body.home, body.piece)
+            nbytes = self._readable(body).bytes_of(body.home, body.piece, body.shards)
         except DataError as error:
             request.fail("not-saved", f"{self._node}: {error}")
             return

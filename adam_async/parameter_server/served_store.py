@@ -124,8 +124,11 @@ class ServedStore:
         """Batch or sum that was taken from the queue and is not finished; None if there is none."""
         self._closing: set[Link] = set()
         """Links that close because their peers sent in the name of others."""
-        self._pieces = pieces_of([spec for spec in self._specs if store.buckets[spec.bucket] == home])
+        specs = [spec for spec in self._specs if store.buckets[spec.bucket] == home]
+        self._pieces = pieces_of(specs, in_place=store.in_place)
         self._make()
+        if host.disk is not None and self._storage is not None:
+            host.disk.still = self._storage.still
         self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
         self._copy: BundleCopy | None = None
         if self._saver is not None:

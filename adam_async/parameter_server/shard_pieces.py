@@ -7,6 +7,9 @@ shards into the same pieces. A piece is a copy, taken between two entries, so it
 of the log. If pending pushes make a piece too large for a member, the primary copies it after the next
 complete sum.
 
+In place a bundle has one piece of shards, which goes to the disk only. So all shards there have the same
+groups: a run that continues in place can refuse none.
+
 The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
 arrays, in the order of their names, and then the tensors of the pushes.
 """
@@ -147,8 +150,10 @@ _replicas = msgspec.msgpack.Decoder(ReplicasState)
 _shards = msgspec.msgpack.Decoder(ShardsState)
 
 
-def pieces_of(shards: Sequence[ShardSpec]) -> list[tuple[ShardSpec, ...]]:
+def pieces_of(shards: Sequence[ShardSpec], *, in_place: bool) -> list[tuple[ShardSpec, ...]]:
     """Cut the shards of a bundle into pieces, from piece 1 on; piece 0 has none of them."""
+    if in_place:
+        return [(), tuple(shards)] if shards else [()]
     pieces: list[tuple[ShardSpec, ...]] = [()]
     size = 0
     for spec in shards:

@@ -6,9 +6,14 @@ a request for many small arrays reads and changes one range of memory. A large s
 In a run *in place* the servers of a process have views of the same whole tensors (`ShardStorage`), the
 workers of the process use that memory as their weights, and their compute threads run the rule on it. Then no
 other thread may write it, and a reader copies it first.
+
+A step changes this memory before the servers count it. A reader that needs values and counts of the same
+steps keeps the storage *still*: the compute threads stop after their present group, and the servers count all
+steps.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from math import prod
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -19,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rules import Rule, RuleState
 from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables
 from adam_async.run.shard_table import ShardSpec
+from dataflow import Gate
 
 ALIGNMENT = 64
 """Size of a cache line and of the widest vector register, in bytes."""
@@ -134,6 +140,10 @@ class ShardStorage:
             p.name: rule.new_state(p.shape, self.dtype) for p in parameters
         }
         """Rule state of each tensor, by name."""
+        self.gate = Gate()
+        """Gate of the compute threads that apply steps in place, between two groups."""
+        self._settling: list[Callable[[], Awaitable[None]]] = []
+        """Functions that wait until the servers have counted the steps of a worker."""
         self.steps = np.zeros(1, np.int64)
         """Number of steps applied in place; an addition to it is one operation under the interpreter's
         lock."""
@@ -150,6 +160,27 @@ class ShardStorage:
             name: state[name] if self.in_place else state[name].copy() for name in self._rule.scalar_names
         }
         return {**views, **counts}
+
+    @contextmanager
+    def counted_by(self, settle: Callable[[], Awaitable[None]]) -> Iterator[None]:
+        """Name the function that waits until the servers have counted the steps of a worker, for a block."""
+        self._settling.append(settle)
+        try:
+            yield
+        finally:
+            self._settling.remove(settle)
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Keep the values for as long as the block lasts. The servers have counted all steps in them.
+
+        A step stays uncounted if its worker ended before it reported the step.
+        """
+        async with self.gate.closed():
+            for settle in tuple(self._settling):
+                if settle in self._settling:  # else its worker has ended meanwhile
+                    await settle()
+            yield
 
     def __repr__(self) -> str:
         total = sum(flat.nbytes for flat in self._flat.values())
@@ -179,3 +210,13 @@ class StoragePool:
     def find(self, run: str) -> ShardStorage | None:
         """Return the storage of a run for a worker; None if no role of this process keeps it."""
         return self._storages.get(run)
+
+    @asynccontextmanager
+    async def still(self, run: str) -> AsyncIterator[None]:
+        """Keep the storage of a run still for as long as the block lasts; does nothing without a storage."""
+        storage = self.find(run)
+        if storage is None:
+            yield
+            return
+        async with storage.still():
+            yield

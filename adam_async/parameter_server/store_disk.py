@@ -7,8 +7,8 @@ are *saved*: a driver or client may read them for a new store, until the new sto
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -121,9 +121,13 @@ class StoreDisk:
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
         self._replays: dict[str, EntryReplay] = {}
         """Replays of the bundles with entries that their pieces on the disk lacked, by home."""
+        self._last: tuple[StateName, EntryReplay] | None = None
+        """Piece that was read last, for further requests of its shards."""
         self.is_complete = False
         """Whether the disk has each piece of the bundles on this server."""
         self.on_complete: Callable[[], None] = lambda: None
+        self.still: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+        """Callback that keeps the values still for a block, in place; then all steps in them are counted."""
 
     def _new_segments(self) -> SegmentStore:
         ports = self._ports
@@ -415,7 +419,8 @@ class StoreDisk:
         if name == RUN:
             return run_state(self._run, self._run_order) if self._run is not None else None
         saver = self._savers.get(name.home)
-        state = await saver.take(name.shard) if saver is not None else None
+        async with self.still():
+            state = await saver.take(name.shard) if saver is not None else None
         # A bundle that has joined again may lack entries that it had before, until it has caught up.
         if state is None or state.key.position < self._positions.get(name, 0):
             return None
@@ -582,7 +587,7 @@ class StoreDisk:
         await self._close()
         self._segments = self._new_segments()
         await self._stack.enter_async_context(self._segments.opened())
-        self._table, self._pieces, self._replays = (), {}, {}
+        self._table, self._pieces, self._replays, self._last = (), {}, {}, None
         states = self._segments.recovery.states
         self._positions = {name: key.position for name, key in states.items() if name.home != LEADING}
         if RUN in states and (self._run is None or self._run_order < states[RUN].order):
@@ -649,17 +654,25 @@ class StoreDisk:
             self._rules = [rule_of(rule) for rule in catalogue.record.rules]
         if home not in self._pieces:
             buckets = catalogue.record.buckets
-            self._pieces[home] = pieces_of([spec for spec in self._table if buckets[spec.bucket] == home])
+            specs = [spec for spec in self._table if buckets[spec.bucket] == home]
+            self._pieces[home] = pieces_of(specs, in_place=catalogue.record.in_place)
         pieces = self._pieces[home]
         if not 0 <= piece < len(pieces):
             raise DataError(f"bundle {home} of store {self.id} has no piece {piece}")
         return pieces[piece]
 
-    def bytes_of(self, home: str, piece: int) -> int:
-        """Return the size of a piece in memory, in bytes. Raises DataError: see `specs_of`."""
+    def bytes_of(self, home: str, piece: int, numbers: Collection[int]) -> int:
+        """Return the memory to read some shards of a piece, in bytes: that of the piece, or in place of them.
+
+        Raises:
+            DataError: See `specs_of`.
+        """
         specs = self.specs_of(home, piece)
         assert self._catalogue is not None
-        return sum([spec.nbytes for spec in specs]) * (1 + self._catalogue.record.state_arrays)
+        record = self._catalogue.record
+        if record.in_place:  # its one piece has all shards, and is read once
+            specs = tuple([spec for spec in specs if spec.id in numbers])
+        return sum([spec.nbytes for spec in specs]) * (1 + record.state_arrays)
 
     async def read(
         self, home: str, piece: int, numbers: Sequence[int]
@@ -674,11 +687,13 @@ class StoreDisk:
         bundle_origin = f"bundle {home} in {self.folder}"
         origin = f"piece {piece} of {bundle_origin}"
         assert catalogue is not None
-        replay = self._replays.get(home)
+        name = StateName(home, piece)
+        replay = self._replays.get(home) or (self._last[1] if self._last and self._last[0] == name else None)
         if replay is None:
-            found = {piece: await self._read_piece(StateName(home, piece), origin)}
+            found = {piece: await self._read_piece(name, origin)}
             pieces, table = self._pieces[home], self._table
             replay = EntryReplay(catalogue, pieces, table, self._rules, found, bundle_origin)
+            self._last = name, replay
         bundle = replay.bundle_of(piece)
         missing = [number for number in numbers if ShardId(number) not in bundle.shards]
         if missing or not numbers:

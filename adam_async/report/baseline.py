@@ -166,7 +166,7 @@ class BareLoop:
         """Train a number of groups like the job of a compute thread; return the number of their images."""
         trained = self._trained
         inputs = [self._next() for _ in range(groups)]
-        self._step.train_groups(
+        for _ in self._step.train_groups(
             trained.values,
             trained.state,
             self._context,
@@ -174,7 +174,8 @@ class BareLoop:
             inputs,
             steps=trained.steps,
             dice=self._dice,
-        )
+        ):
+            pass
         return groups * self._group_images
 
     def _next(self) -> StepInput:

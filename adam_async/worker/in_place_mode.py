@@ -1,6 +1,8 @@
 """Training in place: the worker's weights are the servers' memory, and only step reports travel."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +69,9 @@ class InPlaceMode:
     ) -> None:
         config = setup.config
         self._setup = setup
+        self._storage = storage
+        self._settled = asyncio.Event()
+        """Event that is set when the servers have counted all reported steps, and at the end of the run."""
         self._plan = plan_pushes(
             model, setup.table, setup.buckets, images=config.images_per_group, wanted=config.protocol
         )
@@ -89,6 +94,7 @@ class InPlaceMode:
             on_finished=setup.events.finished,
             on_step=setup.events.stepped,
             frozen=model.frozen,
+            on_settled=self._settled.set,
         )
 
     async def prepare(self) -> None:
@@ -122,7 +128,29 @@ class InPlaceMode:
         )
 
     def _on_trained(self, firing: Firing, trained: TrainedInPlace) -> None:
-        self._step_reports.add(trained)
+        self._take_trained()
+
+    def _take_trained(self) -> None:
+        """Take all groups whose steps are in the values, also those of calls that have not ended."""
+        trained = self._trainer.trained
+        while trained:
+            self._step_reports.add(trained.popleft())
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Let readers of the memory wait, for as long as the block lasts, until all its steps are counted."""
+        with self._storage.counted_by(self._settle):
+            try:
+                yield
+            finally:
+                self._settled.set()
+
+    async def _settle(self) -> None:
+        self._settled.clear()
+        self._take_trained()
+        self._step_reports.close()
+        if self._step_reports.unsettled:
+            await self._settled.wait()
 
     @property
     def record(self) -> bytes:

@@ -384,6 +384,8 @@ class RunSession:
                 if self.peer_workers is not None:
                     await self.peer_workers.wait_linked()
                 await self._mode.refresh()
+            if isinstance(self._mode, InPlaceMode):
+                stack.enter_context(self._mode.counting())
             await self._feed(self._engine)
 
     @property

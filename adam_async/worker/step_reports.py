@@ -53,6 +53,10 @@ class StepReports:
         on_finished: Called for each group that all servers have counted.
         on_step: Called with each step, before its report is sent.
         frozen: Tensors that no step changes; no report names them.
+        on_settled: Called when the servers have counted all reported steps.
+
+    Attributes:
+        unsettled: Number of reports that a server has not counted.
     """
 
     def __init__(
@@ -64,10 +68,13 @@ class StepReports:
         on_finished: Callable[[Finished], None],
         on_step: OnStep | None = None,
         frozen: frozenset[str] = frozenset(),
+        on_settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client
         self._on_finished = on_finished
         self._on_step = on_step
+        self._on_settled = on_settled
+        self.unsettled = 0
         self.clock = 0
         """Clock of the replica's last step; before the first step, the clock from the servers."""
         self._groups: list[TrainedInPlace] = []
@@ -98,6 +105,7 @@ class StepReports:
             for clock, group in enumerate(groups, start=begin):
                 self._on_step(clock, (group.lease,))
         open_ = _Open(groups, len(self._parts))
+        self.unsettled += 1
 
         def answered() -> None:
             open_.unanswered -= 1
@@ -124,3 +132,6 @@ class StepReports:
             self._on_finished(
                 Finished(lease.epoch, lease.number, lease.attempt, lease.images, group.loss, clock)
             )
+        self.unsettled -= 1
+        if not self.unsettled:
+            self._on_settled()

@@ -14,12 +14,13 @@ The training of one image group on a compute thread, on the servers' memory.
 
 The zero-copy path of one process (AD-11, AD-14): forward and backward pass read the shards in their memory,
 and the run's own rule applies each finite gradient there, without locks. The worker pushes only a report of
-the step.
+the step. Between two groups a thread waits while a reader keeps the storage still.
 
 Staleness is the number of steps that other threads applied to the memory between the group's first read and
 the end of its own step.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -297,6 +298,9 @@ class InPlaceTrainer:
         group_images: Maximum number of images of a group.
         dice: Random numbers of layers such as dropout.
         clock: Clock for the times of groups, in seconds; None measures no times.
+
+    Attributes:
+        trained: Groups whose steps are in the values, in the order of their ends. The loop takes them.
     """
 
     def __init__(
@@ -318,6 +322,7 @@ class InPlaceTrainer:
         self._group_images = group_images
         self._dice = dice
         self._clock = clock
+        self.trained: deque[TrainedInPlace] = deque()
 
     def new_memory(self) -> "ThreadMemory":
         """Make the training memory of one compute thread."""
@@ -329,18 +334,19 @@ class InPlaceTrainer:
         """Run forward, backward and rule in place, group by group."""
         memory: ThreadMemory = firings[0].scratch
         clock = self._clock
-        if clock is None:
-            return self._train_groups(memory, groups)
-        trained = []
-        for firing, group in zip(firings, groups, strict=True):
-            firing.started = clock()
-            trained += self._train_groups(memory, (group,))
-            firing.finished = clock()
-        return trained
+        with self._storage.gate:
+            if clock is None:
+                return self._train_groups(memory, groups)
+            trained = []
+            for firing, group in zip(firings, groups, strict=True):
+                firing.started = clock()
+                trained += self._train_groups(memory, (group,))
+                firing.finished = clock()
+            return trained
 
     def _train_groups(self, memory: "ThreadMemory", groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
-        storage = self._storage
-        outcomes = self._step.train_groups(
+        storage, found = self._storage, list[TrainedInPlace]()
+        for outcomes in self._step.train_groups(
             storage.weights,
             storage.states,
             memory.context,
@@ -348,11 +354,15 @@ class InPlaceTrainer:
             [self._input(group) for group in groups],
             steps=storage.steps,
             dice=self._dice,
-        )
-        return [
-            TrainedInPlace(group.lease, outcome.loss, outcome.staleness, outcome.refused)
-            for group, outcome in zip(groups, outcomes, strict=True)
-        ]
+        ):
+            trained = [
+                TrainedInPlace(group.lease, outcome.loss, outcome.staleness, outcome.refused)
+                for group, outcome in zip(groups[len(found) :], outcomes, strict=False)
+            ]
+            self.trained.extend(trained)
+            found += trained
+            storage.gate.pass_through()
+        return found
 
     def _input(self, group: ImageGroup) -> StepInput:
         lease = group.lease

@@ -117,6 +117,77 @@ TRAPPED = ModelSpec(
 )
 
 
+class Tally(Layer):
+    """Passes images on; a step of rate 1 adds 1 to the count of each image, whose number is in two pixels."""
+
+    def __init__(self, spec: LayerSpec, input_shapes) -> None:
+        super().__init__(spec, input_shapes)
+        self.parameters = tuple(self.tensor(kind, (TALLY_SIZE,)) for kind in TALLIES)
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Copy."""
+        np.copyto(slots.output, slots.inputs[0])
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Do nothing: the gradient of images is not needed."""
+
+    def delta(self, slots: Slots, kind: str, out) -> None:
+        """Count the images."""
+        high, low = np.rint(slots.inputs[0].reshape(-1, slots.images)[:2] * 255).astype(np.int64)
+        numbers = high * 256 + low - TALLIES.index(kind) * TALLY_SIZE
+        out[:] = 0
+        np.subtract.at(out, numbers[(numbers >= 0) & (numbers < TALLY_SIZE)], 1)
+
+
+TALLY_SIZE = 400
+"""Number of counts of a tensor. numpy adds to so few under the interpreter's lock, so no step is lost."""
+
+TALLIES = ("first", "second", "third", "fourth")
+TALLIED_IMAGES = TALLY_SIZE * len(TALLIES)
+TALLY_LAYERS = {**BUILTIN_LAYERS, "tally": Tally}
+TALLIED = ModelSpec(
+    name="tallied",
+    input_shape=(1, 8, 8),
+    layers=(
+        LayerSpec.of("tally", "tally"),
+        LayerSpec.of("flat", "flatten"),
+        LayerSpec.of("fc", "dense", outputs=10, frozen=True),
+        LayerSpec.of("loss", "softmax_cross_entropy"),
+    ),
+)
+"""A model whose only trained values are the counts of its images."""
+
+TALLY_OPTIONS = {
+    "rate": 1.0,
+    "schedule": "constant",
+    "rule": "sgd",
+    "kernels": "numpy",
+    "images_per_group": 1,
+}
+"""Options with which the counts are exact."""
+
+
+def tally_of(weights: Weights) -> list[float]:
+    """How often each image has counted."""
+    return [count for kind in TALLIES for count in weights[f"tally.{kind}"].tolist()]
+
+
+def tallied_dataset() -> Dataset:
+    """Images whose first two pixels have their number."""
+    dice = np.random.default_rng(4)
+    labels = dice.integers(0, 10, TALLIED_IMAGES + 10)
+    images = dice.integers(0, 100, (TALLIED_IMAGES + 10, 1, 8, 8), dtype=np.uint8)
+    numbers = np.arange(TALLIED_IMAGES + 10) % TALLIED_IMAGES
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = numbers // 256, numbers % 256
+    return make_dataset(
+        name="tallied",
+        source="made by a test",
+        train=(images[:TALLIED_IMAGES], labels[:TALLIED_IMAGES]),
+        test=(images[TALLIED_IMAGES:], labels[TALLIED_IMAGES:]),
+        origins=("a", "b", "c", "d"),
+    )
+
+
 def with_frozen(spec: ModelSpec, kind: str) -> ModelSpec:
     """The same model, with all layers of a kind frozen."""
     layers = tuple(

@@ -23,7 +23,21 @@ from adam_async.run.config import Config, Waits
 from adam_async.runtime.disk import Disk
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic, joiner
 from tests.adam_async.cluster.test_elastic import MODES as ELASTIC
-from tests.adam_async.runs import NETWORKS, SHARDED, cluster_of, tiny_dataset, train, turns, until
+from tests.adam_async.runs import (
+    NETWORKS,
+    SHARDED,
+    TALLIED,
+    TALLIED_IMAGES,
+    TALLY_LAYERS,
+    TALLY_OPTIONS,
+    cluster_of,
+    tallied_dataset,
+    tally_of,
+    tiny_dataset,
+    train,
+    turns,
+    until,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -213,6 +227,28 @@ async def test_a_run_killed_within_an_epoch_and_resumed_has_every_group_once_on_
         assert config.push_every > 1 or config.weights != "copy" or state.version == counted
     resumed = await resumed_once(config, tmp_path)
     assert resumed.epochs[0] == found.manifest.epoch_results[0]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_in_place_each_image_counts_once_in_a_checkpoint_and_in_the_run_that_resumes_it(
+    servers, tmp_path
+):
+    config = config_of(
+        **TALLY_OPTIONS, epochs=2, threads=2, checkpoint_every=10, keep=9, servers=servers, shard_bytes=256
+    )
+    inputs = {"spec": TALLIED, "layers": TALLY_LAYERS, "dataset": tallied_dataset()}
+    async with cluster_of(config, checkpoint=tmp_path, **inputs) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: 0 < latest(tmp_path)[1] < TALLIED_IMAGES or training.done())
+        path = tmp_path / (tmp_path / "latest").read_text().strip()
+        training.cancel()
+    found = await newest(path)
+    assert 0 < found.manifest.groups < TALLIED_IMAGES
+    (tally,) = {state.groups[found.manifest.epoch] for state in found.manifest.states if state.groups}
+    trained = (found.manifest.epoch - 1) * TALLIED_IMAGES + sum(tally[1::2]) - sum(tally[::2])
+    assert sum(tally_of(found.weights)) == trained
+    resumed = await train(config, resume=path, **inputs)
+    assert tally_of(resumed.weights) == [2] * TALLIED_IMAGES
 
 
 @pytest.mark.parametrize("mode", ["copy", "steps", "ssp"])

@@ -1,6 +1,7 @@
 """Runs and stores whose servers keep their shards on disk: they end, and go on from there."""
 
 import asyncio
+import shutil
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -21,9 +22,21 @@ from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.persistence.keys import LEADING
 from adam_async.persistence.records import StateRecord
 from adam_async.persistence.scan import scan
+from adam_async.persistence.settings import FlushSettings
 from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk
-from tests.adam_async.runs import SHARDED, entropy_of, tiny_dataset, turns, until
+from tests.adam_async.runs import (
+    SHARDED,
+    TALLIED,
+    TALLY_LAYERS,
+    TALLY_OPTIONS,
+    entropy_of,
+    tallied_dataset,
+    tally_of,
+    tiny_dataset,
+    turns,
+    until,
+)
 
 pytestmark = pytest.mark.thorough
 
@@ -47,14 +60,8 @@ def config_of(**options):
 
 def cluster_in(folder, config, number=1, **options):
     """The cluster of one start of a command; each start has identities of its own."""
-    return LocalCluster(
-        config,
-        dataset=tiny_dataset(),
-        spec=digits(),
-        entropy=entropy_of(f"start {number}"),
-        store=folder,
-        **options,
-    )
+    inputs = {"dataset": tiny_dataset(), "spec": digits(), **options}
+    return LocalCluster(config, entropy=entropy_of(f"start {number}"), store=folder, **inputs)
 
 
 def place(cluster):
@@ -153,6 +160,35 @@ async def test_a_run_goes_on_from_the_disks_of_its_servers_and_counts_each_group
     assert (record.ended, record.program.phase) == (epoch + 2, "finished")
     assert [each["epoch"] for each in record.epochs] == list(range(1, epoch + 3))
     assert len(record.results) == epoch + 2
+
+
+async def test_in_place_each_image_counts_once_in_runs_from_copies_of_the_folder_at_any_moment(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("adam_async.parameter_server.shard_pieces.PIECE_BYTES", 256)
+    settings = partial(FlushSettings, batch_bytes=1)  # each piece is written before the next one is copied
+    monkeypatch.setattr("adam_async.parameter_server.server_disk.FlushSettings", settings)
+    inputs = {"spec": TALLIED, "layers": TALLY_LAYERS, "dataset": tallied_dataset()}
+    options = {**TALLY_OPTIONS, "threads": 2, "shard_bytes": 256}
+    folder = tmp_path / "store"
+    config = config_of(**options, epochs=100_000)
+    copies = []
+    async with cluster_in(folder, config, **inputs) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: place(cluster) >= 1 or training.done())
+        (disk,) = cluster.servers[0]._saved._disk
+        while len(copies) < 3 and not training.done():
+            writes = disk.statistics().writes
+            while disk.statistics().writes == writes or not groups_in(cluster):
+                await turns()
+            copies.append(shutil.copytree(folder, tmp_path / f"copy-{len(copies)}"))
+        epochs = cluster.driver.map.ended + 2
+        training.cancel()
+    config = config_of(**options, epochs=epochs)
+    for copy in copies:
+        async with cluster_in(copy, config, number=2, **inputs) as cluster:
+            result = await cluster.train()
+        assert set(tally_of(result.weights)) == {epochs}
 
 
 def damage_records(folder):

@@ -51,7 +51,8 @@ class Place:
 
     def train_groups(self, groups):
         where = (self.weights, self.state, self.context, self.scratch)
-        return self.step.train_groups(*where, groups, steps=self.steps, dice=Dice(3))
+        calls = self.step.train_groups(*where, groups, steps=self.steps, dice=Dice(3))
+        return [outcome for outcomes in calls for outcome in outcomes]
 
     def train_one(self, group):
         self.context.load(group.images, group.labels, dice=Dice(3), keys=group.keys)

@@ -100,7 +100,7 @@ def test_a_piece_for_the_disk_shares_no_memory_with_the_bundle(seed):
 def test_shards_of_a_piece_that_share_tables_share_them_again():
     specs = tuple(spec_of(number, f"s{number}", 0, 2) for number in range(500))
     primary, other = (Bundle(own_shards(specs, [Adam()])) for _ in range(2))
-    pieces = pieces_of(specs)
+    pieces = pieces_of(specs, in_place=False)
     assert [len(piece) for piece in pieces] == [0, 500]
     first = primary.shards[specs[7].id]
     first.separate().version += 1
@@ -117,7 +117,7 @@ def test_shards_of_several_pieces_share_tables_again_once_they_are_equal(monkeyp
     monkeypatch.setattr(shard_pieces, "PIECE_SHARDS", 100)
     specs = tuple(spec_of(number, f"s{number}", 0, 2) for number in range(250))
     primary, other = (Bundle(own_shards(specs, [Adam()])) for _ in range(2))
-    pieces = pieces_of(specs)
+    pieces = pieces_of(specs, in_place=False)
     assert [len(piece) for piece in pieces] == [0, 100, 100, 50]
     alone = primary.shards[specs[7].id].separate()
     alone.refuse((3, 1), 1)
@@ -147,9 +147,11 @@ def test_tables_with_clocks_in_another_order_are_not_equal():
 def test_pieces_are_bounded_in_bytes_and_in_shards(monkeypatch):
     monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 64)
     monkeypatch.setattr(shard_pieces, "PIECE_SHARDS", 3)
-    pieces = pieces_of([spec_of(number, f"t{number}", 0, size) for number, size in enumerate((9, 4, 4, 1))])
+    pieces = pieces_of(
+        [spec_of(number, f"t{number}", 0, size) for number, size in enumerate((9, 4, 4, 1))], in_place=False
+    )
     assert [[spec.size for spec in piece] for piece in pieces] == [[], [9], [4, 4], [1]]
-    pieces = pieces_of([spec_of(number, f"t{number}", 0, 1) for number in range(5)])
+    pieces = pieces_of([spec_of(number, f"t{number}", 0, 1) for number in range(5)], in_place=False)
     assert [len(piece) for piece in pieces] == [0, 3, 2]
 
 
