@@ -22,8 +22,8 @@ MOST_BOUNDS = 1 << 14
 has a few ranges for each replica."""
 
 MOST_SETS_BOUNDS = 1 << 20
-"""Maximum length of all different sets of a bundle that a server answers with or loads: some 100 ms of work.
-Correct sets have a few ranges for each replica, and only few of them differ."""
+"""Maximum length of all different sets of a bundle that a server answers with or loads. Correct sets have a
+few ranges for each replica, and only few of them differ."""
 
 MOST_SENT_BOUNDS = 1 << 18
 """Maximum length of the ranges in one tensor; correct ones have a few ranges for each replica."""

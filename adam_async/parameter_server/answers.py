@@ -5,7 +5,8 @@ room may come between two rounds of one batch. Until its end the batch has chang
 counts, so the answer then waits for the end, too.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,11 @@ from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, versions_of
 from adam_async.parameter_server.shard_transfer import read_states, states_message
+from adam_async.run.group_ranges import merging
 from transport import BufferPool, Link, Message, Request
+
+MERGED_BYTES = 48
+"""Memory of the merge of sets for each of their bounds, in bytes."""
 
 
 class Answers:
@@ -47,6 +52,7 @@ class Answers:
         rules: The rules of the store.
         on_taken: Called after an answer has taken shards out of a snapshot; a sum may wait for this.
         is_torn: Returns whether a batch has changed values that no version counts; `whole` reports its end.
+        spawn: Starts a task of the server, by name.
     """
 
     def __init__(
@@ -55,11 +61,14 @@ class Answers:
         rules: Sequence[Rule],
         on_taken: Callable[[], None],
         is_torn: Callable[[], bool],
+        spawn: Callable[[str, Coroutine[Any, Any, None]], object],
     ) -> None:
         self._buffers = buffers
         self._rules = rules
         self._on_taken = on_taken
         self._is_torn = is_torn
+        self._spawn = spawn
+        self._merging = asyncio.Lock()
         self._behind: list[tuple[Request, Callable[[], Message]]] = []
         """Answers that have room, and wait for the end of the batch in progress."""
         self._refusal: tuple[str, str] | None = None
@@ -90,8 +99,8 @@ class Answers:
                     nbytes = sum(map(bytes_of, effect.shards))
                     self._send_when_room(effect.request, nbytes, partial(self._states, effect, snapshot))
                 case SendSets():
-                    nbytes = sum([ranges.nbytes for ranges in effect.ranges])
-                    self._send_when_room(effect.request, nbytes, partial(pack, effect.body, effect.ranges))
+                    nbytes = MERGED_BYTES * sum(map(len, effect.several))
+                    effect.request.charge(nbytes, partial(self._begin_merge, effect))
                 case Refuse():
                     effect.request.fail(effect.code, effect.text)
                 case Propose():
@@ -119,6 +128,21 @@ class Answers:
         """Refuse the answers that wait, now and once they have room: the shards leave, perhaps in a batch."""
         self._refusal = code, text
         self.whole()
+
+    def _begin_merge(self, effect: SendSets) -> None:
+        self._spawn("merges-sets", self._merge(effect))
+
+    async def _merge(self, effect: SendSets) -> None:
+        """Merge the sets of an answer piece by piece, behind those of earlier answers."""
+        async with self._merging:
+            work = merging(effect.several)
+            while effect.request.is_open:
+                try:
+                    next(work)
+                except StopIteration as done:
+                    self._send(effect.request, partial(pack, effect.body, done.value))
+                    return
+                await asyncio.sleep(0)
 
     def _values(self, shards: Sequence[Shard]) -> Message:
         body = Values(versions=versions_of(shards), clock=applied_clock(shards))

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from adam_async.messages import (
     BundleSets,
@@ -32,6 +30,7 @@ from adam_async.parameter_server.apply import PIECE_WORK
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.run.group_ranges import Ranges
 from adam_async.run.ids import Replica
 
 Request = Any
@@ -299,11 +298,11 @@ class SendStates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendSets:
-    """Answer a question for groups with these ranges."""
+    """Answer a question for groups with those that all of these sets have, and the others."""
 
     request: Request
     body: BundleSets
-    ranges: tuple[NDArray[np.int64], NDArray[np.int64]]
+    several: tuple[Ranges, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

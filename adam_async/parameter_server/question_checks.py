@@ -28,7 +28,7 @@ from adam_async.parameter_server.shard_group import each_tables
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.epoch_shares import most_clock
-from adam_async.run.group_ranges import LEAST_BOUNDS, MOST_WORK, GroupSets, groups_fault
+from adam_async.run.group_ranges import KEPT_PER_WORK, LEAST_BOUNDS, MOST_WORK, GroupSets, groups_fault
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
 
@@ -302,7 +302,7 @@ class QuestionChecks:
             most = min(MOST_BOUNDS, tables.shards * self._shard_bounds)
             if len(kept) + named > most:
                 return f"its groups are too scattered: a shard keeps {most // 2} ranges of an epoch"
-            work += steps * len(kept) + named
+            work += steps * len(kept) // KEPT_PER_WORK + named
         if work > MOST_WORK:
             return "its groups are too scattered over shards with different sets: name fewer shards at a time"
         return ""

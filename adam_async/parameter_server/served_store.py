@@ -152,7 +152,8 @@ class ServedStore:
         self._storage, shards = shards_of(
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
-        self._answers = Answers(self._host.buffers, self._rules, self._drain_soon, self._is_torn)
+        host = self._host
+        self._answers = Answers(host.buffers, self._rules, self._drain_soon, self._is_torn, spawn=host.spawn)
         # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(shards, self._rules)
         self._applier = next(iter(self._appliers.values()), None)

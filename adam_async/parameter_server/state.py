@@ -111,7 +111,7 @@ from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, partly_named, versions_of
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
-from adam_async.run.group_ranges import common_and_others, with_groups
+from adam_async.run.group_ranges import with_groups
 from adam_async.run.ids import Replica, ShardId
 
 MOST_NAMED = 1 << 13
@@ -611,7 +611,9 @@ class ServerState:
         if any(len(each.groups) >= KEPT_EPOCHS and epoch < min(each.groups) for each in kept):
             text = f"epoch {epoch} is over: these shards keep the groups of later epochs"
             return Refuse(queued.request, "epoch-over", text)
-        several = {each.groups.get(epoch, ()) for each in kept}
+        # By identity, because a comparison of values would search a set once for each table that shares it.
+        by_id = {id(ranges): ranges for each in kept for ranges in (each.groups.get(epoch, ()),)}
+        several = tuple(by_id.values())
         if sum(map(len, several)) > MOST_SETS_BOUNDS:
             text = f"{len(several)} sets of groups are too scattered, {MOST_SETS_BOUNDS} bounds are the most"
             return Refuse(queued.request, "too-large", text)
@@ -620,7 +622,7 @@ class ServerState:
         losses = [each.losses.get(epoch, LossSum()) for each in kept]
         most = max(losses, key=attrgetter("images"), default=LossSum())
         body = BundleSets(trainable=bool(several), clock=clock, images=most.images, loss_sum=most.total)
-        return SendSets(queued.request, body, common_and_others(several))
+        return SendSets(queued.request, body, several)
 
     # --- pulls and readings ------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ Beside each set the tables have the sum of the losses of its images (`messages/l
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
+from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS, MOST_GROUP
 from adam_async.messages.loss_sums import MOST_IMAGES, MOST_LOSS, UNITS, LossSum, LossSums
 
 Ranges = tuple[int, ...]
@@ -28,8 +28,17 @@ LEAST_BOUNDS = 1 << 9
 """Length of the ranges of a set for each shard that has it, up to `MOST_BOUNDS`, on a server with many
 shards."""
 
-MOST_WORK = 1 << 18
-"""Length of the ranges of all sets that one message may change: some 80 ms."""
+MOST_WORK = 1 << 14
+"""Work of one message on different sets: its own bounds, counted for each of the sets, some 15 ms."""
+
+KEPT_PER_WORK = 64
+"""Length of the ranges of a set whose copy takes as long as the search for one bound."""
+
+WINDOW_BOUNDS = 1 << 14
+"""Length of the ranges of all sets that a piece of a merge covers: a few ms."""
+
+_SAMPLED = 64
+"""Distance of the bounds from which a merge takes its windows."""
 
 GroupSets = Mapping[int, Ranges]
 """Groups that a shard has counted, by epoch."""
@@ -39,7 +48,7 @@ def name_groups(epoch: int, numbers: Iterable[int]) -> tuple[int, ...]:
     """Return the name of some groups of an epoch."""
     ranges: Ranges = ()
     for number in numbers:
-        ranges = united(ranges, number, number + 1)
+        ranges = united(ranges, (number, number + 1))
     return (epoch, *ranges)
 
 
@@ -55,19 +64,22 @@ def groups_fault(named: tuple[int, ...]) -> str:
     return ""
 
 
-def united(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """Return ranges with one more range, which may overlap or touch them."""
-    found = [*ranges]
-    _add(found, start, stop)
-    return tuple(found)
-
-
-def _add(ranges: list[int], start: int, stop: int) -> None:
-    first, last = bisect_left(ranges, start), bisect_right(ranges, stop)
-    # An even index lies between two ranges, an odd one within a range.
-    begin = () if first % 2 else (start,)
-    end = () if last % 2 else (stop,)
-    ranges[first:last] = (*begin, *end)
+def united(ranges: Ranges, others: Ranges) -> Ranges:
+    """Return ranges with those of others, which may overlap or touch them."""
+    found: list[int] = []
+    at = 0
+    for start, stop in zip(others[::2], others[1::2], strict=True):
+        first = bisect_left(ranges, start, at)
+        last = bisect_right(ranges, stop, first)
+        # Each bound is copied once, because a peer chooses the number of ranges.
+        found += ranges[at:first]
+        # An even index lies between two ranges, an odd one within a range.
+        if not first % 2:
+            found.append(start)
+        if not last % 2:
+            found.append(stop)
+        at = last
+    return (*found, *ranges[at:])
 
 
 def common(ranges: Sequence[int], start: int, stop: int) -> Ranges:
@@ -80,25 +92,54 @@ def common(ranges: Sequence[int], start: int, stop: int) -> Ranges:
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
     """Return the groups of some ranges that are not in other ranges."""
-    found: Ranges = ()
+    found: list[int] = []
     edges = (0, *others, max(ranges[-1:], default=0))
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         found += common(ranges, start, stop) if start < stop else ()
-    return found
+    return tuple(found)
 
 
-def common_and_others(several: Set[Ranges]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def common_and_others(several: Collection[Ranges]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the groups that all of several sets have, and the others that some have, as ranges."""
-    bounds = np.array([bound for ranges in several for bound in ranges], np.int64)
-    numbers, places = np.unique(bounds, return_inverse=True)
-    steps = np.zeros(len(numbers), np.int64)
-    # Bounds alternate in each set: with the first of a range a set begins to have the groups.
-    np.add.at(steps, places, np.resize(np.array((1, -1)), len(bounds)))
-    having = np.cumsum(steps)
-    every, some = (
-        numbers[np.flatnonzero(np.diff(mask, prepend=False))]
-        for mask in (having == len(several), (0 < having) & (having < len(several)))
-    )
+    work = merging(several)
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            every, some = done.value
+            return every, some
+
+
+def merging(
+    several: Collection[Ranges],
+) -> Generator[None, None, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Do the work of `common_and_others`, and yield between pieces of a few ms.
+
+    The groups are cut into windows with about `WINDOW_BOUNDS` bounds of the sets.
+    """
+    arrays: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    waiting = 0
+    for ranges in several:
+        arrays.append(np.array(ranges, np.int64))
+        waiting += len(ranges)
+        if waiting > WINDOW_BOUNDS:
+            waiting = 0
+            yield
+    bounds = np.concatenate(arrays)
+    cuts = np.sort(bounds[::_SAMPLED])[WINDOW_BOUNDS // _SAMPLED :: WINDOW_BOUNDS // _SAMPLED]
+    found: tuple[list[NDArray[np.int64]], ...] = [], []
+    had, before = [False, False], 0
+    for low, high in pairwise((-1, *np.unique(cuts).tolist(), MOST_GROUP)):
+        places = np.flatnonzero((low < bounds) & (bounds <= high))
+        numbers, at = np.unique(bounds[places], return_inverse=True)
+        # Bounds alternate in each set: with the first of a range a set begins to have the groups.
+        having = before + np.cumsum(np.bincount(at, 1 - places % 2 * 2).astype(np.int64))
+        masks = having == len(several), (0 < having) & (having < len(several))
+        for each, mask in enumerate(masks if len(numbers) else ()):
+            found[each].append(numbers[np.flatnonzero(np.diff(mask, prepend=had[each]))])
+            had[each], before = bool(mask[-1]), int(having[-1])
+        yield
+    every, some = (np.concatenate(each or arrays[:1]) for each in found)
     return every, some
 
 
@@ -113,11 +154,16 @@ def has_groups(sets: GroupSets, named: tuple[int, ...]) -> bool | None:
     # Usually the groups of a step are behind all others.
     if not groups or named[1] >= groups[-1]:
         return False
-    spans = tuple(zip(named[1::2], named[2::2], strict=True))
-    parts = [common(groups, start, stop) for start, stop in spans]
-    if not any(parts):
-        return False
-    return True if all(part == span for part, span in zip(parts, spans, strict=True)) else None
+    found: bool | None = None
+    at = 0
+    for start, stop in zip(named[1::2], named[2::2], strict=True):
+        at = bisect_right(groups, start, at)
+        # An odd index lies within a range.
+        is_within = at % 2 == 1
+        if bisect_left(groups, stop, at) != at or found not in (None, is_within):
+            return None
+        found = is_within
+    return found
 
 
 def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
@@ -136,11 +182,7 @@ def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
         # Usually a step has one range, behind all others.
         joined = groups[:-1] if groups and start == groups[-1] else (*groups, start)
         return {**sets, epoch: (*joined, stop)}
-    # In a list, because each further range would copy a tuple.
-    every = [*groups]
-    for start, stop in zip(named[1::2], named[2::2], strict=True):
-        _add(every, start, stop)
-    return {**sets, epoch: tuple(every)}
+    return {**sets, epoch: united(groups, named[1:])}
 
 
 def without_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:

@@ -125,7 +125,7 @@ class HeldRequest:
 
 def test_an_answer_that_waits_for_room_is_sent_after_the_batch_and_refused_once_its_shards_have_left():
     torn = True
-    answers = Answers(BufferPool(), [Sgd()], lambda: None, lambda: torn)
+    answers = Answers(BufferPool(), [Sgd()], lambda: None, lambda: torn, spawn=lambda *_: None)
     shards = (shard_of(0),)
     first, second, third = (HeldRequest() for _ in range(3))
     answers.perform([SendValues(request, shards) for request in (first, second, third)], None)

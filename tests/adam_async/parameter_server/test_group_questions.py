@@ -26,7 +26,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.state import ServerState
-from adam_async.run.group_ranges import with_groups, with_losses
+from adam_async.run.group_ranges import common_and_others, with_groups, with_losses
 from adam_async.run.ids import Replica
 from tests.adam_async.parameter_server.timelines import Timeline, push_on, shard_of, tick_on
 
@@ -80,7 +80,7 @@ def sets_in(effects):
     """The answer among some effects."""
     (answer,) = [effect for effect in effects if isinstance(effect, SendSets)]
     assert answer.request == "asked"
-    return answer.body, *(tuple(ranges.tolist()) for ranges in answer.ranges)
+    return answer.body, *(tuple(ranges.tolist()) for ranges in common_and_others(answer.several))
 
 
 def test_the_answer_has_the_groups_of_all_shards_and_those_of_some():
@@ -253,6 +253,19 @@ def test_scattered_sets_cost_a_bounded_amount_of_work(monkeypatch):
     server.drain()
     (refusal,) = server.ask()
     assert refusal.code == "too-large"
+
+
+def test_a_set_that_many_tables_share_is_never_compared_by_its_values():
+    class Ranges(tuple):
+        __hash__ = None
+
+    server = Server()
+    server.without_losses = (0, 1)
+    shared = {1: Ranges((0, 4))}
+    for number in (0, 1):
+        server.shard(number).separate().groups = shared
+    (answer,) = server.ask()
+    assert answer.several == ((0, 4),)
 
 
 def test_the_newest_clock_goes_with_the_state_of_the_replicas():

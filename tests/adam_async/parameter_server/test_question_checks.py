@@ -225,6 +225,15 @@ def test_a_message_changes_a_bounded_number_of_different_sets(steps):
         assert refusal(named[:3]) is None
 
 
+@pytest.mark.parametrize(("sets", "bounds", "taken"), [(15, 1022, True), (20, 1022, False), (20, 2, True)])
+def test_scattered_groups_change_few_different_sets_in_one_message(sets, bounds, taken):
+    checks = checks_of(sets)
+    for number, shard in enumerate(checks._state.shards.values()):
+        shard.separate().ordered_groups = with_groups({}, (1, 10_000 + number, 10_001 + number))
+    body = push_of(tuple(range(sets)), (1,) * sets, clock=0, groups=scattered_over(bounds))
+    assert (checks.refusal(body, most_bytes=MOST_BYTES) is None) is taken
+
+
 def test_the_steps_of_a_report_are_scattered_together():
     checks = checks_of(2000)
     checks._state.shards[0].separate()

@@ -2,14 +2,17 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
+from adam_async.run import group_ranges
 from adam_async.run.group_ranges import (
     common,
     common_and_others,
     groups_fault,
     has_groups,
+    merging,
     name_groups,
     united,
     with_groups,
@@ -35,7 +38,7 @@ def test_ranges_are_those_of_sets(seed):
         start = dice.randrange(30)
         stop = start + 1 + dice.randrange(10)
         span = set(range(start, stop))
-        assert numbers_of(united(one, start, stop)) == numbers_of(one) | span
+        assert numbers_of(united(one, other)) == numbers_of(one) | numbers_of(other)
         assert numbers_of(common(one, start, stop)) == numbers_of(one) & span
         assert numbers_of(without(one, other)) == numbers_of(one) - numbers_of(other)
 
@@ -55,7 +58,7 @@ def test_ranges_are_those_of_sets(seed):
     ],
 )
 def test_a_range_joins_those_that_it_overlaps_or_touches(ranges, start, stop, expected):
-    assert united(ranges, start, stop) == expected
+    assert united(ranges, (start, stop)) == expected
 
 
 def test_a_step_names_its_groups_in_any_order():
@@ -182,3 +185,15 @@ def test_groups_of_all_and_of_some_sets_are_those_of_sets_of_numbers(seed):
         common_ones = set.intersection(*numbers) if numbers else set()
         assert numbers_of(every) == common_ones
         assert numbers_of(some) == set().union(*numbers) - common_ones
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sets_are_merged_in_bounded_pieces_with_the_same_result(seed, monkeypatch):
+    dice = random.Random(seed)
+    several = [name_groups(1, dice.sample(range(4000), 300))[1:] for _ in range(6)]
+    whole = common_and_others(several)
+    monkeypatch.setattr(group_ranges, "WINDOW_BOUNDS", 256)
+    pieces = sum(1 for _ in merging(several))
+    assert pieces > sum(map(len, several)) // 256
+    for one, other in zip(common_and_others(several), whole, strict=True):
+        np.testing.assert_array_equal(one, other)
