@@ -100,7 +100,10 @@ def read_run(parts: Sequence[memoryview], origin: str) -> RunRecord:
     try:
         return read_run_record(b"".join(parts))
     except ValueError as error:
-        raise DataError(f"the record of the run in {origin} is not readable: {error}") from None
+        raise DataError(
+            f"the record of the run in {origin} is not readable: {error}; move the folder away to begin "
+            "without it"
+        ) from None
 
 
 def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order) -> State:

@@ -55,15 +55,21 @@ packed_record = msgspec.msgpack.Encoder().encode
 
 
 def read_run_record(packed: bytes | memoryview) -> RunRecord:
-    """Read a packed record. Raises ValueError: it is none."""
+    """Read a packed record, which a peer may have written. Raises ValueError: it is none."""
     try:
-        return _RECORDS.decode(packed)
+        record = _RECORDS.decode(packed)
+        msgspec.convert((record.epochs, record.results), tuple[tuple[_Epoch, ...], tuple[_Result, ...]])
+        return record
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is no record of a run: {error}") from None
 
 
 class _Epoch(msgspec.Struct):
     epoch: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Result(msgspec.Struct):
+    skipped_groups: tuple[tuple[Count, Count], ...] = ()
 
 
 class _Notes(msgspec.Struct):

@@ -19,6 +19,7 @@ from adam_async.parameter_server.piece_states import (
     Catalogue,
     catalogue_state,
     read_catalogue,
+    read_run,
 )
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
@@ -136,6 +137,11 @@ def test_a_catalogue_out_of_bounds_is_refused_with_the_reason(options, text):
     parts = [memoryview(msgspec.msgpack.encode(catalogue_of(**options)))]
     with pytest.raises(DataError, match=text):
         read_catalogue(parts, "a test")
+
+
+def test_an_unreadable_record_of_a_run_is_refused_with_the_remedy():
+    with pytest.raises(DataError, match="the record of the run in a-folder is not .* move the folder away"):
+        read_run([memoryview(b"torn")], "a-folder")
 
 
 async def test_a_removal_that_a_crash_cuts_short_leaves_no_store(tmp_path, monkeypatch):

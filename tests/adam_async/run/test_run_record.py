@@ -93,7 +93,19 @@ def test_invalid_notes_of_a_driver_count_as_none(notes):
     assert (record.epochs, record.program.notes) == ((), notes)
 
 
-@pytest.mark.parametrize("packed", [b"", b"\x80", b"\xc1" * 9, packed_record(3)])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\x80",
+        b"\xc1" * 9,
+        packed_record(3),
+        packed_record(record_of(1, epochs=({},))),
+        packed_record(record_of(1, epochs=({"epoch": 1}, {"epoch": "a"}))),
+        packed_record(record_of(1, results=({"skipped_groups": 3},))),
+        packed_record(record_of(1, results=({"skipped_groups": ((1,),)},))),
+    ],
+)
 def test_bytes_that_are_no_record_are_named(packed):
     with pytest.raises(ValueError, match="it is no record of a run"):
         read_run_record(packed)
