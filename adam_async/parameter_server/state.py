@@ -61,7 +61,7 @@ from adam_async.messages import (
     each_of,
     fits,
 )
-from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_SETS_BOUNDS
+from adam_async.messages.group_sets import MOST_SETS_BOUNDS
 from adam_async.messages.loss_sums import LossSum
 from adam_async.parameter_server.bsp_barrier import PendingBytes
 from adam_async.parameter_server.bundle import Bundle
@@ -111,7 +111,7 @@ from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, partly_named, versions_of
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
-from adam_async.run.group_ranges import with_groups
+from adam_async.run.group_ranges import groups_of, with_groups
 from adam_async.run.ids import Replica, ShardId
 
 MOST_NAMED = 1 << 13
@@ -608,11 +608,8 @@ class ServerState:
     def _sets_of(self, queued: QueuedSets) -> SendSets | Refuse:
         """Answer a question for groups from the counted pushes."""
         epoch, kept = queued.epoch, [*dict.fromkeys([shard.tables for shard in queued.shards])]
-        if any(len(each.groups) >= KEPT_EPOCHS and epoch < min(each.groups) for each in kept):
-            text = f"epoch {epoch} is over: these shards keep the groups of later epochs"
-            return Refuse(queued.request, "epoch-over", text)
         # By identity, because a comparison of values would search a set once for each table that shares it.
-        by_id = {id(ranges): ranges for each in kept for ranges in (each.groups.get(epoch, ()),)}
+        by_id = {id(ranges): ranges for each in kept for ranges in (groups_of(each.groups, epoch),)}
         several = tuple(by_id.values())
         if sum(map(len, several)) > MOST_SETS_BOUNDS:
             text = f"{len(several)} sets of groups are too scattered, {MOST_SETS_BOUNDS} bounds are the most"

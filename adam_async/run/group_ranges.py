@@ -43,6 +43,9 @@ _SAMPLED = 64
 GroupSets = Mapping[int, Ranges]
 """Groups that a shard has counted, by epoch."""
 
+EVERY: Ranges = (0, MOST_GROUP)
+"""All groups that an epoch can have."""
+
 
 def name_groups(epoch: int, numbers: Iterable[int]) -> tuple[int, ...]:
     """Return the name of some groups of an epoch."""
@@ -150,7 +153,7 @@ def has_groups(sets: GroupSets, named: tuple[int, ...]) -> bool | None:
     """
     groups = sets.get(named[0])
     if groups is None:
-        return len(sets) >= KEPT_EPOCHS and named[0] < min(sets)
+        return is_dropped(sets, named[0])
     # Usually the groups of a step are behind all others.
     if not groups or named[1] >= groups[-1]:
         return False
@@ -164,6 +167,16 @@ def has_groups(sets: GroupSets, named: tuple[int, ...]) -> bool | None:
             return None
         found = is_within
     return found
+
+
+def is_dropped(sets: GroupSets, epoch: int) -> bool:
+    """Return whether the set of an epoch is dropped: the epoch is over."""
+    return len(sets) >= KEPT_EPOCHS and epoch < min(sets)
+
+
+def groups_of(sets: GroupSets, epoch: int) -> Ranges:
+    """Return the groups of an epoch; all groups of an epoch whose set is dropped, whatever their number."""
+    return EVERY if is_dropped(sets, epoch) else sets.get(epoch, ())
 
 
 def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:

@@ -132,7 +132,7 @@ GROUP_SETS = (
     _row(
         "shards have all groups of an epoch whose set is dropped",
         file="adam_async/run/group_ranges.py",
-        old="return len(sets) >= KEPT_EPOCHS and named[0] < min(sets)",
+        old="return len(sets) >= KEPT_EPOCHS and epoch < min(sets)",
         new="return False",
         guard="tests/adam_async/run/test_group_ranges.py::test_an_epoch_whose_set_is_dropped_is_over",
         seldom="a push must be late by two epochs",

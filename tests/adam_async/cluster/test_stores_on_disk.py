@@ -15,6 +15,7 @@ from adam_async.checkpoint.saved_shards import stores_of_runs
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.errors import ConfigError, StoreError
+from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.messages.shard_states import TABLES
 from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import RUN
@@ -189,6 +190,30 @@ async def test_in_place_each_image_counts_once_in_runs_from_copies_of_the_folder
         async with cluster_in(copy, config, number=2, **inputs) as cluster:
             result = await cluster.train()
         assert set(tally_of(result.weights)) == {epochs}
+
+
+async def test_a_run_goes_on_whose_evaluation_was_many_epochs_behind(tmp_path):
+    """The shards have dropped the sets of the epoch with which it goes on: they have all groups of it."""
+    config = config_of(evaluation="concurrent", weights="copy", epochs=100_000)
+
+    async def stay(_):
+        await asyncio.Event().wait()
+
+    async with cluster_in(tmp_path, config) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(on_epoch=stay), name="train")
+        await until(lambda: place(cluster) > KEPT_EPOCHS + 2)
+        training.cancel()
+    epoch = place(cluster)
+    config = msgspec.structs.replace(config, epochs=epoch + 2)
+    async with cluster_in(tmp_path, config, number=2) as cluster:
+        result = await cluster.train()
+        found = sets_of(cluster.servers)
+    assert [each.epoch for each in result.epochs] == list(range(1, epoch + 3))
+    assert {each.images for each in result.epochs} == {60}
+    assert np.isnan(result.epochs[1].train_loss)  # no shard has the losses of a dropped set
+    for tables in found:
+        assert tables.groups[epoch + 2] == (0, 15)
+        assert tables.version == 15 * (epoch + 2)
 
 
 def damage_records(folder):

@@ -140,7 +140,7 @@ def test_a_catalogue_out_of_bounds_is_refused_with_the_reason(options, text):
 
 
 def test_an_unreadable_record_of_a_run_is_refused_with_the_remedy():
-    with pytest.raises(DataError, match="the record of the run in a-folder is not .* move the folder away"):
+    with pytest.raises(DataError, match=r"the record of the run in a-folder is not .* move the folder away"):
         read_run([memoryview(b"torn")], "a-folder")
 
 
