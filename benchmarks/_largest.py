@@ -20,7 +20,7 @@ from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord
 from adam_async.run.training_program import ProgramRecord
 from adam_async.runtime.trace_events import Carried
 from adam_async.runtime.trace_events import Part as ProfilePart
-from adam_async.simulation.scenarios.valid_messages import Example, Facts, Ride, valid_messages
+from tests.simulation.scenarios.valid_messages import Example, Facts, Ride, valid_messages
 from transport import LinkConfig, Message, RemoteProtocolError
 
 META_BYTES = LinkConfig().max_meta_bytes - 600

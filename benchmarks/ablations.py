@@ -49,7 +49,7 @@ import importlib, json, sys
 if sys.argv[3]:
     importlib.import_module(sys.argv[3])
 from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios import SCENARIOS
+from tests.simulation.scenarios import SCENARIOS
 scenario, seeds = SCENARIOS[sys.argv[1]], int(sys.argv[2])
 found = {"seeds": 0, "invariant": "", "text": "", "errors": 0, "error": ""}
 for seed in range(1, seeds + 1):

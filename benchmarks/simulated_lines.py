@@ -104,7 +104,7 @@ def measure(names: list[str], seeds: int) -> tuple[Any, list[str]]:
     covered.start()
     # Import after the start of coverage: the lines of a module run at its import.
     from adam_async.simulation.runner import run_seed
-    from adam_async.simulation.scenarios import SCENARIOS
+    from tests.simulation.scenarios import SCENARIOS
 
     failed = []
     for name in names or list(SCENARIOS):

@@ -35,15 +35,15 @@ from adam_async.messages import TABLE, replication, unpack_any
 from adam_async.model.named import mlp
 from adam_async.simulation.loop import SimulatedLoop
 from adam_async.simulation.scenario import Ledger, World, simulate
-from adam_async.simulation.scenarios.cluster import network_of
-from adam_async.simulation.scenarios.hostile import request_frame
-from adam_async.simulation.scenarios.hostile_facts import facts_of
-from adam_async.simulation.scenarios.hostile_peers import HOSTILES, ONE_WAY, HostilePeers
-from adam_async.simulation.scenarios.training import TRAINING
-from adam_async.simulation.scenarios.training_cluster import SERVERS, TrainingCluster
-from adam_async.simulation.scenarios.training_setups import setup_of
-from adam_async.simulation.scenarios.valid_messages import Facts
 from benchmarks._largest import Largest, largest_messages, read_ride
+from tests.simulation.scenarios.cluster import network_of
+from tests.simulation.scenarios.hostile import request_frame
+from tests.simulation.scenarios.hostile_facts import facts_of
+from tests.simulation.scenarios.hostile_peers import HOSTILES, ONE_WAY, HostilePeers
+from tests.simulation.scenarios.training import TRAINING
+from tests.simulation.scenarios.training_cluster import SERVERS, TrainingCluster
+from tests.simulation.scenarios.training_setups import setup_of
+from tests.simulation.scenarios.valid_messages import Facts
 from transport import BufferPool, Identity, LinkConfig, Message, TransportError
 from transport.decoder import FrameDecoder
 

@@ -70,6 +70,9 @@ ROOMS = (
 SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"})
 MSGPACK_FILE = "transport/frames.py"
 
+TEST_USER = "adam_async/cli/simulate.py"
+"""The only product file that imports `tests`: the scenarios, in a checkout."""
+
 TORCH_USERS = ("adam_async/cli/predict.py",)
 """Files outside the room torch that may import it, inside of a function."""
 
@@ -298,6 +301,8 @@ def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{where}; only adam_async/torch may, because PyTorch is optional"
             if module.startswith("adam_async.torch") and rest[0] != "torch" and path not in TORCH_USERS:
                 yield f"{where}; PyTorch is optional, and only {TORCH_USERS} may"
+            if root == "tests" and package in PACKAGES and path != TEST_USER:
+                yield f"{where}; only {TEST_USER} may, because a wheel has no tests"
             if root == "msgpack" and path != MSGPACK_FILE:
                 yield f"{where}; only {MSGPACK_FILE} may"
             if rest and rest[0] == "model":
@@ -356,8 +361,14 @@ def product_files() -> list[str]:
 
 
 def test_every_product_file_keeps_the_rules() -> None:
+    scenarios = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/simulation").rglob("*.py")]
     assert len(product_files()) > 100
-    assert [found for path in product_files() for found in violations(path, (ROOT / path).read_text())] == []
+    assert len(scenarios) > 40
+    assert [
+        found
+        for path in [*product_files(), *scenarios]
+        for found in violations(path, (ROOT / path).read_text())
+    ] == []
 
 
 def test_states_call_themselves_pure() -> None:
@@ -380,6 +391,7 @@ def test_no_permission_is_held_in_reserve() -> None:
         ("dataflow/x.py", "import numpy", "dataflow may import only"),
         ("dataflow/x.py", "from transport import frames", "dataflow may import only"),
         ("transport/x.py", "from adam_async.run.ids import NodeId", "transport may import only"),
+        ("adam_async/simulation/x.py", "import tests.simulation.scenarios", "a wheel has no tests"),
         ("transport/x.py", "import msgpack", "only transport/frames.py may"),
         ("transport/x.py", "from . import frames", "relative import"),
         ("adam_async/worker/x.py", "import torch", "only adam_async/torch may"),

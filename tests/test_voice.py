@@ -130,7 +130,7 @@ OLD_WORDS = (
     old("stage stages", "section of the backward pass", within="adam_async/worker/"),
     old("neighbour neighbours", "peer worker", within="adam_async/worker/"),
     old("suspicion", "failure detector"),
-    old("machine", "replicated state", within="adam_async/controller/ adam_async/simulation/checkers/"),
+    old("machine", "replicated state", within="adam_async/controller/ tests/simulation/checkers/"),
     old("LeaderLink", "LeaderConnection", whole=True),
     old("LeaseLog", "ReplicaLeases", whole=True),
     old("WorkerPlace", "WorkerSlot", whole=True),

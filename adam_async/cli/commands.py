@@ -45,7 +45,7 @@ from adam_async.cli.options import (
 from adam_async.cli.plan.options import PlanOptions
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
-from adam_async.cli.simulate_options import SimulateOptions, check_options
+from adam_async.cli.simulate_options import SimulateOptions, check_options, find_scenarios
 from adam_async.cli.terminal import EscapingConsole, Terminal, explain, reader_left
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.addresses import own_peer, read_peers
@@ -301,8 +301,9 @@ def doctor(
 
 @app.command
 def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008 - frozen
-    """Run the shipped code in simulated clusters with faults, seed by seed."""
+    """Run the shipped code in simulated clusters with faults, seed by seed; needs a checkout."""
     check_options(options)
+    find_scenarios()
     from adam_async.cli.simulate import run_simulation, serve
 
     if options.supervised:

@@ -22,8 +22,8 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
 from adam_async.simulation.plan import MOST_TRIES, Case
 from adam_async.simulation.runner import LEAST_SHARE, MANY, SeedResult, draw_case, summary, unreached
-from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.work import Answer, ProcessPool, Repeat, Seeds, Shrink, Work, do
+from tests.simulation.scenarios import SCENARIOS
 
 FAILED = 8
 """Exit code of a violated invariant; see docs/reference/exit-codes.md."""

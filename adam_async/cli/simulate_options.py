@@ -1,12 +1,14 @@
 """The options of `simulate`, and their checks."""
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+import adam_async
 from adam_async.cli.options import ONLY_ON, checked_by, options, to_read, to_write
 from adam_async.errors import ConfigError
 from adam_async.run.option_types import check_bounds
@@ -97,6 +99,21 @@ def check_options(options: SimulateOptions) -> None:
         raise ConfigError("--trace is of one run: name it with --seed and one --scenario, or with --plan")
     if options.plan is not None:
         read_plan(options.plan)
+
+
+def find_scenarios(packages: Path = Path(adam_async.__file__).parents[1]) -> None:
+    """Let Python find the scenarios: they are test code, in a checkout only.
+
+    Raises:
+        ConfigError: The folder of the packages is no checkout.
+    """
+    if not (packages / "tests" / "simulation").is_dir():
+        raise ConfigError(
+            f"simulate needs a checkout of the project: its scenarios are tests, and {packages} has none. "
+            "Install the checkout with `pip install -e .`, and run simulate again"
+        )
+    if str(packages) not in sys.path:
+        sys.path.append(str(packages))
 
 
 def read_plan(plan: Path) -> "Case":

@@ -2,8 +2,8 @@
 
 `runner.py` draws a plan of faults from a seed and runs a scenario with it. The scenario starts programs on
 machines (`scenario.py`), whose steps, connections and files go through `loop.py`, `network.py` and `disk.py`.
-`faults.py` carries out the plan, and a checker (`checkers/`) raises a `Violation` if an invariant does not
-hold. A seed gives the same run in every process.
+`faults.py` carries out the plan, and a checker raises a `Violation` if an invariant does not hold.
+A seed gives the same run in every process. The scenarios and the checkers are in `tests/simulation/`.
 
     loop.py                   the event loop on virtual time, with the replay hash
     host.py                   one machine, as the loop sees it: clock, state, steps of its code; tasks
@@ -12,10 +12,9 @@ hold. A seed gives the same run in every process.
     disk.py, disk_model.py    the disk interface with its times and errors; page cache and effects of a crash
     pool.py                   a compute pool without threads: jobs take virtual time
 
-    scenario.py, scenarios/   a scenario, its record and its world of machines; all scenarios
+    scenario.py               a scenario, its record and its world of machines
     plan.py, faults.py        a plan as data: options and faults, and the smallest one that still fails (delta
                               debugging); crashes, kills, freezes, cuts, resets
-    checkers/                 invariants: exactly once, equal copies, agreement, recovery from disks
     linearizability.py        whether the answers to clients of a map fit one order of all operations
 
     runner.py                 runs by their seeds: result, whether a seed counts, digest of many

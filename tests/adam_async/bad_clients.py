@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from adam_async.controller.leader_connection import unpack_answer
-from adam_async.simulation.scenarios.bad_fields import BadMessage, bad_messages, is_never_right, numbered
-from adam_async.simulation.scenarios.hostile_peers import ONE_WAY
-from adam_async.simulation.scenarios.valid_messages import Example, Facts, valid_messages
+from tests.simulation.scenarios.bad_fields import BadMessage, bad_messages, is_never_right, numbered
+from tests.simulation.scenarios.hostile_peers import ONE_WAY
+from tests.simulation.scenarios.valid_messages import Example, Facts, valid_messages
 from transport import CallTimeout, Identity, Link, Message, Network, RemoteError, TransportError
 
 ANSWER_S = 20.0

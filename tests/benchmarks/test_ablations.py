@@ -129,7 +129,7 @@ def test_seeds_name_the_broken_invariant_and_pass_with_all_safeguards_in_place()
 BROKEN = replace(
     BOUND,
     name="a scenario that can be run",
-    file="adam_async/simulation/scenarios/controllers.py",
+    file="tests/simulation/scenarios/controllers.py",
     old="run=lambda world, plan, ledger: _Run(world, plan, ledger).run(),",
     new="run=lambda world, plan, ledger: _Run(world, plan).run(),",
     breaks="I7",

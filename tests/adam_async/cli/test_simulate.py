@@ -12,13 +12,19 @@ import pytest
 from adam_async.cli import simulate as command
 from adam_async.cli.commands import run_command
 from adam_async.cli.simulate import FAILED, chosen_scenarios, report_unreached, serve
-from adam_async.cli.simulate_options import ScenarioName, SimulateOptions, check_options, chosen_seeds
+from adam_async.cli.simulate_options import (
+    ScenarioName,
+    SimulateOptions,
+    check_options,
+    chosen_seeds,
+    find_scenarios,
+)
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.simulation.plan import Case, Fault, read_case
 from adam_async.simulation.runner import MANY, SeedResult, digest, draw_case, run_seed
-from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.work import Answer, Seeds
+from tests.simulation.scenarios import SCENARIOS
 
 Call = Callable[..., tuple[int, list[str]]]
 
@@ -183,6 +189,12 @@ def test_seeds_that_are_no_range_are_refused(seeds: str) -> None:
 def test_options_that_contradict_one_another_are_refused(options: SimulateOptions, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_options(options)
+
+
+def test_packages_without_a_checkout_have_no_scenarios(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a checkout") as refused:
+        find_scenarios(tmp_path)
+    assert str(tmp_path) in str(refused.value)
 
 
 def test_a_folder_is_no_file_for_results(simulate: Call) -> None:

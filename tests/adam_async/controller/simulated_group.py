@@ -26,8 +26,8 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import Change
 from adam_async.simulation.scenario import simulate
-from adam_async.simulation.scenarios.controller_group import permit_all
 from adam_async.simulation.wire import Conditions
+from tests.simulation.scenarios.controller_group import permit_all
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 WAITS = Waits(dial_s=5.0, call_s=5.0, grace_s=2.0)

@@ -8,10 +8,10 @@ from adam_async.controller.client import Membership
 from adam_async.messages import OpenSession, SessionOpened, pack, unpack
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.scenarios.valid_messages import Facts
 from tests.adam_async.bad_clients import ANSWER_S, bad_client, refusable
 from tests.adam_async.controller.test_consensus_node import Three
 from tests.adam_async.runs import NETWORKS, PATIENT, servers_of
+from tests.simulation.scenarios.valid_messages import Facts
 from transport import Identity
 
 pytestmark = pytest.mark.thorough

@@ -21,8 +21,8 @@ from adam_async.errors import lost_copies_text
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import NUMERICS
 from adam_async.run.shard_table import NUM_BUCKETS
-from adam_async.simulation.checkers.maps import Maps
 from tests.adam_async.cluster_maps import Cluster, RecordedCluster, node, store_record
+from tests.simulation.checkers.maps import Maps
 
 FIRST, SECOND, THIRD, FOURTH, FIFTH = ((f"ps-{number}", 1) for number in range(5))
 KEY = "bundles/a/ps-0"

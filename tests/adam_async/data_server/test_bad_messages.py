@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from adam_async.messages import ReadGroups, pack
-from adam_async.simulation.scenarios.valid_messages import Facts
 from tests.adam_async.bad_clients import bad_client, refusable
 from tests.adam_async.data_server.test_dealer import RUN, party_of
 from tests.adam_async.runs import NETWORKS, until
+from tests.simulation.scenarios.valid_messages import Facts
 from transport import Identity, LinkClosed
 
 pytestmark = pytest.mark.thorough

@@ -90,9 +90,9 @@ from adam_async.messages import (
     unpack_any,
 )
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.simulation.scenarios.valid_messages import fields_of
 from adam_async.worker.push_plan import MESSAGE_SHARDS
 from tests.adam_async.runs import NETWORKS, address_of
+from tests.simulation.scenarios.valid_messages import fields_of
 from tests.transport.testing import link_pair
 from transport import Identity, LinkConfig, LocalProtocolError, Message, RemoteProtocolError
 from transport.frames import pack_meta

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from adam_async.messages import Pushed, pack, unpack
-from adam_async.simulation.scenarios.valid_messages import Facts
 from tests.adam_async.bad_clients import bad_client, refusable
 from tests.adam_async.parameter_server.test_service import push_of, shard_named
 from tests.adam_async.runs import NETWORKS, servers_of
+from tests.simulation.scenarios.valid_messages import Facts
 from transport import Identity
 
 ROLES = ("worker", "driver")

@@ -55,10 +55,10 @@ from adam_async.run.partition import arrays_of
 from adam_async.run.store_record import served_word
 from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.scenarios.valid_messages import fields_of
 from tests.adam_async import runs
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
+from tests.simulation.scenarios.valid_messages import fields_of
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
 
 

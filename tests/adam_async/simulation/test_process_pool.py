@@ -8,9 +8,9 @@ import pytest
 
 from adam_async.errors import RoleDied
 from adam_async.simulation.runner import draw_case, run_seed
-from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.work import ProcessPool, Repeat, Seeds
 from tests.processes.commands import children_of
+from tests.simulation.scenarios import SCENARIOS
 
 MEMBERS = SCENARIOS["members"]
 

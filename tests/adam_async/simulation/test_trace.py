@@ -9,9 +9,9 @@ import msgspec
 from adam_async.simulation.faults import UNTARGETED
 from adam_async.simulation.runner import Played, draw_case, play
 from adam_async.simulation.scenario import Span
-from adam_async.simulation.scenarios import SCENARIOS
 from adam_async.simulation.work import trace_file, uptime_spans
 from tests.adam_async.simulation.toy import BROKEN, toy
+from tests.simulation.scenarios import SCENARIOS
 
 
 def trace_of(played: Played) -> dict:

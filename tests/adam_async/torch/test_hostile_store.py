@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from msgspec.msgpack import encode
 
-from adam_async.simulation.scenarios.valid_messages import fields_of
 from tests.adam_async.store.servers import cluster
+from tests.simulation.scenarios.valid_messages import fields_of
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 

@@ -8,11 +8,11 @@ import pytest
 
 from adam_async.messages import Blocks, pack
 from adam_async.runtime.timeline import Timeline
-from adam_async.simulation.scenarios.valid_messages import Facts, valid_messages
 from tests.adam_async.bad_clients import bad_client, refusable
 from tests.adam_async.cluster.test_local import QUICK, config_of
 from tests.adam_async.runs import NETWORKS, cluster_of, until
 from tests.adam_async.worker.test_peer_workers import GREET, SHAPE, identity, linked, two_workers
+from tests.simulation.scenarios.valid_messages import Facts, valid_messages
 from transport import Identity
 
 pytestmark = pytest.mark.thorough

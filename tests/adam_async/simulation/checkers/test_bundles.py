@@ -13,8 +13,8 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.ids import BucketId, Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_record import StoreRecord
-from adam_async.simulation.checkers.bundles import Bundles
 from adam_async.simulation.scenario import Violation
+from tests.simulation.checkers.bundles import Bundles
 
 ONE, TWO = ("ps-1", 1), ("ps-2", 2)
 

@@ -18,8 +18,8 @@ from adam_async.controller.consensus import (
 from adam_async.controller.consensus.messages import Append, Appended, AskVote, Snapshot, Vote
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
 from adam_async.driver.training_rules import PROGRAM_KINDS
-from adam_async.simulation.checkers.commits import Commits, Progress, Terms
 from adam_async.simulation.scenario import Violation
+from tests.simulation.checkers.commits import Commits, Progress, Terms
 
 OPEN = command_bytes(Open())
 

@@ -3,9 +3,9 @@
 import pytest
 
 from adam_async.run.ids import ShardId
-from adam_async.simulation.checkers.fences import INVARIANT, Fence
 from adam_async.simulation.scenario import Violation
 from tests.adam_async.parameter_server.timelines import shard_of
+from tests.simulation.checkers.fences import INVARIANT, Fence
 
 ENDED, LIVE = (7, 1), (7, 2)
 """Sessions of an ended generation and of a live one."""

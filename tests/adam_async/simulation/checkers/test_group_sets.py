@@ -9,13 +9,13 @@ from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.run.cluster_map import EpochRecord
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
-from adam_async.simulation.checkers.group_sets import (
+from adam_async.simulation.scenario import Violation
+from tests.simulation.checkers.group_sets import (
     COMPARED,
     check_groups,
     check_steps,
     epoch_groups,
 )
-from adam_async.simulation.scenario import Violation
 
 EPOCH = EpochRecord(run="run", number=1, groups=12, shares={"0": (0, 12)})
 RESULT = {"skipped_groups": [[6, 8], [10, 12]]}

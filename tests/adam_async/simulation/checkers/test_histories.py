@@ -3,9 +3,9 @@
 import pytest
 
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.simulation.checkers.histories import Histories
 from adam_async.simulation.linearizability import CompareAndSet, Done, Get, Read
 from adam_async.simulation.scenario import Violation
+from tests.simulation.checkers.histories import Histories
 
 
 class Clock:

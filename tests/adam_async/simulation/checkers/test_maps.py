@@ -17,8 +17,8 @@ from adam_async.run.cluster_map import (
 from adam_async.run.map_changes import difference
 from adam_async.run.store_record import RuleRecord, StoreRecord
 from adam_async.run.training_program import ProgramRecord
-from adam_async.simulation.checkers.maps import Maps
 from adam_async.simulation.scenario import Violation
+from tests.simulation.checkers.maps import Maps
 
 
 def node(incarnation, *, changed, live=True):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from adam_async.persistence.keys import State, StateKey
-from adam_async.simulation.checkers.saved_pushes import Losses, SavedPushes, SavedStates
-from adam_async.simulation.checkers.store_pushes import Pulled
 from adam_async.simulation.scenario import Violation
+from tests.simulation.checkers.saved_pushes import Losses, SavedPushes, SavedStates
+from tests.simulation.checkers.store_pushes import Pulled
 
 
 class Store:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from adam_async.simulation.checkers.store_pushes import Pulled, StorePushes
 from adam_async.simulation.scenario import Violation
+from tests.simulation.checkers.store_pushes import Pulled, StorePushes
 
 ROWS, COLUMNS = 2, 4
 

@@ -4,8 +4,8 @@ import msgspec
 
 from adam_async.simulation.plan import Case, Fault, Plan, in_order
 from adam_async.simulation.runner import draw_case
-from adam_async.simulation.scenarios.training import TRAIN
-from adam_async.simulation.scenarios.training_faults import SERVER_KINDS
+from tests.simulation.scenarios.training import TRAIN
+from tests.simulation.scenarios.training_faults import SERVER_KINDS
 
 
 def with_faults(case: Case, *faults: Fault) -> Case:

@@ -4,8 +4,8 @@ import asyncio
 
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.scenario import Ledger, World
-from adam_async.simulation.scenarios.controller_group import ControllerGroup, draw_settings
-from adam_async.simulation.scenarios.machine_faults import Targets
+from tests.simulation.scenarios.controller_group import ControllerGroup, draw_settings
+from tests.simulation.scenarios.machine_faults import Targets
 
 
 def targets_in(world: World, *, patience_s: float) -> Targets:

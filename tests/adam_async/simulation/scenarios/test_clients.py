@@ -10,7 +10,7 @@ from adam_async.controller.leader_connection import LeaderConnection
 from adam_async.messages import CompareAndSet
 from adam_async.simulation.plan import Case
 from adam_async.simulation.runner import draw_case, run_case, run_seed
-from adam_async.simulation.scenarios.clients import CLIENTS
+from tests.simulation.scenarios.clients import CLIENTS
 
 pytestmark = pytest.mark.thorough
 

@@ -8,11 +8,11 @@ from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.simulation.disk import SimulatedDisk
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenario import Scenario
-from adam_async.simulation.scenarios.controllers import CONTROLLERS
-from adam_async.simulation.scenarios.restarts import RESTARTS, ROUNDS
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+from tests.simulation.scenarios.controllers import CONTROLLERS
+from tests.simulation.scenarios.restarts import RESTARTS, ROUNDS
 
-HERE = "adam_async.simulation.scenarios.controllers"
+HERE = "tests.simulation.scenarios.controllers"
 
 
 @pytest.mark.thorough

@@ -10,10 +10,10 @@ from adam_async.simulation.faults import Missed
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.runner import SeedResult, draw_case, run_case
 from adam_async.simulation.scenario import World, simulate
-from adam_async.simulation.scenarios.controllers import CONTROLLERS
-from adam_async.simulation.scenarios.disk_faults import DiskFaults
 from tests.adam_async.simulation.scenarios.cases import with_faults
 from tests.adam_async.simulation.scenarios.fault_targets import targets_in
+from tests.simulation.scenarios.controllers import CONTROLLERS
+from tests.simulation.scenarios.disk_faults import DiskFaults
 
 pytestmark = pytest.mark.thorough
 

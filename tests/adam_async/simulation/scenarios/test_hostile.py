@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, HANDSHAKES
+from tests.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, HANDSHAKES
 from transport import BufferPool, HandshakeRejected, Identity, LinkConfig, RemoteProtocolError, RoleTable
 from transport.decoder import FrameDecoder
 from transport.handshake import RECORD_BYTES, ServerHandshake

@@ -8,8 +8,8 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.plan import Case, Fault, Options, Plan
 from adam_async.simulation.runner import run_case, run_seed
-from adam_async.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGETS
-from adam_async.simulation.scenarios.hostile_training import HOSTILE, draw_plan
+from tests.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGETS
+from tests.simulation.scenarios.hostile_training import HOSTILE, draw_plan
 
 QUICK = 25
 """Number of a seed that takes about a second."""

@@ -5,8 +5,8 @@ import asyncio
 from adam_async.simulation.faults import Missed
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import World, simulate
-from adam_async.simulation.scenarios.machine_faults import AGAIN_S, MachineFaults
 from tests.adam_async.simulation.scenarios.fault_targets import targets_in
+from tests.simulation.scenarios.machine_faults import AGAIN_S, MachineFaults
 
 NAME = "controller-1"
 RATE = 1.25

@@ -16,14 +16,14 @@ from adam_async.data_server.state import EpochEnded
 from adam_async.errors import DeadlineExceeded
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
-from adam_async.simulation.scenarios import short_runs
-from adam_async.simulation.scenarios.members import MEMBERS
-from adam_async.simulation.scenarios.short_runs import draw_run
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+from tests.simulation.scenarios import short_runs
+from tests.simulation.scenarios.members import MEMBERS
+from tests.simulation.scenarios.short_runs import draw_run
 
 pytestmark = pytest.mark.thorough
 
-HERE = "adam_async.simulation.scenarios.members"
+HERE = "tests.simulation.scenarios.members"
 
 
 @pytest.mark.slow

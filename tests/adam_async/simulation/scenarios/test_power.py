@@ -5,8 +5,10 @@ import pytest
 
 from adam_async.simulation.plan import Case, Fault, Options, Plan, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
-from adam_async.simulation.scenarios.bundle_watch import FROM_DISK
-from adam_async.simulation.scenarios.power import (
+from adam_async.simulation.wire import Conditions
+from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+from tests.simulation.scenarios.bundle_watch import FROM_DISK
+from tests.simulation.scenarios.power import (
     ACKS,
     ALL_KINDS,
     CONSISTENCIES,
@@ -17,9 +19,7 @@ from adam_async.simulation.scenarios.power import (
     RECOVERED,
     SPARING_KINDS,
 )
-from adam_async.simulation.scenarios.power_cluster import QUARANTINE, READ_BACK, REPLAYED
-from adam_async.simulation.wire import Conditions
-from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+from tests.simulation.scenarios.power_cluster import QUARANTINE, READ_BACK, REPLAYED
 
 # Beside them a case for each fault is thorough, so the slow tier has the rest.
 SEEDS, THOROUGH_SEEDS, AT_ONCE = 40, 8, 4
@@ -120,7 +120,7 @@ def test_a_plan_ends_all_servers_and_draws_every_mode() -> None:
 
 @pytest.mark.thorough
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    elsewhere = replay_hash_elsewhere("adam_async.simulation.scenarios.power", "POWER_CUTS", 4)
+    elsewhere = replay_hash_elsewhere("tests.simulation.scenarios.power", "POWER_CUTS", 4)
 
     assert elsewhere == run_seed(POWER_CUTS, 4).replay_hash
 

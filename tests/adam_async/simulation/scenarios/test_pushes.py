@@ -10,16 +10,6 @@ from adam_async.parameter_server.joining_members import UNSTEADY_S
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.simulation.plan import Case, Fault, Options, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
-from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.scenarios.bundle_watch import (
-    CATCH_UPS,
-    EVENTS,
-    FAILOVERS,
-    SUCCESSIVE,
-    BundleWatch,
-)
-from adam_async.simulation.scenarios.pushes import OWN_KINDS, PUSHERS, PUSHES
-from adam_async.simulation.scenarios.server_faults import LOSS_KINDS, POWER
 from adam_async.simulation.wire import Conditions
 from tests.ablations.patches import Patch
 from tests.adam_async.parameter_server.replication.ablations import (
@@ -28,6 +18,16 @@ from tests.adam_async.parameter_server.replication.ablations import (
     keep_conflicting_entries,
 )
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.scenarios.bundle_watch import (
+    CATCH_UPS,
+    EVENTS,
+    FAILOVERS,
+    SUCCESSIVE,
+    BundleWatch,
+)
+from tests.simulation.scenarios.pushes import OWN_KINDS, PUSHERS, PUSHES
+from tests.simulation.scenarios.server_faults import LOSS_KINDS, POWER
 
 # A seed takes about four seconds of a processor, so the slow tier has the rest.
 SEEDS, THOROUGH_SEEDS, AT_ONCE = 60, 5, 5
@@ -188,7 +188,7 @@ def test_a_plan_loses_two_servers_or_more() -> None:
 
 @pytest.mark.thorough
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    elsewhere = replay_hash_elsewhere("adam_async.simulation.scenarios.pushes", "PUSHES", 9)
+    elsewhere = replay_hash_elsewhere("tests.simulation.scenarios.pushes", "PUSHES", 9)
 
     assert elsewhere == run_seed(PUSHES, 9).replay_hash
 

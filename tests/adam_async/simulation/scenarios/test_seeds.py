@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.simulation.runner import run_seed
-from adam_async.simulation.scenarios import SCENARIOS
+from tests.simulation.scenarios import SCENARIOS
 
 SEEDS, THOROUGH_SEEDS = 100, 10
 AT_ONCE = 5

@@ -9,9 +9,9 @@ from adam_async.parameter_server.served_store import ServedStore
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.plan import Case, Fault
 from adam_async.simulation.runner import run_case
-from adam_async.simulation.scenarios.store_clients import PUSHED
-from adam_async.simulation.scenarios.training import CONSISTENCIES, TRAIN
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
+from tests.simulation.scenarios.store_clients import PUSHED
+from tests.simulation.scenarios.training import CONSISTENCIES, TRAIN
 
 pytestmark = pytest.mark.thorough
 

@@ -11,18 +11,18 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.simulation.plan import Fault, Options, Plan, Setting
 from adam_async.simulation.runner import SeedResult, draw_case, run_case, run_seed
-from adam_async.simulation.scenarios import SCENARIOS, training, training_faults
-from adam_async.simulation.scenarios.bundle_watch import ROUND_OTHERWISE, SUCCESSIVE
-from adam_async.simulation.scenarios.cluster import CONTROLLERS
-from adam_async.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
-from adam_async.simulation.scenarios.training_cluster import CLIENTS, IMAGES, WORKERS, images
-from adam_async.simulation.scenarios.training_faults import CONTROLLER_KINDS, DRIVER_KINDS, SERVER_KINDS
-from adam_async.simulation.scenarios.training_setups import Draw
 from adam_async.simulation.wire import Conditions
 from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
 from tests.adam_async.parameter_server.replication.ablations import commit_alone
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
+from tests.simulation.scenarios import SCENARIOS, training, training_faults
+from tests.simulation.scenarios.bundle_watch import ROUND_OTHERWISE, SUCCESSIVE
+from tests.simulation.scenarios.cluster import CONTROLLERS
+from tests.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
+from tests.simulation.scenarios.training_cluster import CLIENTS, IMAGES, WORKERS, images
+from tests.simulation.scenarios.training_faults import CONTROLLER_KINDS, DRIVER_KINDS, SERVER_KINDS
+from tests.simulation.scenarios.training_setups import Draw
 
 pytestmark = pytest.mark.thorough
 
@@ -153,7 +153,7 @@ def test_the_images_are_digits_of_the_package_and_none_is_both_trained_and_teste
 
 
 def test_a_seed_is_the_same_run_in_every_process() -> None:
-    elsewhere = replay_hash_elsewhere("adam_async.simulation.scenarios.training", "TRAIN", 9)
+    elsewhere = replay_hash_elsewhere("tests.simulation.scenarios.training", "TRAIN", 9)
 
     assert elsewhere == run_seed(TRAIN, 9).replay_hash
 

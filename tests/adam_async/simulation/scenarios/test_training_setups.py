@@ -7,9 +7,10 @@ from adam_async.model.network import Network
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.scenarios.training import TRAINING
-from adam_async.simulation.scenarios.training_cluster import SERVERS
-from adam_async.simulation.scenarios.training_setups import (
+from adam_async.worker.push_plan import plan_pushes, plan_sections
+from tests.simulation.scenarios.training import TRAINING
+from tests.simulation.scenarios.training_cluster import SERVERS
+from tests.simulation.scenarios.training_setups import (
     CUTS,
     EXTRAS,
     MODES,
@@ -22,7 +23,6 @@ from adam_async.simulation.scenarios.training_setups import (
     draw_setup,
     setup_of,
 )
-from adam_async.worker.push_plan import plan_pushes, plan_sections
 
 DRAWN = [draw_setup(RandomStream(f"{seed}"), TRAINING) for seed in range(600)]
 

@@ -6,10 +6,10 @@ from unittest.mock import ANY
 import pytest
 
 from adam_async.simulation.runner import draw_case, run_seed
-from adam_async.simulation.scenarios import SCENARIOS
-from adam_async.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from tests.ablations.patches import Patch, replaces, replaces_property
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from transport import Message, decoder, handshake
 from transport.admission import Admission
 from transport.handshake import Handshake
@@ -18,7 +18,7 @@ from transport.tcp import TcpLink
 
 pytestmark = pytest.mark.thorough
 
-HERE = "adam_async.simulation.scenarios.unauthenticated_clients"
+HERE = "tests.simulation.scenarios.unauthenticated_clients"
 
 
 def test_seeds_count() -> None:

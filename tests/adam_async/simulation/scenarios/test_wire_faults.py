@@ -7,9 +7,9 @@ import pytest
 from adam_async.simulation.faults import Missed
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import World, simulate
-from adam_async.simulation.scenarios.wire_faults import WireFaults
 from adam_async.simulation.wire import Conditions
 from tests.adam_async.simulation.scenarios.fault_targets import targets_in
+from tests.simulation.scenarios.wire_faults import WireFaults
 
 ADDRESSES = ("controller-1", "controller-2", "controller-3")
 USER = "user-0"

@@ -1,0 +1,229 @@
+"""Simulated controllers and parameter servers, and observations of them from outside.
+
+A cluster has three controllers with a disk each, or a single one without a disk, and parameter servers.
+`bundle_watch` observes the bundles of the servers.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from adam_async.controller.consensus_node import ConsensusSetup
+from adam_async.controller.log_file import LogFile
+from adam_async.controller.role import RoleSettings
+from adam_async.controller.service import Controller
+from adam_async.driver.training_rules import PROGRAM_KINDS
+from adam_async.messages import role_table, table_among
+from adam_async.parameter_server.server_disk import ServerDisk
+from adam_async.parameter_server.server_links import CopiesPath
+from adam_async.parameter_server.service import ParameterServer
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
+from adam_async.runtime.machine import ProcessMemory
+from adam_async.simulation.scenario import Ledger, Node, World, takes_at_once
+from tests.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
+from transport import Budget, BufferPool, Identity, LinkConfig, RoleTable, Secret, TcpNetwork
+
+CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
+"""Address of each controller; all roles get all addresses."""
+
+SERVERS = ("ps-0", "ps-1", "ps-2", "ps-3")
+
+TOKEN = b"a token of the simulated cluster"
+FOLDER = Path("/controller")
+LINKS = LinkConfig(
+    ping_every_s=0.5,
+    dead_after_s=2.0,
+    stalled_after_s=2.0,
+    handshake_s=2.0,
+    close_s=1.0,
+    max_unauthenticated=32,
+    link_budget_bytes=1 << 20,
+)
+
+MEMORY_BYTES = 24 << 20
+"""Maximum number of bytes that the links of one machine hold for their peers together."""
+
+WAITS = Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
+
+APART = "paths of their own"
+"""Name of the count of runs in which the servers have a second listener for each other, and separate links
+for pieces."""
+
+SINCE_1970_S = 1.8e9
+"""Wall-clock time at the beginning of a run, in seconds since 1970."""
+
+CHECK_S = 0.1
+"""Interval between two checks, in seconds."""
+
+
+def network_of(
+    node: Node, *, token: Secret | None = TOKEN, rules: RoleTable | None = None, links: LinkConfig = LINKS
+) -> TcpNetwork:
+    """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
+    return TcpNetwork(
+        token=token,
+        entropy=node.entropy,
+        rules=rules or role_table(),
+        config=links,
+        pool=BufferPool(),
+        budget=Budget(MEMORY_BYTES),
+    )
+
+
+def process_memory() -> ProcessMemory:
+    """Return the memory of a simulated process."""
+    return ProcessMemory(host="", pid=1, peak_rss_mb=1.0)
+
+
+def copies_path_of(node: Node) -> CopiesPath:
+    """Make the path of a server to the other servers, for one incarnation."""
+    network = network_of(node, rules=table_among("ps"))
+    return CopiesPath(address=f"tcp://{node.name}:2", network=network, pieces=network)
+
+
+class Cluster:
+    """Controllers and servers of a run, over all their incarnations.
+
+    Args:
+        servers: Names of the parameter servers.
+        single: Whether one controller without a disk runs, in place of three.
+        may_be_apart: Whether the seed draws `APART`.
+
+    Attributes:
+        addresses: Addresses of all controllers, by name.
+        controllers: Running controllers, by name.
+        bundles: Observations of servers and bundles.
+        servers: Newest incarnation of each parameter server, by name.
+        networks: Network of the newest incarnation of each machine, by name.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        ledger: Ledger,
+        *,
+        servers: Sequence[str] = SERVERS,
+        waits: Waits = WAITS,
+        single: bool = False,
+        may_be_apart: bool = True,
+    ) -> None:
+        self.addresses = dict(list(CONTROLLERS.items())[:1]) if single else CONTROLLERS
+        self.controllers: dict[str, Controller] = {}
+        self.bundles = BundleWatch(world, ledger)
+        self.servers = self.bundles.servers
+        self.networks: dict[str, TcpNetwork] = {}
+        self._world = world
+        self._ledger = ledger
+        self._waits = waits
+        self._is_apart = may_be_apart and world.loop.dice("paths").chance(0.5)
+        ledger.counts[APART] += self._is_apart
+        self._term = 0
+        """Newest observed term with a leader."""
+        for name in self.addresses:
+            world.node(name).start(self._run_controller)
+        for name in servers:
+            world.node(name).start(self._run_server)
+
+    # --- roles -------------------------------------------------------------------------------
+
+    def _network(self, node: Node) -> TcpNetwork:
+        network = self.networks[node.name] = network_of(node)
+        return network
+
+    def _place(self, role: str, node: Node) -> dict[str, Any]:
+        """Return the place of a role in the cluster, for one incarnation of its machine."""
+        incarnation = int.from_bytes(node.entropy(7), "little")
+        return {
+            "network": self._network(node),
+            "controller": ",".join(self.addresses.values()),
+            "identity": Identity(role=role, node=node.name, incarnation=incarnation),
+            "process_memory": process_memory,
+        }
+
+    def _member(self, role: str, node: Node) -> RoleSettings:
+        return RoleSettings(address=f"tcp://{node.name}:1", waits=self._waits, **self._place(role, node))
+
+    async def _run_controller(self, node: Node) -> None:
+        settings = RoleSettings(
+            network=self._network(node),
+            address=CONTROLLERS[node.name],
+            identity=Identity(role="controller", node=node.name, incarnation=node.incarnation),
+            waits=self._waits,
+            process_memory=process_memory,
+        )
+        file = LogFile(node.open_disk(), FOLDER) if len(self.addresses) > 1 else None
+        setup = ConsensusSetup(entropy=node.entropy, file=file, observe=self.bundles.saw_state)
+        loop = asyncio.get_running_loop()
+        async with Controller(
+            settings,
+            setup,
+            kinds=PROGRAM_KINDS,
+            peers=self.addresses if file is not None else {},
+            wall=lambda: SINCE_1970_S + loop.time(),
+        ) as controller:
+            self.controllers[node.name] = controller
+            await asyncio.Event().wait()
+
+    async def _run_server(self, node: Node) -> None:
+        settings = self._member("ps", node)
+        incarnation = settings.identity.incarnation
+        self.bundles.ended(node.name)
+        async with self._server_disk(node) as disk:
+            server = ParameterServer(
+                settings,
+                buffers=BufferPool(),
+                observe=self.bundles.applies,
+                numerics=numerics_of(node.name),
+                copies=copies_path_of(node) if self._is_apart else None,
+                disk=disk,
+                at_once=takes_at_once(incarnation),
+            )
+            self.bundles.started(server, (node.name, incarnation))
+            async with server:
+                await asyncio.Event().wait()
+
+    def _server_disk(self, node: Node) -> AbstractAsyncContextManager[ServerDisk | None]:
+        """Open the disk of a server's stores; None: they are in memory only."""
+        return nullcontext()
+
+    # --- observations ------------------------------------------------------------------------
+
+    @property
+    def map(self) -> ClusterMap:
+        """Newest cluster map of the running controllers."""
+        maps = [controller.map for controller in self.controllers.values()]
+        return max(maps, key=lambda each: each.version, default=ClusterMap())
+
+    @property
+    def leader(self) -> str:
+        """Running leader of the newest term; empty without one."""
+        led = [(it.group.term, name) for name, it in self.controllers.items() if it.group.leads]
+        return max(led, default=(0, ""))[1]
+
+    @property
+    def group(self) -> str:
+        """Name of the group of controllers."""
+        return next(iter(self.controllers.values())).replicated_state.group
+
+    def address(self, target: str) -> str:
+        """Return the address of a role."""
+        return CONTROLLERS.get(target) or self.map.nodes[target].address
+
+    async def watch(self, every_s: float = CHECK_S) -> None:
+        """Check the cluster at intervals."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.check()
+
+    def check(self) -> None:
+        """Compare the copies of all bundles, and note a new leader of the controllers. Raises Violation."""
+        name = self.leader
+        term = self.controllers[name].group.term if name else 0
+        if term > self._term:
+            self._ledger.leader_changes += self._term > 0
+            self._ledger.note("leader", name, f"leads in term {term}")
+            self._term = term
+        self.bundles.compare()

@@ -1,0 +1,420 @@
+"""Clients push to a store on disks, whose servers lose their power and come back with their disks.
+
+There are three controllers, four servers with a folder each, and three clients. The clients open the store by
+its name again whenever it fails. A seed draws when a push is acknowledged: with one copy in memory
+(`single`), with several (`replicated`), or on disks (`durable`). All servers together lose their power or are
+killed, once or several times, sometimes with the controllers; single servers end, too, and disks are full,
+slow, fail or rot. A crash loses unsynced writes or tears them. Bits rot only on the disk of one server, while
+other copies of its shards are whole. In half of the plans with copies one array is cold: clients seldom push
+to it after the start, so servers that join again take its piece from their disks.
+
+The invariants: the disks give back states that servers gave to them, none older than at the last start
+(`checkers.saved_states`). The store comes back with each push once or never (`checkers.saved_pushes`). In
+mode `durable` it has all acknowledged pushes; in the other modes it may lack those of at most the last two
+intervals of writing, counted back from the loss, or from an earlier loss of a primary that no other server
+has replaced. After the return each push is applied at most once. As in `pushes`, the copies of a bundle are
+equal. In bsp the loss of a store also loses its step in progress.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from adam_async.persistence.scan import SUFFIX
+from adam_async.runtime.random_streams import RandomStream
+from adam_async.simulation.faults import STEP_S, Strike, check_noticed, is_running, strike_all, until
+from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from adam_async.simulation.scenario import Ledger, Node, Scenario, Violation, World
+from tests.simulation.checkers.saved_pushes import Losses
+from tests.simulation.scenarios.bundle_watch import FAILOVERS, FROM_DISK
+from tests.simulation.scenarios.cluster import CONTROLLERS, SERVERS
+from tests.simulation.scenarios.disk_faults import mend_disk
+from tests.simulation.scenarios.power_cluster import (
+    QUARANTINE,
+    READ_BACK,
+    REPLAYED,
+    SEGMENT_BYTES,
+    SHARDS,
+    TORN,
+    PowerClients,
+    PowerCluster,
+)
+from tests.simulation.scenarios.pushes import PUSHERS, end
+from tests.simulation.scenarios.server_faults import POWER, SHORT_STEP_S, ServerFaults
+from tests.simulation.scenarios.store_clients import StoreClients
+
+KILL_ALL, BLACKOUT, ROT, STRAND = "kill-all", "blackout", "rot", "strand"
+SLOW_DISKS, FULL_DISKS, DISK_ERROR = "slow-disks", "full-disks", "disk-error"
+
+ALL_KINDS = (POWER, POWER, KILL_ALL, BLACKOUT, ROT)
+"""Faults that end all servers at once; a power cut is drawn twice as often as each other fault."""
+
+ONE_KINDS = ("kill", "crash", DISK_ERROR)
+"""Faults that end one server."""
+
+SPARING_KINDS = (STRAND, "isolate", "split", "freeze")
+"""Faults of one server with copies, which may leave states or entries on its disk that the others lack."""
+
+DISK_KINDS = (SLOW_DISKS, FULL_DISKS)
+"""Faults of all disks that end no server."""
+
+SAVED_S = 40.0
+"""Time limit until a store is on the disks, in seconds."""
+
+DISK_ENDS_S = 5.0
+"""Time limit for the end of a server after its disk has failed, in seconds."""
+
+TAKEN_OVER_S = 6.0
+"""Time limit until another server has taken over, in seconds."""
+
+ROTTEN = 0.02
+"""Share of the sectors of segment files that rot."""
+
+MOST_TRIES = 50
+"""Maximum number of attempts to rot a sector of a small disk."""
+
+WRITING_S = 1.5
+"""Time limit of the wait for a write, in seconds."""
+
+ROOM_BYTES = 4096
+"""Upper bound of the free space on a full disk, in bytes."""
+
+SETTLE_S = 0.5
+"""Time for the rounds of writing to catch up after disks keep up again, in seconds, in addition to two
+intervals between rounds."""
+
+
+class PowerFaults:
+    """Carries out the faults of a plan.
+
+    Attributes:
+        strikes: Faults by kind, for `faults.strike_all`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        cluster: PowerCluster,
+        clients: StoreClients,
+        ledger: Ledger,
+        losses: Losses,
+        settings: Mapping[str, Setting],
+    ) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._clients = clients
+        self._losses = losses
+        self._ledger = ledger
+        self._copies = int(settings["copies"])
+        self._flush_s = float(settings["flush_s"])
+        self._dice = world.dice.fork("power")
+        self._one = asyncio.Lock()
+        """Lock held by the one fault in progress."""
+        self._was_saved = False
+        self._servers = ServerFaults(
+            world,
+            cluster.bundles,
+            ledger,
+            servers=SERVERS,
+            peers=PUSHERS,
+            is_over=lambda: not clients.are_going_on,
+        )
+        own: dict[str, Strike] = {
+            **dict.fromkeys(set(ALL_KINDS), self._end_all),
+            **dict.fromkeys(SPARING_KINDS, self._spare),
+            STRAND: self._strand,
+            "kill": self._end_one,
+            "crash": self._end_one,
+            DISK_ERROR: self._disk_error,
+            SLOW_DISKS: self._slow_disks,
+            FULL_DISKS: self._full_disks,
+        }
+        self.strikes: dict[str, Strike] = {kind: self._alone(strike) for kind, strike in own.items()}
+
+    def _alone(self, strike: Strike) -> Strike:
+        """Return a fault that waits until the others have ended and the first store is on the disks."""
+
+        async def strike_alone(world: World, fault: Fault) -> None:
+            async with self._one:
+                if not self._was_saved:
+                    await self._until_saved()
+                check_noticed(self._clients.are_going_on)
+                await strike(world, fault)
+
+        return strike_alone
+
+    async def _until_saved(self) -> None:
+        """Wait until the open store is on the disks. Raises Missed if the workload has ended."""
+        until = self._world.now + SAVED_S
+        while not self._cluster.is_saved(self._losses):
+            check_noticed(self._clients.are_going_on)
+            if self._world.now > until:
+                problem = self._cluster.bundles.lacking() or "its servers have not reported that"
+                raise Violation("a store comes back", f"it is not on the disks: {problem}")
+            await asyncio.sleep(STEP_S)
+        self._was_saved = True
+
+    # --- losses ------------------------------------------------------------------------------
+
+    async def _end_all(self, world: World, fault: Fault, heal: Callable[[], None] = lambda: None) -> None:
+        """End all servers at once, in a blackout also the controllers, and start them again with their disks.
+
+        With `amount` 1 the fault first waits until a disk is being written, for `WRITING_S` at most.
+        """
+        if fault.amount:
+            await self._until_writing()
+        rots = fault.kind == ROT and self._copies > 1 and not self._cluster.bundles.lacking()
+        self._cluster.lost(self._losses)
+        self._losses.healed()
+        ended = [name for name in SERVERS if is_running(world.node(name))]
+        if fault.kind == BLACKOUT:
+            ended += [name for name in CONTROLLERS if is_running(world.node(name))]
+        for name in ended:
+            node = world.node(name)
+            self._cluster.controllers.pop(name, None)
+            node.kill() if fault.kind == KILL_ALL else node.crash()
+        rotten = self._rot(world.node(self._dice.choose(list(SERVERS)))) if rots else 0
+        await asyncio.sleep(fault.lasts_s)
+        heal()
+        for name in ended:
+            mend_disk(world.node(name))
+            world.node(name).restart()
+        check_noticed(bool(ended) and (bool(rotten) or not rots))
+        if rots:  # a disk reports its damage until it is repaired
+            await self._until_saved()
+            self._cluster.failing.clear()
+
+    async def _until_writing(self) -> None:
+        """Wait until a server's disk has bytes that a crash may lose, for `WRITING_S` at most."""
+        node = self._world.node(self._dice.choose(list(SERVERS)))
+        await until(self._world, lambda: node.disk_model.has_unsynced(SHARDS), WRITING_S, SHORT_STEP_S)
+
+    def _rot(self, node: Node) -> int:
+        """Flip a bit in some sectors of a server's disk; returns their number."""
+        self._cluster.failing.add(node.name)
+        self._cluster.states.forget(node.name)
+        flipped = 0
+        for _ in range(MOST_TRIES):
+            flipped = flipped or node.disk_model.rot(partial(self._may_rot, node))
+        return flipped
+
+    def _may_rot(self, node: Node, path: Path, sector: int) -> bool:
+        """Decide whether a sector of a server's disk rots.
+
+        The start of a folder's only file stays whole: a server refuses a folder in which no file has a valid
+        start, until an operator moves the folder away.
+        """
+        if path.suffix != SUFFIX or not self._dice.chance(ROTTEN):
+            return False
+        files = [name for name in node.disk_model.folder(path.parent)[1] if name.endswith(SUFFIX)]
+        return sector > 0 or len(files) > 1
+
+    async def _end_one(self, world: World, fault: Fault) -> None:
+        """End one server, and start it again with its disk."""
+        if self._copies > 1:
+            await self._servers.strikes[fault.kind](world, fault)
+            return
+        node = self._running(fault)
+        self._cluster.lost(self._losses)
+        node.crash() if fault.kind == "crash" else node.kill()
+        await asyncio.sleep(fault.lasts_s)
+        node.restart()
+
+    async def _spare(self, world: World, fault: Fault) -> None:
+        check_noticed(self._copies > 1)
+        await self._servers.strikes[fault.kind](world, fault)
+
+    async def _strand(self, world: World, fault: Fault) -> None:
+        """Cut a primary off from servers and controllers, and end all servers after another one took over.
+
+        Clients still reach the old primary, so its disk gets entries that are never committed.
+        """
+        check_noticed(self._copies > 1)
+        others = [*SERVERS, *CONTROLLERS]
+        async with self._servers.victim(fault, leads=True) as name:
+            others.remove(name)
+            led = set(self._cluster.bundles.led_by(name))
+            for other in others:
+                world.network.cut(name, other)
+            await until(self._world, lambda: led.isdisjoint(self._cluster.bundles.led_by(name)), TAKEN_OVER_S)
+            await asyncio.sleep(fault.lasts_s)
+
+            def heal() -> None:
+                for other in others:
+                    world.network.heal(name, other)
+
+            await self._end_all(world, fault, heal)
+
+    def _running(self, fault: Fault) -> Node:
+        node = self._world.node(fault.targets[0] if fault.targets else self._dice.choose(list(SERVERS)))
+        check_noticed(is_running(node))
+        return node
+
+    # --- disks -------------------------------------------------------------------------------
+
+    async def _disk_error(self, world: World, fault: Fault) -> None:
+        """Let a disk fail, with `amount` 1 only its syncs; its server must end, and later restarts."""
+        if self._copies > 1:
+            async with self._servers.victim(fault) as name:
+                await self._fail_disk(world.node(name), fault)
+            return
+        node = self._running(fault)
+        self._cluster.lost(self._losses)
+        await self._fail_disk(node, fault)
+
+    async def _fail_disk(self, node: Node, fault: Fault) -> None:
+        assert node.task is not None
+        self._cluster.failing.add(node.name)
+        if fault.amount:
+            node.disk_conditions.fail_syncs = 1.0
+        else:
+            node.disk_conditions.fail = 1.0
+        await asyncio.wait([node.task], timeout=DISK_ENDS_S)
+        ended = node.task.done()
+        if not ended and self._clients.are_going_on:
+            raise Violation("I11", f"{node.name} goes on {DISK_ENDS_S:g} s after its disk failed")
+        node.kill()
+        await asyncio.sleep(fault.lasts_s)
+        mend_disk(node)
+        node.restart()
+        self._cluster.failing.discard(node.name)
+        check_noticed(ended)
+
+    async def _slow_disks(self, world: World, fault: Fault) -> None:
+        """Let each sync of all disks take `amount` seconds longer."""
+        nodes = [world.node(name) for name in SERVERS]
+        await self._trouble(fault, nodes, slow_s=fault.amount)
+
+    async def _full_disks(self, world: World, fault: Fault) -> None:
+        """Fill all disks; rounds of writing go on once the disks have room."""
+        nodes = [world.node(name) for name in SERVERS]
+        await self._trouble(fault, nodes, slow_s=0.0)
+
+    async def _trouble(self, fault: Fault, nodes: Sequence[Node], *, slow_s: float) -> None:
+        """Slow down or fill disks; in half of the cases the power fails meanwhile."""
+        self._losses.troubled()
+        for node in nodes:
+            if slow_s:
+                node.disk_conditions.sync_s = slow_s
+            else:
+                room = self._dice.below(ROOM_BYTES)  # a part of an append fits
+                node.disk_model.capacity_bytes = node.disk_model.used_bytes + room
+        await asyncio.sleep(fault.lasts_s)
+        if self._dice.chance(0.5):
+            await self._end_all(self._world, fault)
+            return
+        for node in nodes:
+            mend_disk(node)
+        check_noticed(any(map(is_running, nodes)))
+        await asyncio.sleep(2 * self._flush_s + SETTLE_S + 4 * slow_s)
+        self._losses.healed()
+
+
+ACKS = ("single", "replicated", "durable")
+"""Moments of acknowledgement to draw from."""
+
+CONSISTENCIES = ("asp", "asp", "ssp:2", "bsp")
+"""Consistencies to draw from."""
+
+FLUSH_S = (0.2, 0.5, 1.0)
+"""Times between two rounds of writing to draw from, in seconds."""
+
+PACES_S = (0.08, 0.2, 0.4)
+"""Mean pauses of a client between two steps to draw from, in seconds."""
+
+COLD_SHARE = 0.5
+"""Share of the plans with copies in which an array is cold."""
+
+COLD_SERVER = SERVERS[0]
+"""Server with the cold array, which is the largest shard."""
+
+RETURNING_KINDS = ("kill", "crash")
+"""Faults after which the server with the cold array joins again with its disk."""
+
+BEGUN_S, STRIKE_S = 1.5, 9.0
+"""Earliest and latest start of a fault, in seconds."""
+
+LEAST_PUSHES = 40
+"""Minimum number of acknowledged pushes before the clients end."""
+
+RECOVERED = "arrays recovered with pushes"
+LOST = "acknowledged pushes lost"
+
+
+def draw_plan(dice: RandomStream) -> Plan:
+    """Draw losses of all servers, and further faults."""
+    settings = _draw_store(dice)
+    kinds = [dice.choose(ALL_KINDS) for _ in range(1 + dice.below(3))]
+    kinds += [dice.choose(_further_kinds(settings)) for _ in range(dice.below(4))]
+    options, faults = draw_options(dice, settings), [_draw_fault(dice, kind) for kind in kinds]
+    if settings["cold"]:
+        faults.append(_draw_fault(dice, dice.choose(RETURNING_KINDS), server=COLD_SERVER))
+    return Plan(options=options, faults=in_order(faults))
+
+
+def _draw_store(dice: RandomStream) -> dict[str, Setting]:
+    ack, consistency = dice.choose(ACKS), dice.choose(CONSISTENCIES)
+    copies = {"single": 1, "replicated": dice.choose([2, 3]), "durable": dice.choose([1, 2, 3])}[ack]
+    return {
+        "ack": ack,
+        "copies": copies,
+        "min_in_sync": 0 if copies == 1 else dice.choose([0, 0, 1]),
+        "consistency": consistency,
+        "momentum": dice.chance(0.2) and consistency != "bsp",
+        "flush_s": dice.choose(FLUSH_S),
+        "pace_s": dice.choose(PACES_S),
+        "segment_bytes": dice.choose(SEGMENT_BYTES),
+        "cold": copies != 1 and dice.fork("cold").chance(COLD_SHARE),
+    }
+
+
+def _further_kinds(settings: dict[str, Setting]) -> tuple[str, ...]:
+    sparing = SPARING_KINDS if settings["copies"] != 1 else ()
+    return (*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *sparing, *sparing)
+
+
+def _draw_fault(dice: RandomStream, kind: str, *, server: str = "") -> Fault:
+    targets: tuple[str, ...] = (server,) if server else ()
+    if not server and kind in ONE_KINDS and dice.chance(0.5):
+        targets = (dice.choose(SERVERS),)
+    amount = 0.0
+    if kind == SLOW_DISKS:
+        amount = dice.choose([0.05, 0.2, 0.5])
+    elif kind in (*ALL_KINDS, DISK_ERROR, "split"):
+        amount = float(dice.below(2))
+    least_s, most_s = {FULL_DISKS: (0.3, 4.0), STRAND: (0.05, 0.6)}.get(kind, (0.3, 2.0))
+    lasts_s = dice.between(least_s, most_s)
+    at_s = dice.between(BEGUN_S, STRIKE_S)
+    return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=round(lasts_s, 3), amount=amount)
+
+
+async def run(world: World, plan: Plan, ledger: Ledger) -> None:
+    """Carry out a plan."""
+    settings = plan.options.settings
+    permitted_s = None if settings["ack"] == "durable" else 2 * float(settings["flush_s"])
+    losses = Losses(permitted_s=permitted_s, now=lambda: world.now)
+    cluster = PowerCluster(world, ledger, settings)
+    clients = PowerClients(world, cluster, ledger, settings, losses)
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(cluster.watch(), name="watch")
+        looks = group.create_task(cluster.watch_primaries(losses), name="primaries")
+        faults = PowerFaults(world, cluster, clients, ledger, losses, settings)
+        await strike_all(world, plan.faults, ledger, own=faults.strikes)
+        await end(world, cluster, clients, ledger, least_pushes=LEAST_PUSHES)
+        watch.cancel()
+        looks.cancel()
+    ledger.counts[RECOVERED], ledger.counts[LOST] = losses.recovered, losses.lost
+
+
+POWER_CUTS = Scenario(
+    name="power",
+    about="servers with disks lose their power, all at once or one by one, and their store comes back",
+    kinds=(),
+    least_operations=LEAST_PUSHES,
+    events=(RECOVERED,),
+    limit_s=600.0,
+    marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS, FROM_DISK),
+    plan=draw_plan,
+    run=run,
+)
