@@ -11,7 +11,7 @@ uses leases of the dealer before.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from adam_async.data_server.epoch import EpochBegan, SetsRead
 from adam_async.data_server.set_reader import SetReader
@@ -80,7 +80,10 @@ class Dealer:
         """Read sets and keep deadlines, until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await self._timer.run()
+            try:
+                await self._timer.run()
+            finally:
+                self._end_term()  # a link may still bring a report, after which the group starts no task
 
     @property
     def deals(self) -> bool:
@@ -163,17 +166,20 @@ class Dealer:
         epoch, dealer = cluster.epoch, cluster.dealer
         if not self.deals or self._reading is not None or self._sets is not None or dealer is None:
             return
-        if epoch is None or epoch.run != self._run or epoch.ended or not cluster.in_progress:
+        store = cluster.run_store
+        if epoch is None or epoch.run != self._run or epoch.ended or not cluster.in_progress or store is None:
             return
         if epoch.number > self.state.epoch:
             version = dealer.changed
         if version or ends:
-            name = f"{self._identity.node}/sets-{version}"
-            self._reading = self._group.create_task(self._read(epoch, version), name=name)
+            name, homes = f"{self._identity.node}/sets-{version}", sorted(set(store.buckets))
+            self._reading = self._group.create_task(self._read(epoch, homes, version), name=name)
 
-    async def _read(self, epoch: EpochRecord, version: int) -> None:
+    async def _read(self, epoch: EpochRecord, homes: Sequence[str], version: int) -> None:
         most = most_clock(stands_at=epoch.first_clock, epochs=1, groups=epoch.groups)
-        sets = await self._reader.read(epoch.number, groups=epoch.groups, version=version, most_clock=most)
+        sets = await self._reader.read(
+            epoch.number, homes, groups=epoch.groups, version=version, most_clock=most
+        )
         self._reading = None
         newest = self._cluster().epoch
         if epoch.number == self.state.epoch:

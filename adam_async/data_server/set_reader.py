@@ -39,20 +39,20 @@ class SetReader:
         self._cluster = cluster
         self._reach_s = reach_s
 
-    async def read(self, epoch: int, *, groups: int, version: int, most_clock: int) -> SetsRead:
+    async def read(
+        self, epoch: int, homes: Iterable[str], *, groups: int, version: int, most_clock: int
+    ) -> SetsRead:
         """Read the sets of an epoch; waits until each bundle has answered.
 
         Args:
+            homes: Names of the bundles.
             groups: Number of groups of the epoch.
             version: See `SetsRead.version`.
             most_clock: Highest clock that a replica can reach.
         """
-        store = self._cluster().run_store
-        assert store is not None, "a run with an epoch has a store"
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._ask(home, epoch, version), name=f"sets of {home}")
-                for home in sorted(set(store.buckets))
+                group.create_task(self._ask(home, epoch, version), name=f"sets of {home}") for home in homes
             ]
         answers = [task.result() for task in tasks]
         every, some, clock = merged(answers, groups)

@@ -14,7 +14,9 @@ from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server import group_reader
 from adam_async.data_server.client import DataClient, WorkerSlot
+from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.service import DataServer
+from adam_async.data_server.state import LeaseAsked, ReplicasChanged
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
 from adam_async.driver.training_rules import PROGRAM_KINDS
@@ -37,13 +39,15 @@ from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.group_ranges import name_groups, with_losses
+from adam_async.run.ids import Replica
 from adam_async.run.partition import arrays_of
 from adam_async.run.store_record import served_word
-from adam_async.run.training_program import ResumeRecord, TrainingProgram
+from adam_async.run.training_program import ResumeRecord, TrainingProgram, read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic
 from tests.adam_async.cluster.test_local import QUICK as CLUSTER_WAITS
+from tests.adam_async.cluster_maps import training
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of, entropy_of, tiny_dataset, turns, until
 from transport import Identity, RemoteError
 
@@ -305,6 +309,52 @@ async def party_of(network, servers=2, *, waits=QUICK, **options):
 @pytest.fixture(params=NETWORKS)
 def network(request):
     return NETWORKS[request.param]()
+
+
+@asynccontextmanager
+async def dealer_of(maps, program):
+    """A dealer in the newest of some maps; yields it and its task."""
+    identity = Identity(role="data", node="data-0", incarnation=1)
+    endpoint = Endpoint(NETWORKS["local"](), identity, Traffic("data-0"))
+    dealer = Dealer(endpoint, QUICK, cluster=lambda: maps[-1], on_effects=lambda _: None)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(dealer.run(), name="dealer")
+        await turns()
+        dealer.take_up("run-1", program, images=100)
+        dealer.map_changed(maps[-1])
+        yield dealer, task
+        task.cancel()
+
+
+async def test_a_run_that_is_replaced_before_the_first_question_for_its_sets_ends_no_dealer():
+    cluster = training(resumed=ResumeRecord(epoch=1, clock=0))
+    maps = [cluster.map]
+    async with dealer_of(maps, read_training(cluster.map.run)) as (_, task):
+        maps.append(msgspec.structs.replace(cluster.map, stores={}))
+        await turns(3)
+        assert not task.done()
+
+
+async def test_a_dealer_that_has_ended_reads_no_sets():
+    """A link may bring a report before the end of the server closes it."""
+    cluster = training()
+    async with dealer_of([cluster.map], read_training(cluster.map.run)) as (dealer, task):
+        dealer.enter(
+            LeaseAsked(
+                request=1,
+                replica=Replica(0),
+                replica_generation=cluster.map.replica_generation(0),
+                partition=0,
+                position=0,
+                heard=-1,
+                count=1,
+                wait_s=0.0,
+            )
+        )
+        task.cancel()
+        await asyncio.wait([task])
+        dealer.enter(ReplicasChanged({}, version=99))
+        assert (dealer.state.lost_at, dealer.deals) == (99, False)
 
 
 async def test_without_a_lost_role_the_sets_are_read_once_for_the_losses_of_the_epoch(network):
