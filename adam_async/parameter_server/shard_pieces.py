@@ -58,7 +58,7 @@ from adam_async.parameter_server.shard import (
     Shard,
     ShardTables,
 )
-from adam_async.run.group_ranges import groups_fault
+from adam_async.run.group_ranges import GroupSets, groups_fault
 from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
 from transport import RemoteProtocolError
@@ -105,8 +105,8 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
     ]
     duplicates: Count
     known: Count
-    groups: Annotated[list[tuple[Epoch, _Ranges]], Meta(max_length=KEPT_EPOCHS)]
-    """Counted groups of each epoch."""
+    sets: Count
+    """Index of its sets of groups in the piece: many tables share long ones."""
     losses: Annotated[list[tuple[Epoch, Count, _Units]], Meta(max_length=KEPT_EPOCHS)]
     """Losses of each epoch: number of images, and `LossSum.packed`."""
 
@@ -136,6 +136,8 @@ class ShardsState(msgspec.Struct, frozen=True, array_like=True):
     tables: list[TablesState]
     pushes: list[tuple[PushDetails, Count]]
     """Each push with pending contributions, and the number of its tensors."""
+    sets: list[Annotated[list[tuple[Epoch, _Ranges]], Meta(max_length=KEPT_EPOCHS)]]
+    """Counted groups of each epoch, for tables with the same ones."""
 
 
 class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
@@ -195,10 +197,14 @@ def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool =
         for shard in shards
     ]
     parts = [push_part(_of_places(queued, kept), sums=True) for queued, kept in places.values()]
+    # By identity, because a comparison of values would search a set once for each table that shares it.
+    sets = {_ids(each.groups): each.groups for each in tables.values()}
+    set_at = {key: at for at, key in enumerate(sets)}
     encoded = ShardsState(
         details,
-        [_tables_state(each) for each in tables.values()],
+        [_tables_state(each, set_at[_ids(each.groups)]) for each in tables.values()],
         [(part.details, len(part.tensors)) for part in parts],
+        [list(each.items()) for each in sets.values()],
     )
     arrays = [array.copy() for array in piece_arrays(bundle, specs)] if has_arrays else []
     return [
@@ -277,7 +283,9 @@ def read_piece(
         raise RemoteProtocolError("piece", "it has more tensors than its details name")
     for each in details.shards:
         _check_shard(each, len(details.tables), pushes, is_summed=bundle.summed)
-    for epoch, ranges in (kept for tables in details.tables for kept in tables.groups):
+    if len(details.sets) <= max([tables.sets for tables in details.tables], default=-1):
+        raise RemoteProtocolError("piece", f"its tables name more sets than its {len(details.sets)}")
+    for epoch, ranges in (kept for each in details.sets for kept in each):
         if ranges and (text := groups_fault((epoch, *ranges))):
             raise RemoteProtocolError("piece", text)
     for _, images, packed in (kept for tables in details.tables for kept in tables.losses):
@@ -310,7 +318,8 @@ def load_piece(bundle: Bundle, piece: Piece) -> None:
         return
     for target, source in piece.arrays:
         np.copyto(target, source)
-    tables = [_tables_of(each) for each in details.tables]
+    sets = [dict(each) for each in details.sets]
+    tables = [_tables_of(each, sets[each.sets]) for each in details.tables]
     for each in details.shards:
         shard = bundle.shards[ShardId(each.shard)]
         shard.tables.shards -= 1
@@ -373,7 +382,12 @@ def _load_contributions(shard: Shard, details: ShardDetails, pushes: Sequence[Qu
         shard.pending.waiting.setdefault(each.clock, []).append(contribution)
 
 
-def _tables_state(tables: ShardTables) -> TablesState:
+def _ids(groups: GroupSets) -> tuple[tuple[int, int], ...]:
+    """Return the identity of sets of groups."""
+    return tuple([(epoch, id(ranges)) for epoch, ranges in groups.items()])
+
+
+def _tables_state(tables: ShardTables, sets: int) -> TablesState:
     return TablesState(
         int(tables.version),
         list(tables.last_number.whole().items()),
@@ -385,12 +399,12 @@ def _tables_state(tables: ShardTables) -> TablesState:
         list(tables.refusals.whole().items()),
         tables.duplicates,
         tables.known,
-        list(tables.groups.items()),
+        sets,
         [(epoch, each.images, each.packed) for epoch, each in tables.losses.items()],
     )
 
 
-def _tables_of(state: TablesState) -> ShardTables:
+def _tables_of(state: TablesState, sets: GroupSets) -> ShardTables:
     return ShardTables(
         version=Version(state.version),
         last_number=BySession(0, dict(state.last_number)),
@@ -402,7 +416,7 @@ def _tables_of(state: TablesState) -> ShardTables:
         refusals=BySession((), dict(state.refusals)),
         duplicates=state.duplicates,
         known=state.known,
-        groups=dict(state.groups),
+        groups=sets,
         losses={epoch: LossSum.read(images, packed) for epoch, images, packed in state.losses},
         shards=0,
     )

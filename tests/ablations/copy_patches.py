@@ -27,22 +27,22 @@ from tests.ablations.patches import Change, replaces
 
 
 @replaces(shard_pieces, "_tables_state")
-def copy_without_numbers(tables_state: Any, tables: Any) -> Any:
+def copy_without_numbers(tables_state: Any, tables: Any, sets: int) -> Any:
     """Leave the numbers of applied pushes out of pieces."""
-    state = tables_state(tables)
+    state = tables_state(tables, sets)
     return msgspec.structs.replace(state, last_number=[])
 
 
 @replaces(shard_pieces, "_tables_state")
-def copy_without_clocks(tables_state: Any, tables: Any) -> Any:
+def copy_without_clocks(tables_state: Any, tables: Any, sets: int) -> Any:
     """Leave the clocks of replicas out of pieces."""
-    return msgspec.structs.replace(tables_state(tables), clocks={})
+    return msgspec.structs.replace(tables_state(tables, sets), clocks={})
 
 
-@replaces(shard_pieces, "_tables_state")
-def copy_without_groups(tables_state: Any, tables: Any) -> Any:
+@replaces(shard_pieces, "_tables_of")
+def copy_without_groups(tables_of: Any, state: Any, sets: Any) -> Any:
     """Leave the counted groups out of pieces."""
-    return msgspec.structs.replace(tables_state(tables), groups=[])
+    return tables_of(state, {})
 
 
 @replaces(pusher, "name_groups")

@@ -83,6 +83,23 @@ def test_the_groups_of_shards_travel_with_their_pieces(options):
     assert any(len(kept) > 2 for groups in found for kept in groups.values())
 
 
+def test_a_set_that_many_tables_share_travels_once_and_is_shared_by_the_copy():
+    one, other = Copy(Sgd()), Copy(Sgd())
+    shared = {1: tuple(range(1000, 9000)), 2: (0, 4)}
+    specs = PIECES[-1]
+    for number, spec in enumerate(specs):
+        tables = one.bundle.shards[spec.id].separate()
+        tables.groups, tables.duplicates = dict(shared), number
+    tensors = copied(one.bundle, specs)
+    assert len(specs) > 1
+    assert tensors[0].nbytes < 2 * len(msgspec.msgpack.encode(shared))
+    load_piece(other.bundle, read_piece(other.bundle, specs, TABLE, tensors))
+    found = [other.bundle.shards[spec.id].tables for spec in specs]
+    assert len({id(tables) for tables in found}) == len(specs)
+    assert {id(tables.groups[1]) for tables in found} == {id(found[0].groups[1])}
+    assert found[-1].groups == shared
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_piece_for_the_disk_shares_no_memory_with_the_bundle(seed):
     bundle = busy_primary(Sgd(momentum=0.9), seed, **BSP).bundle
@@ -179,8 +196,14 @@ def with_tables(tensors, **fields):
     return changed(tensors, tables=tables)
 
 
+def with_sets(tensors, first):
+    """Change the first sets of groups."""
+    details = shard_pieces._shards.decode(tensors[0].tobytes())
+    return changed(tensors, sets=[first, *details.sets[1:]])
+
+
 SESSION = (7, 9)
-NESTED = np.frombuffer(b"\x94\x90\x90\x90" + b"\x91" * 5000 + b"\xc0", np.uint8)
+NESTED = np.frombuffer(b"\x95\x90\x90\x90\x90" + b"\x91" * 5000 + b"\xc0", np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -207,14 +230,17 @@ NESTED = np.frombuffer(b"\x94\x90\x90\x90" + b"\x91" * 5000 + b"\xc0", np.uint8)
         (lambda tensors: with_tables(tensors, last_number=[(SESSION, 1 << 48)]), "its details"),
         (lambda tensors: with_tables(tensors, refusals=[(SESSION, (1,))] * (MOST_ENTRIES + 1)), "length"),
         (lambda tensors: with_tables(tensors, refusals=[(SESSION, (1,) * (MOST_REFUSALS + 1))]), "length"),
-        (lambda tensors: with_tables(tensors, groups=[(1, (0, 2, 1, 3))]), "ranges of groups"),
-        (lambda tensors: with_tables(tensors, groups=[(1, (0, 4, 6, 6))]), "ranges of groups"),
-        (lambda tensors: with_tables(tensors, groups=[(1, (0, 4, 5))]), "ranges of two numbers"),
+        (lambda tensors: with_sets(tensors, [(1, (0, 2, 1, 3))]), "ranges of groups"),
+        (lambda tensors: with_sets(tensors, [(1, (0, 4, 6, 6))]), "ranges of groups"),
+        (lambda tensors: with_sets(tensors, [(1, (0, 4, 5))]), "ranges of two numbers"),
         (lambda tensors: with_tables(tensors, losses=[(1, 0, b"\x01")]), "0 images have none of this sum"),
-        (lambda tensors: with_tables(tensors, groups=[(0, (0, 4))]), "an epoch from 1"),
-        (lambda tensors: with_tables(tensors, groups=[(1, (-1, 4))]), "its details"),
-        (lambda tensors: with_tables(tensors, groups=[(n, ()) for n in range(1, 5)]), "length"),
-        (lambda tensors: with_tables(tensors, groups=[(1, (0,) * (2 * MOST_BOUNDS + 1))]), "length"),
+        (lambda tensors: with_sets(tensors, [(0, (0, 4))]), "an epoch from 1"),
+        (lambda tensors: with_sets(tensors, [(1, (-1, 4))]), "its details"),
+        (lambda tensors: with_sets(tensors, [(n, ()) for n in range(1, 5)]), "length"),
+        (lambda tensors: with_sets(tensors, [(1, (0,) * (2 * MOST_BOUNDS + 1))]), "length"),
+        (lambda tensors: with_tables(tensors, sets=99), "name more sets"),
+        (lambda tensors: with_tables(tensors, sets=-1), "its details"),
+        (lambda tensors: changed(tensors, sets=[]), "name more sets than its 0"),
         (lambda tensors: with_shard(tensors, contributions=[(1000, 77, 0)]), "push 77"),
         (lambda tensors: with_shard(tensors, contributions=[(1000, 0, -1)]), "its details"),
         (lambda tensors: with_shard(tensors, contributions=[(0, 0, 0)]), "reached|no place"),
