@@ -213,10 +213,13 @@ class StoreDisk:
             self._spawn(f"disk-{self.id}/run", self._write_run())
 
     async def _write_run(self) -> None:
-        """Write the record of the run at once: entries behind it wait."""
-        record = self._run
+        """Write the record of the run at once, again while the disk is full: entries behind it wait."""
+        record, segments = self._run, self._segments
         with suppress(DiskFailed):  # `_serve` reports it
-            await self._segments.flush()
+            await segments.flush()
+            while record is self._run and segments.is_dirty(RUN):
+                await asyncio.sleep(self._ports.settings.flush_s)
+                await segments.flush()
             if record is self._run:
                 self._is_run_on_disk = True
                 self._announce()

@@ -143,6 +143,10 @@ class SegmentStore:
         """
         self._rounds.mark(name, nbytes, updates)
 
+    def is_dirty(self, name: StateName) -> bool:
+        """Return whether a state has changes that no round has taken, or for which the disk had no room."""
+        return name in self._rounds.dirty
+
     def applied(self, home: str, position: int) -> None:
         """Note that all entries of a bundle up to a position are applied, and their shards marked.
 
@@ -176,8 +180,7 @@ class SegmentStore:
     async def flush(self) -> None:
         """Write a round now: the shards marked before the call are on disk on return.
 
-        Shards stay dirty if their states could not be taken, or the disk has no room; see
-        `statistics().dirty`.
+        Shards stay dirty (`is_dirty`) if their states could not be taken, or the disk has no room.
 
         Raises:
             DiskFailed: As for `run`.

@@ -27,8 +27,9 @@ from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
 from adam_async.persistence.frames import frame_head
 from adam_async.persistence.keys import EntryKey, Identity, StateName
 from adam_async.persistence.records import STATES, encode_start
+from adam_async.run.run_record import RunRecord
 from adam_async.run.store_record import ArrayRecord, RuleRecord, served_word
-from tests.adam_async.cluster_maps import bundle_map, store_record
+from tests.adam_async.cluster_maps import bundle_map, run_record, store_record
 from tests.adam_async.parameter_server.copies import PIECES, Copy
 from tests.adam_async.runs import until
 
@@ -344,6 +345,39 @@ async def test_a_primary_appends_no_entry_of_a_bundle_before_its_pieces_are_on_t
 
     assert {name.shard for name in found.states if name.home == "ps-1"} == set(range(len(PIECES)))
     assert len(found.entries["ps-1"]) == 1
+
+
+async def test_a_primary_appends_no_entry_while_a_full_disk_lacks_the_record_of_its_run(
+    tmp_path, monkeypatch
+):
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        store = disk.of("store-1")
+        await store.reopen()
+        catalogue = catalogue_of(durable=True, program="run-1")
+        store.begin(catalogue, lambda name, work: group.create_task(work, name=name))
+        record = RunRecord(program=run_record())
+        store.note_run(record, 1)
+        joined(store, "ps-0", ready={"ps-0"})
+        store.whole()
+        await store.append(EntryKey("ps-0", 1, 1), ENTRY, of_primary=True)
+        append, room, tries = disk.ports.states.append_made, asyncio.Event(), []
+
+        async def append_if_there_is_room(*arguments):
+            if not room.is_set():
+                tries.append(arguments)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return await append(*arguments)
+
+        monkeypatch.setattr(disk.ports.states, "append_made", append_if_there_is_room)
+        store.note_run(replace(record, ended=1), 2)
+        entry = group.create_task(store.append(EntryKey("ps-0", 2, 1), ENTRY, of_primary=True), name="entry")
+        await until(lambda: len(tries) > 2)
+        # An append of the primary would come before this one.
+        await store.append(EntryKey("ps-0", 3, 1), ENTRY, of_primary=False)
+        assert not entry.done()
+        room.set()
+        await entry
+        await store.end(for_good=True)
 
 
 async def test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on_their_disks(tmp_path):
