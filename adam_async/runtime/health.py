@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from transport.sockets import stop_accepting
+
 MOST_CLIENTS = 16
 """Maximum number of connections."""
 
@@ -118,9 +120,13 @@ async def health_endpoint(
             yield server.sockets[0].getsockname()[1]
         finally:
             ending = True
-            server.close()
+            stop_accepting(server)
             for task in tuple(clients):
                 task.cancel()
+            try:
+                await asyncio.sleep(0)  # connections that asyncio has accepted get their transports
+            finally:
+                server.close()
     await server.wait_closed()
 
 

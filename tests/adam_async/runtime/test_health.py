@@ -1,8 +1,9 @@
 """Probes are answered with the state of the role, and no client of them can keep another one out."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -106,3 +107,18 @@ async def test_the_end_of_the_block_ends_all_connections() -> None:
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await reader.readexactly(1)
     writer.transport.abort()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_accepted_as_the_block_ends_is_closed(turns: int) -> None:
+    """Whether the loop has accepted it, or its transport is there by then."""
+    async with health_endpoint("127.0.0.1", 0, Health()) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            pass  # the first connection finds the loop idle, in its selector
+        client = socket.create_connection(("127.0.0.1", port), timeout=10)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    with client, suppress(ConnectionResetError):
+        assert client.recv(1) == b""
