@@ -57,6 +57,7 @@ class Checkpointer:
 
     Args:
         storage_pool: Memory of the servers of this process, which is kept still while it is read.
+        resumed: Starting point of the run, if it continues another one.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Checkpointer:
         config: Config,
         model: RunModel,
         common: Manifest,
+        resumed: ResumeRecord | None,
         spawn: Spawn,
         note: Callable[[str], None],
         progress: Progress,
@@ -81,6 +83,7 @@ class Checkpointer:
         self._misses = 0
         self._epochs = EpochValues()
         self._common = common
+        self._resumed = resumed
         self._config = config
         self._model = model
         self._timeout_s = config.waits.checkpoint_s
@@ -186,7 +189,9 @@ class Checkpointer:
             self._common,
             epoch=place[0],
             groups=place[1],
-            resume=resume,
+            resume=msgspec.structs.replace(resume, skipped=self._resumed.skipped_from(resume.epoch))
+            if self._resumed is not None
+            else resume,
             epochs=self._epochs.of(epochs),
             arrays=reading.tensors.arrays,
         ).with_states(reading.states)

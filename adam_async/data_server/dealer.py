@@ -194,25 +194,29 @@ class Dealer:
         self._sets = None
         config, resumed = self._program.config, self._program.resumed
         results = (*(resumed.results if resumed is not None else ()), *self._cluster().results)
+        ends = resumed.skipped_from(epoch.number) if resumed is not None else ()
         if resumed is not None and resumed.epoch != epoch.number:
             resumed = None
         train_s = resumed.train_s if resumed is not None else 0.0
-        finished = joined(sets.every) if sets is not None else ()
+        skipped = ends[0] if ends else ()
+        # A shard that has dropped the set of the epoch answers that it has all groups.
+        absent = {number for each in skipped for number in range(*each)}
+        finished = joined(sets.every - absent) if sets is not None else ()
         warm = warm_groups(
             config.warm_start,
             epoch=epoch.number,
             groups=epoch.groups,
-            finished=finished,
+            finished=(*finished, *skipped),
             round_groups=epoch.round_groups,
         )
         shares = epoch.shares
-        if finished:  # equal parts of the groups left
+        if finished or skipped:  # equal parts of the groups left
             shares = share_out(
                 tuple(map(int, shares)),
                 groups=epoch.groups,
                 round_groups=epoch.round_groups,
                 warm=warm,
-                finished=finished,
+                finished=(*finished, *skipped),
                 carried=epoch.carried,
             )
         if self.term > 1 and not self.state.epoch:
@@ -225,6 +229,7 @@ class Dealer:
                 round_groups=epoch.round_groups,
                 first_clock=max(epoch.first_clock, sets.clock if sets is not None else 0),
                 finished=finished,
+                skipped=skipped,
                 ragged=sets.some if sets is not None else (),
                 loss_images=sets.images if sets is not None else 0,
                 loss_sum=sets.loss_sum if sets is not None else 0.0,
@@ -232,7 +237,7 @@ class Dealer:
                 warm=warm,
                 carried=epoch.carried,
                 behind=tuple(map(Replica, epoch.behind)),
-                fraction=1.0 if must_train_all(results) else config.fraction_in_force,
+                fraction=1.0 if ends or must_train_all(results) else config.fraction_in_force,
                 pooled=config.pooled,
                 step=config.push_every,
                 images_per_group=config.images_per_group,

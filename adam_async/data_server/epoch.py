@@ -64,6 +64,8 @@ class EpochBegan:
     """Clock of all replicas at the start, with rounds."""
     finished: Ranges = ()
     """Ranges of groups that were trained before this dealer began the epoch."""
+    skipped: Ranges = ()
+    """Ranges of groups that an earlier run has skipped in this epoch."""
     ragged: Collection[int] = ()
     """Groups that only some shards had by then."""
     loss_images: int = 0
@@ -118,21 +120,21 @@ class Epoch:
         self.number, self.groups = began.number, began.groups
         self._round_groups = began.round_groups
         self._carried, self._fraction, self._pooled = began.carried, began.fraction, began.pooled
+        done = (*began.finished, *began.skipped)
         if began.pooled:
-            assigned = assign_pool(began.groups, warm=began.warm, finished=began.finished)
+            assigned = assign_pool(began.groups, warm=began.warm, finished=done)
         else:
             assigned = assign(
                 began.shares,
                 groups=began.groups,
                 round_groups=began.round_groups,
                 warm=began.warm,
-                finished=began.finished,
+                finished=done,
                 carried=began.carried,
                 behind=began.behind,
             )
         self._images_per_group, self._images = began.images_per_group, began.num_images
         self._progress = assigned.progress
-        self.finished = began.groups - len(assigned.progress)
         self.draining = False
         """Whether the run stops when the leased groups are finished."""
         self.queues: dict[Replica, Queue] = {}
@@ -142,8 +144,9 @@ class Epoch:
         self.ragged = set(began.ragged).intersection(assigned.progress)
         """Unfinished groups that only some shards have."""
         self.closed = False
-        self.skipped: dict[int, Replica] = {}
+        self.skipped = {number: POOL for start, stop in began.skipped for number in range(start, stop)}
         """Skipped groups, and the replicas in whose shares they were."""
+        self.finished = began.groups - len(assigned.progress) - len(self.skipped)
         self._given: set[Replica] = set()
         self._later = {  # after the warm start
             replica: self._new_queue(queue) for replica, queue in assigned.queues.items()

@@ -8,7 +8,7 @@ that the earlier driver evaluated. The weights of these epochs are lost with tha
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise, takewhile
 from typing import Annotated, Any
 
 import msgspec
@@ -30,7 +30,13 @@ from adam_async.run.config import Config
 from adam_async.run.group_ranges import has_groups
 from adam_async.run.result import EpochResult
 from adam_async.run.run_record import MOST_RUNS, RunRecord, runs_of
-from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
+from adam_async.run.training_program import (
+    ProgramRecord,
+    ResumeRecord,
+    SkippedGroups,
+    TrainingProgram,
+    read_training,
+)
 
 OPEN: Mapping[str, Any] = {
     "epochs": 0,
@@ -276,6 +282,9 @@ def at_first_gap(
     groups = -(-max(images, 1) // run.program.config.images_per_group)
     # Without the results of old epochs, these count as whole: no shard has been behind so far.
     epoch = start if first <= max(start - 1, 1) else first + 1
+    skipped: dict[int, SkippedGroups] = dict(enumerate(map(tuple, skipped_groups(results)), start=first))
+    if run.program.resumed is not None:  # the run before may have ended epochs that this one has not
+        skipped = {**dict(enumerate(run.program.resumed.skipped, start=start)), **skipped}
     while epoch < stop:
         lacking = _left((epoch, 0, groups), skipped_groups([results[epoch - first]])[0])
         if not all(has_groups(each, named) for each in sets.values() for named in lacking):
@@ -284,7 +293,12 @@ def at_first_gap(
     manifest = msgspec.structs.replace(
         run.manifest,
         epoch=epoch,
-        resume=ResumeRecord(epoch=epoch, clock=0, results=results[: epoch - first]),
+        resume=ResumeRecord(
+            epoch=epoch,
+            clock=0,
+            results=results[: epoch - first],
+            skipped=tuple([skipped[each] for each in takewhile(skipped.__contains__, count(epoch))]),
+        ),
         epochs=tuple(each for each in run.manifest.epochs if each["epoch"] < epoch),
     )
     check_epochs_left(manifest, epochs)

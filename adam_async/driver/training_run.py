@@ -457,6 +457,7 @@ class TrainingRun:
             config=self._config,
             model=self._prepared.model,
             common=self._common_manifest(),
+            resumed=self._program.resumed,
             spawn=spawn,
             note=self._parts.warn,
             progress=self._progress,

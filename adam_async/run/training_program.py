@@ -174,6 +174,10 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Replica = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
+SkippedGroups = tuple[tuple[int, int], ...]
+"""Ranges of the skipped groups of an epoch."""
+
+
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Starting point of a run that continues another one."""
 
@@ -185,6 +189,13 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Results of the epochs before, in order; the run continues their clocks and counts."""
     train_s: float = 0.0
     """Training time of the epoch in progress, in seconds."""
+    skipped: tuple[SkippedGroups, ...] = ()
+    """Skipped groups of the epochs from `epoch` on that an earlier run has ended. They stay skipped, because
+    shards may have groups of later epochs, whose images depend on them."""
+
+    def skipped_from(self, epoch: int) -> tuple[SkippedGroups, ...]:
+        """Return `skipped` for a later epoch in progress."""
+        return self.skipped[epoch - self.epoch :] if epoch >= self.epoch else ()
 
 
 class StartTerms(msgspec.Struct, frozen=True, kw_only=True):

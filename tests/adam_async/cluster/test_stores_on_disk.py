@@ -14,9 +14,11 @@ from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import stores_of_runs
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.roles.parameter_server import parameter_server
+from adam_async.data_server.order import EpochOrders
 from adam_async.errors import ConfigError, StoreError
 from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.messages.shard_states import TABLES
+from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import RUN
 from adam_async.parameter_server.server_disk import opened_disk
@@ -24,11 +26,14 @@ from adam_async.persistence.keys import LEADING
 from adam_async.persistence.records import StateRecord
 from adam_async.persistence.scan import scan
 from adam_async.persistence.settings import FlushSettings
+from adam_async.run.cluster_map import skipped_groups
 from adam_async.run.config import Config
+from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
 from tests.adam_async.runs import (
     SHARDED,
     TALLIED,
+    TALLIED_IMAGES,
     TALLY_LAYERS,
     TALLY_OPTIONS,
     entropy_of,
@@ -214,6 +219,59 @@ async def test_a_run_goes_on_whose_evaluation_was_many_epochs_behind(tmp_path):
     for tables in found:
         assert tables.groups[epoch + 2] == (0, 15)
         assert tables.version == 15 * (epoch + 2)
+
+
+def counts_after(results, seed, images_per_group):
+    """How often each image counts in epochs with these results."""
+    orders = EpochOrders(Dice(seed), num_images=TALLIED_IMAGES, images_per_group=images_per_group)
+    counts, skipped = np.zeros(TALLIED_IMAGES), skipped_groups(results)
+    for epoch, ranges in enumerate(skipped, start=1):
+        order = orders.order(epoch, skipped[: epoch - 1])
+        for number in {*range(order.num_groups)}.difference(*(range(*each) for each in ranges)):
+            counts[order.group(number)] += 1
+    return counts.tolist()
+
+
+@pytest.mark.parametrize("rule", ["replicas", "images"])
+async def test_an_epoch_that_ended_early_ends_with_the_same_groups_in_a_run_that_goes_on(rule, tmp_path):
+    """The disk of one server has shards from before the end of an epoch, the other one from after it."""
+    inputs = {"spec": TALLIED, "layers": TALLY_LAYERS, "dataset": tallied_dataset()}
+    options = {**TALLY_OPTIONS, "images_per_group": 4, "weights": "copy", "servers": 2, "shard_bytes": 256}
+    options |= {"replicas": 3, "slow": ("worker-2:0.05",), "epoch_fraction": 0.6, "epoch_rule": rule}
+    folder, torn = tmp_path / "store", tmp_path / "torn"
+    async with (
+        cluster_in(folder, config_of(**options, epochs=100_000), **inputs) as cluster,
+        asyncio.TaskGroup() as group,
+    ):
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: place(cluster) >= 1 or training.done())
+        disks = [next(iter(server._saved._disk)) for server in cluster.servers]
+        ended = 0
+        while not training.done() and not (ended and cluster.driver.map.results[-1].get("skipped_groups")):
+            shutil.rmtree(torn, ignore_errors=True)
+            ended, rounds = cluster.driver.map.ended, disks[1].statistics().rounds
+            while disks[1].statistics().rounds == rounds or not groups_in(cluster):
+                await turns()
+            shutil.copytree(folder / "ps-1", torn / "ps-1")
+            is_within = cluster.driver.map.ended == ended
+            while cluster.driver.map.ended == ended:
+                await turns()
+            ended = ended + 1 if is_within else 0
+        rounds = disks[0].statistics().rounds
+        while disks[0].statistics().rounds < rounds + 2 or not groups_in(cluster):
+            await turns()
+        assert cluster.driver.map.ended == ended
+        shutil.copytree(folder / "ps-0", torn / "ps-0")
+        first = [*cluster.driver.map.results]
+        training.cancel()
+    config = config_of(**options, epochs=ended + 2)
+    async with cluster_in(torn, config, number=2, **inputs) as cluster:
+        result = await cluster.train()
+        run = cluster.driver.map.run
+        results = [*read_training(run).resumed.results, *cluster.driver.map.results]
+    assert [each["skipped_groups"] for each in results[:ended]] == [each["skipped_groups"] for each in first]
+    assert {each.images + each.skipped for each in result.epochs} == {TALLIED_IMAGES}
+    assert tally_of(result.weights) == counts_after(results, config.seed, 4)
 
 
 def damage_records(folder):

@@ -293,3 +293,19 @@ def test_no_image_is_skipped_twice_in_a_row_whichever_replicas_are_slow_or_lost(
         trained += ~skipped
         before = skipped
     assert trained.min() >= EPOCHS // 2
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_groups_that_an_earlier_run_has_skipped_stay_skipped(pooled):
+    done = {"finished": ((0, 3),), "skipped": ((5, 7), (13, 16))}
+    scene = scene_of(**done, fraction=1.0, pooled=pooled, images_per_group=4)
+    ended = [effect for replica in FOUR for effect in train(scene, replica)]
+    assert [(each.skipped, each.behind) for each in ended] == [(((5, 7), (13, 16)), ())]
+    assert ended[0].images == 11 * 4
+    scene.state.check_invariants()
+
+
+def test_an_epoch_of_which_an_earlier_run_has_trained_all_other_groups_is_over_at_once():
+    scene = scene_of(finished=((0, 13),), skipped=((13, 16),), fraction=1.0)
+    assert scene.state.outcome.skipped == ((13, 16),)
+    assert contents(scene.ask(ZERO)) == ([], True, 0, 0)

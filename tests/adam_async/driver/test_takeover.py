@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint.files import open_checkpoints
-from adam_async.checkpoint.manifest import check_kept_step
+from adam_async.checkpoint.manifest import check_kept_step, epoch_values
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.submission import take_over, update_program
 from adam_async.driver.takeover import (
     Attach,
     DriverNotes,
+    SavedRun,
+    at_first_gap,
     check_none_waits,
     check_options,
     joined_results,
@@ -26,10 +28,12 @@ from adam_async.driver.takeover import (
     run_to_take,
 )
 from adam_async.errors import ConfigError, RunFailed, first_cause
+from adam_async.messages import ShardState
 from adam_async.model.named import digits, mlp
 from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
+from adam_async.run.run_record import RunRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ResumeRecord, read_training
 from tests.adam_async.checkpoint.checkpoints import manifest_of
@@ -428,3 +432,36 @@ def test_results_come_from_the_map_then_the_program_then_the_checkpoint():
     assert [each["source"] for each in joined[4:]] == ["checkpoint", "program", "program", "map", "map"]
     gap = msgspec.structs.replace(record, epoch=6, results=results(1, 5, "checkpoint"))
     assert joined_results(cluster, plain, msgspec.structs.replace(manifest, resume=gap))[0] == 8
+
+
+def skipping(*skipped):
+    return tuple({"skipped_groups": [list(each) for each in ranges]} for ranges in skipped)
+
+
+@pytest.mark.parametrize(
+    ("ended", "resumed", "has", "first", "skipped"),
+    [
+        (3, None, {1: (0, 20), 2: (0, 15), 3: (0, 20)}, 4, ()),
+        (3, None, {1: (0, 20), 2: (0, 14), 3: (0, 9)}, 2, (((15, 20),), ())),
+        (3, None, {1: (0, 19)}, 1, ((), ((15, 20),), ())),
+        # A run before has ended epochs 2 and 3, and this one only epoch 2.
+        (2, (((15, 20),), ((8, 20),)), {1: (0, 20), 2: (0, 15), 3: (0, 9)}, 3, (((8, 20),),)),
+        (2, (((15, 20),), ((8, 20),)), {1: (0, 20), 2: (0, 9)}, 2, (((15, 20),), ((8, 20),))),
+    ],
+)
+def test_epochs_that_have_ended_keep_their_skipped_groups(ended, resumed, has, first, skipped):
+    start = ResumeRecord(epoch=2, clock=0, results=skipping(()), skipped=resumed) if resumed else None
+    program = read_training(run_record(epochs=20, resumed=start))
+    manifest = msgspec.structs.replace(
+        manifest_of(),
+        data={"train_images": 20 * program.config.images_per_group},
+        epochs=epoch_values([epoch(number) for number in range(1, ended + 1)]),
+    )
+    record = RunRecord(
+        program=run_record(), ended=ended, results=skipping((), ((15, 20),), ())[start is not None : ended]
+    )
+    run = SavedRun(record=record, store=None, program=program, manifest=manifest)
+    states = [ShardState(0, 1, {}, has)]
+    resume = at_first_gap(run, states, {0}, 20).resume
+    assert (resume.epoch, resume.skipped) == (first, skipped)
+    assert resume.skipped_from(first + 1) == skipped[1:]
