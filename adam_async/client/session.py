@@ -263,58 +263,63 @@ class PushCounts:
     resent: int = 0
 
 
+class _SharedNumber(msgspec.Struct, eq=False):
+    """Last number of shards that were pushed with the same numbers, in the same messages."""
+
+    shards: tuple[ShardId, ...]
+    last: int
+
+
 class ShardNumbers:
     """The number of the last push to each shard of one bundle."""
 
     def __init__(self) -> None:
         self._last: dict[ShardId, int] = {}
-        """Last number of each shard that is in no group of `_together`."""
-        self._together: dict[tuple[ShardId, ...], int] = {}
-        """Last number of groups of shards that were pushed with the same numbers, in the same messages."""
-        self._group_of: dict[ShardId, tuple[ShardId, ...]] = {}
+        """Last number of each shard that has no shared one."""
+        self._shared: dict[tuple[ShardId, ...], _SharedNumber] = {}
+        self._shared_of: dict[ShardId, _SharedNumber] = {}
 
     def next(self, shards: tuple[ShardId, ...]) -> OfEach:
         """Give the next number on each shard, from 1 without gaps."""
-        last = self._together.get(shards)
-        if last is not None:
-            self._together[shards] = last + 1
-            return last + 1
+        shared = self._shared.get(shards)
+        if shared is not None:
+            shared.last += 1
+            return shared.last
         self._separate(shards)
         numbers = joined([self._last.get(shard, 0) + 1 for shard in shards])
         if isinstance(numbers, int) and len(set(shards)) == len(shards):
-            self._together[shards] = numbers
-            self._group_of.update(dict.fromkeys(shards, shards))
+            shared = self._shared[shards] = _SharedNumber(shards, numbers)
+            self._shared_of.update(dict.fromkeys(shards, shared))
         else:
             self._last.update(zip(shards, each_of(numbers, len(shards)), strict=True))
         return numbers
 
     def _separate(self, shards: Sequence[ShardId]) -> None:
-        """Dissolve the groups of some shards."""
-        for shard in shards if self._together else ():
-            group = self._group_of.get(shard)
-            if group is not None:
-                self._last.update(dict.fromkeys(group, self._together.pop(group)))
-                for member in group:
-                    del self._group_of[member]
+        """Dissolve the shared numbers of some shards."""
+        for shard in shards if self._shared else ():
+            shared = self._shared_of.get(shard)
+            if shared is not None:
+                del self._shared[shared.shards]
+                self._last.update(dict.fromkeys(shared.shards, shared.last))
+                for member in shared.shards:
+                    del self._shared_of[member]
 
     def last(self, shards: Sequence[ShardId]) -> OfEach:
         """Return the last number given on each of some shards; 0 for a shard without a number."""
-        shards = tuple(shards)
-        last = self._together.get(shards)
-        if last is not None:
-            return last
-        groups = [self._group_of.get(shard) for shard in shards]
+        shared = self._shared.get(tuple(shards))
+        if shared is not None:
+            return shared.last
+        found = [self._shared_of.get(shard) for shard in shards]
         return joined(
             [
-                self._last.get(shard, 0) if group is None else self._together[group]
-                for shard, group in zip(shards, groups, strict=True)
+                self._last.get(shard, 0) if shared is None else shared.last
+                for shard, shared in zip(shards, found, strict=True)
             ]
         )
 
     def all(self) -> dict[ShardId, int]:
         """Return the last number given on each shard that was pushed."""
-        together = {shard: number for shards, number in self._together.items() for shard in shards}
-        return {**self._last, **together}
+        return {**self._last, **{shard: shared.last for shard, shared in self._shared_of.items()}}
 
     def next_steps(self, shards: Sequence[ShardId], steps: int) -> int:
         """Give numbers to several steps, each on all of these shards; returns the first number."""

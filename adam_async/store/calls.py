@@ -41,6 +41,13 @@ def check_loop(name: str, loop: asyncio.AbstractEventLoop) -> None:
         )
 
 
+def _joined(versions: NDArray[np.int64]) -> OfEach:
+    """Return the versions of the shards of a message in the form in which they travel."""
+    first = int(versions[0])
+    # One shard is the usual case of small stores; NumPy would take several times as long.
+    return first if len(versions) == 1 or (versions == first).all() else tuple(versions.tolist())
+
+
 class Call(msgspec.Struct, kw_only=True, eq=False):
     """One call, from its place in the queue to its last answer: a push, a pull, or a push that pulls.
 
@@ -410,7 +417,7 @@ class Calls:
                 raise StoreError("read holds versions of another store: pull from this one")
             seen, own = np.where(versions.of_shards < 0, seen, versions.of_shards), versions.own
         # Copied, because versions in later answers must not count as read before this call.
-        known = [joined(seen[message.shards.index].tolist()) for message in messages]
+        known = [_joined(seen[message.shards.index]) for message in messages]
         return Call(
             calls=self,
             done=self.loop.create_future(),
@@ -552,7 +559,8 @@ class Calls:
             # One shard is the usual case of small stores; numpy would take several times as long.
             seen[index.start] = max(found, seen[index.start])
         else:
-            seen[index] = np.maximum(seen[index], found)
+            part = seen[index]
+            seen[index] = np.maximum(part, found, out=part)
         return found
 
     def send_ticks(self) -> None:

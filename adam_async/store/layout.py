@@ -22,7 +22,7 @@ MESSAGE_BYTES = 2 << 20
 """Maximum size of the values of one message, in bytes, unless one shard is larger: the server receives one
 message while it applies the earlier one."""
 
-MESSAGE_SHARDS = 512
+MESSAGE_SHARDS = 1024
 """Maximum number of shards of one message, whose numbers and versions must fit into a frame's meta."""
 
 PLANS_KEPT = 64

@@ -286,7 +286,7 @@ def packed(meta: object, payload: int) -> bytes:
         (head(PING, 0, b"", 0, CHECKED), "flags"),
         (head(CHUNK, 0, bytes(5), 5, CHECKED), "meta-length"),
         (prelude(meta=1 << 31), "meta-length"),
-        (prelude(meta=(16 << 10) + 1), "meta-length"),
+        (prelude(meta=CONFIG.max_meta_bytes + 1), "meta-length"),
         (prelude(payload=1 << 60), "payload-length"),
         (prelude(kind=PING), "meta-length"),
         (head(PING, 0, b"", 5), "payload-length"),
@@ -380,7 +380,7 @@ def test_only_protocol_errors_leave_the_decoder(wire: bytes, data: st.DataObject
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     if resign:  # a malicious peer computes the checksum
-        meta = min(int.from_bytes(damaged[16:20], "little"), 1 << 14)
+        meta = min(int.from_bytes(damaged[16:20], "little"), CONFIG.max_meta_bytes)
         fixed = head(
             damaged[5],
             1,
@@ -443,7 +443,7 @@ def _resident_bytes() -> int:
         (Message(type="push", meta={"a": 1}), "meta"),  # type: ignore[arg-type]
         (Message(type="push", meta="text"), "meta"),  # type: ignore[arg-type]
         (Message(type="push", meta=bytearray(b"a")), "meta"),  # type: ignore[arg-type]
-        (Message(type="push", meta=b"x" * 16_374), "meta-length"),
+        (Message(type="push", meta=b"x" * (CONFIG.max_meta_bytes - 10)), "meta-length"),
         (Message(type="push", tensors=(np.zeros((2, 2))[:, :1],)), "tensor-layout"),
         (Message(type="push", tensors=(np.zeros(2, complex),)), "tensor-dtype"),
         (Message(type="push", tensors=([1, 2],)), "tensor-dtype"),  # type: ignore[arg-type]
@@ -459,7 +459,7 @@ def test_the_sender_refuses_a_message_that_no_frame_can_hold(message: Message, r
 
 
 def test_the_largest_meta_of_a_message_without_tensors_fills_its_frame() -> None:
-    message = Message(type="push", meta=b"x" * 16_373)
+    message = Message(type="push", meta=b"x" * (CONFIG.max_meta_bytes - 11))
     assert len(pack_meta(message, b"", CONFIG.max_meta_bytes)) == CONFIG.max_meta_bytes
     (frame,) = feed(new_decoder(), encode(message))
     assert_same_message(frame.message, message)

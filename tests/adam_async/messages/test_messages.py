@@ -90,7 +90,8 @@ from adam_async.messages import (
     unpack_any,
 )
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.worker.push_plan import MESSAGE_SHARDS
+from adam_async.store.layout import MESSAGE_SHARDS as OF_STORE
+from adam_async.worker.push_plan import MESSAGE_SHARDS as OF_WORKER
 from tests.adam_async.runs import NETWORKS, address_of
 from tests.simulation.scenarios.valid_messages import fields_of
 from tests.transport.testing import link_pair
@@ -531,8 +532,16 @@ def meta_bytes(message):
     return len(pack_meta(message, layout.packed, 1 << 20))
 
 
-def test_the_largest_push_fits_into_the_meta_of_a_frame():
-    numbers = (LARGE,) * MESSAGE_SHARDS
+@pytest.mark.parametrize(
+    ("shards", "parts", "tensors"),
+    [
+        (OF_WORKER, (Part(True, 1),) * OF_WORKER, 2 * OF_WORKER),
+        (OF_STORE, (Part(False, OF_STORE),), 1),
+    ],
+    ids=["worker", "client of a store"],
+)
+def test_the_largest_push_fits_into_the_meta_of_a_frame(shards, parts, tensors):
+    numbers = (LARGE,) * shards
     push = Push(
         store="driver-of-a-long-name-0123456789abcdef-12345",
         session=LARGE,
@@ -542,20 +551,21 @@ def test_the_largest_push_fits_into_the_meta_of_a_frame():
         weight=LARGE,
         rate=0.1,
         generation=LARGE,
-        parts=(Part(True, 1),) * MESSAGE_SHARDS,
-        shards=(1 << 31,) * MESSAGE_SHARDS,
+        parts=parts,
+        shards=(1 << 31,) * shards,
         numbers=numbers,
         versions=numbers,
         own_applied=numbers,
         pull=True,
     )
-    tensors = [np.zeros((4096, 1), np.float32)] * (2 * MESSAGE_SHARDS)
-    assert meta_bytes(pack(push, tensors)) <= LinkConfig().max_meta_bytes
+    message = pack(push, [np.zeros((4096, 1), np.float32)] * tensors)
+    assert meta_bytes(message) <= LinkConfig().max_meta_bytes
 
 
 def test_the_largest_answers_fit_into_the_meta_of_a_frame():
-    numbers = (LARGE,) * MESSAGE_SHARDS
-    problems = tuple(Problem(n, messages.GAP, LARGE) for n in range(MESSAGE_SHARDS))
+    shards = max(OF_WORKER, OF_STORE)
+    numbers = (LARGE,) * shards
+    problems = tuple(Problem(n, messages.GAP, LARGE) for n in range(shards))
     leases = tuple(Lease(1 << 31, 1 << 31, 1 << 31, 1 << 31) for _ in range(64))
     images = [np.zeros((19_200, 3, 9, 9), np.uint8), np.zeros(19_200, np.int64)]
     for message in (

@@ -11,7 +11,7 @@ from adam_async import ParameterStore, Sgd
 from adam_async.run.shard_table import NUM_BUCKETS, shard_table
 from adam_async.run.store_record import ArrayRecord
 from adam_async.store.calls import Call
-from adam_async.store.layout import StoreLayout
+from adam_async.store.layout import MESSAGE_SHARDS, StoreLayout
 from tests.adam_async.store.servers import servers
 from transport import RemoteProtocolError
 
@@ -100,3 +100,20 @@ async def test_two_hundred_megabytes_pulled_beside_pushes_have_the_values_of_the
                         versions.add(version)
                 pushing.cancel()
             assert len(versions) > 2
+
+
+async def test_a_thousand_arrays_travel_in_one_message_also_if_their_numbers_and_versions_differ():
+    names = [f"a{number}" for number in range(MESSAGE_SHARDS)]
+    ones = {name: np.ones(2, np.float32) for name in names}
+    async with servers(1) as where:
+        zeros = {name: np.zeros(2, np.float32) for name in names}
+        async with ParameterStore.open(where, zeros, name="many", rule=Sgd(rate=1.0)) as store:
+            assert len(store._calls.layout.everything) == 1
+            await store.push_pull(ones)
+            for names_pushed in (names[::2], names[::3]):
+                await store.push({name: ones[name] for name in names_pushed})
+            values = await store.push_pull(ones)
+            outcome = await store.push(ones)
+    pushes = [2 + (number % 2 == 0) + (number % 3 == 0) for number in range(MESSAGE_SHARDS)]
+    assert [int(-values[name][0]) for name in names] == pushes
+    assert [outcome.versions[name] for name in names] == [number + 1 for number in pushes]

@@ -43,7 +43,7 @@ MISSING = "missing"
 """Name of the bad value that leaves a field out."""
 
 LONG_TEXT, LONG_TUPLE = 9_000, 3_000
-"""Number of characters, and of elements, of a long value; a meta of 16 KiB has room for either."""
+"""Number of characters, and of elements, of a long value; a frame's meta has room for either."""
 
 LARGE_TEXT_BYTES = 72 << 10
 """Size above the limit of a map record, in bytes: padding of a large JSON record, and limit of other bad
