@@ -13,7 +13,7 @@ sums. Push numbers are not sent, because the sessions of a run push only into th
 the sessions of another.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar
@@ -112,11 +112,15 @@ TABLES = len(COLUMNS)
 """Number of tensors with tables, before all others."""
 
 
-def different(several: Iterable[Mapping[int, T]]) -> tuple[list[dict[int, T]], list[int]]:
+def different(several: Sequence[Mapping[int, T]]) -> tuple[list[dict[int, T]], list[int]]:
     """Return the different sets or sums of some shards, and for each shard the number of its own."""
     numbers: dict[tuple[tuple[int, T], ...], int] = {}
-    found = [numbers.setdefault(tuple(sorted(each.items())), len(numbers)) for each in several]
-    return [dict(items) for items in numbers], found
+    # Each object once: a comparison of values would search a long set once for each shard that shares it.
+    by_id = {id(each): each for each in several}
+    number_of = {
+        key: numbers.setdefault(tuple(sorted(each.items())), len(numbers)) for key, each in by_id.items()
+    }
+    return [dict(items) for items in numbers], [number_of[id(each)] for each in several]
 
 
 def state_tables(states: Sequence[ShardState]) -> list[NDArray[np.int64]]:

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from adam_async.messages import Push, StepReport
 from adam_async.messages.loss_sums import LossSums
 from adam_async.parameter_server.bsp_barrier import PendingContributions
-from adam_async.run.group_ranges import GroupSets, with_losses, without_groups, without_losses
+from adam_async.run.group_ranges import (
+    GroupSets,
+    Ranges,
+    united,
+    with_losses,
+    without_groups,
+    without_losses,
+)
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
 
@@ -314,10 +321,14 @@ class Shard:
     def applied_groups(self) -> tuple[GroupSets, LossSums]:
         """Return the groups of the values and their losses: in bsp without those of pending contributions."""
         sets, losses = self.tables.groups, self.tables.losses
+        pending: dict[int, Ranges] = {}
         for push in self.pending.pushes_of_groups() if self.pending is not None else ():
-            sets = without_groups(sets, push.groups)
+            epoch, *ranges = push.groups
+            pending[epoch] = united(pending.get(epoch, ()), tuple(ranges))
             if push.loss_sum is not None:
-                losses = without_losses(losses, push.groups[0], push.weight, push.loss_sum)
+                losses = without_losses(losses, epoch, push.weight, push.loss_sum)
+        for epoch, named in pending.items():
+            sets = without_groups(sets, (epoch, *named))
         return sets, losses
 
     def check_invariants(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from adam_async.messages import ReadShards, pack
 from adam_async.messages.loss_sums import UNITS, LossSum
 from adam_async.parameter_server import clock_snapshot
+from adam_async.parameter_server import shard as shard_module
 from adam_async.parameter_server.answers import Answers
 from adam_async.parameter_server.events import ApplySum, ReplicasChanged, SendStates, SumApplied
 from adam_async.parameter_server.shard_transfer import copy_shard
@@ -166,6 +167,17 @@ def test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wai
     server.apply_all()
     copied = copy_shard(server.shard()).state
     assert (copied.groups, copied.losses) == ({1: (0, 2)}, {1: LossSum(8, UNITS)})
+
+
+def test_the_groups_of_all_pending_contributions_leave_a_copy_of_the_set_together(monkeypatch):
+    server, calls = with_reader(), []
+    server.replica_generations(0, 1)
+    for clock in range(2, 6):
+        server.step(clock)
+    without = shard_module.without_groups
+    monkeypatch.setattr(shard_module, "without_groups", lambda *args: calls.append(args) or without(*args))
+    assert copy_shard(server.shard()).state.groups == {1: (0, 1)}
+    assert [named for _, named in calls] == [(1, 1, 5)]
 
 
 def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):

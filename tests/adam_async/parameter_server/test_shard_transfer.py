@@ -226,6 +226,23 @@ def test_losses_that_no_shard_can_have_are_refused(losses, message):
     assert [shard.tables.losses for shard in target.values()] == [{}, {}]
 
 
+def test_a_set_that_many_shards_share_is_compared_once():
+    class Ranges(tuple):
+        hashed = 0
+
+        def __hash__(self):
+            Ranges.hashed += 1
+            return super().__hash__()
+
+    source = shards_of(Sgd(), numbers=range(9))
+    shared = {1: Ranges((0, 4))}
+    for shard in source.values():
+        shard.tables.groups = shared
+    _, tensors = said(source, Sgd())
+    assert tensors[2].tolist() == [[0, 1, 2]]
+    assert Ranges.hashed <= 1
+
+
 def test_equal_sets_are_sent_and_kept_once(monkeypatch):
     source, target = shards_of(Sgd(), numbers=range(9)), shards_of(Sgd(), numbers=range(9))
     for number, shard in source.items():
