@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from adam_async.checkpoint.manifest import (
+    CheckpointError,
     Manifest,
     check_epochs_left,
     check_kept_options,
@@ -271,14 +272,17 @@ def at_first_gap(
         epochs: Number of epochs that the run is to have.
 
     Raises:
-        CheckpointError: The run has trained all these epochs.
+        CheckpointError: The run has trained all these epochs, or its record lacks the number of its images.
     """
     first, results = joined_results(run.record, run.program, None)
     start = run.program.resumed.epoch if run.program.resumed is not None else 1
     evaluated = run.manifest.epoch_results
     stop = min(run.record.ended, evaluated[-1].epoch if evaluated else start - 1) + 1
     sets = {id(each.groups): each.groups for each in states if each.shard in trained}
-    images = int(run.manifest.data["train_images"]) - run.program.config.validation
+    train_images = run.manifest.data.get("train_images")
+    if not isinstance(train_images, int):
+        raise CheckpointError(f"the record of run {run.manifest.run} lacks the number of its images")
+    images = train_images - run.program.config.validation
     groups = -(-max(images, 1) // run.program.config.images_per_group)
     # Without the results of old epochs, these count as whole: no shard has been behind so far.
     epoch = start if first <= max(start - 1, 1) else first + 1

@@ -7,7 +7,7 @@ on from them without any file of its driver.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Self
+from typing import Annotated, Self, cast
 
 import msgspec
 
@@ -19,7 +19,14 @@ from adam_async.run.training_program import ProgramRecord
 MOST_RUNS = 64
 """Maximum number of runs that a run names as continued; the oldest go."""
 
-Values = tuple[dict[str, Any], ...]
+MOST_EPOCHS = 1 << 16
+"""Maximum number of results or evaluations in a record. Those of correct epochs reach `MOST_RECORD_BYTES`
+first."""
+
+Value = None | bool | int | float | str | list[int | tuple[int, int]]
+"""Value of a result or of an evaluation; a peer's nested lists would take 60 times the size of the record."""
+
+Values = Annotated[tuple[dict[str, Value], ...], msgspec.Meta(max_length=MOST_EPOCHS)]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +119,7 @@ def begun(program: ProgramRecord, earlier: Iterable[RunRecord]) -> RunRecord:
         program=program,
         ended=ended,
         results=known if before.ended >= ended else (),
-        epochs=tuple(each for each in before.epochs if each["epoch"] <= ended),
+        epochs=tuple(each for each in before.epochs if _number(each) <= ended),
     )
 
 
@@ -154,8 +161,13 @@ def newest(records: Iterable[RunRecord]) -> RunRecord | None:
     return merged
 
 
+def _number(epoch: dict[str, Value]) -> int:
+    """Return the number of an evaluated epoch, which was checked when it was read."""
+    return cast(int, epoch["epoch"])
+
+
 def _joined(older: Values, newer: Values) -> Values:
-    found = {each["epoch"]: each for each in (*older, *newer)}
+    found = {_number(each): each for each in (*older, *newer)}
     return tuple(found[epoch] for epoch in sorted(found))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint.files import open_checkpoints
-from adam_async.checkpoint.manifest import check_kept_step, epoch_values
+from adam_async.checkpoint.manifest import CheckpointError, check_kept_step, epoch_values
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.submission import take_over, update_program
@@ -26,6 +26,7 @@ from adam_async.driver.takeover import (
     joined_results,
     read_notes,
     run_to_take,
+    saved_manifest,
 )
 from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.messages import ShardState
@@ -465,3 +466,12 @@ def test_epochs_that_have_ended_keep_their_skipped_groups(ended, resumed, has, f
     resume = at_first_gap(run, states, {0}, 20).resume
     assert (resume.epoch, resume.skipped) == (first, skipped)
     assert resume.skipped_from(first + 1) == skipped[1:]
+
+
+@pytest.mark.parametrize("data", [{}, {"train_images": "60"}, {"train_images": None}])
+def test_a_record_on_disks_without_the_number_of_its_images_is_refused(data):
+    program = msgspec.structs.replace(run_record(), notes={"data": data})
+    record = RunRecord(program=program)
+    run = SavedRun(record=record, store=None, program=read_training(program), manifest=saved_manifest(record))
+    with pytest.raises(CheckpointError, match="lacks the number of its images"):
+        at_first_gap(run, (), (), 1)

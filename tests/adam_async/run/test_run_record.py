@@ -6,6 +6,7 @@ import pytest
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
 from adam_async.run.run_record import (
+    MOST_EPOCHS,
     RunRecord,
     begun,
     followed,
@@ -109,3 +110,21 @@ def test_invalid_notes_of_a_driver_count_as_none(notes):
 def test_bytes_that_are_no_record_are_named(packed):
     with pytest.raises(ValueError, match="it is no record of a run"):
         read_run_record(packed)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[{}] * (MOST_EPOCHS + 1), [{"x": [[] for _ in range(9)]}], [{"x": [[[1]]]}], [{"x": {"y": 1}}]],
+    ids=["many", "lists", "nested", "map"],
+)
+@pytest.mark.parametrize("field", ["results", "epochs"])
+def test_a_record_that_takes_far_more_memory_than_bytes_is_refused(field, values):
+    packed = msgspec.msgpack.encode({"program": run_record(), "ended": 1 << 20, field: values})
+    with pytest.raises(ValueError, match=rf"no record of a run.*\$\.{field}"):
+        read_run_record(packed)
+
+
+def test_a_record_keeps_the_ranges_of_skipped_groups():
+    known = ({"images": 4, "loss": None, "skipped_groups": [(0, 3), (5, 9)], "behind": [0, 2]},)
+    record = RunRecord(program=run_record(), ended=1, results=known)
+    assert read_run_record(packed_record(record)) == record
