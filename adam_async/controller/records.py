@@ -8,7 +8,7 @@ from adam_async.messages.body import ROLES
 from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, SMALL_INFO_BYTES, Count
 from adam_async.messages.notes import USERS
 from adam_async.run.addresses import check_address
-from adam_async.run.cluster_map import COPIES, MOST_REASON, NodeRecord
+from adam_async.run.cluster_map import COPIES, ELSEWHERE, MOST_REASON, NodeRecord
 from transport.sockets import parse_tcp_address
 
 MAX_DEPTH = 32
@@ -31,6 +31,7 @@ DEAF = ("driver", "client", "reader")
 class _ServerInfo(msgspec.Struct):
     memory_bytes: Count = 0
     copies: str = ""
+    elsewhere: str = ""
 
 
 _IRRELEVANT = bytes(set(range(256)).difference(b'"[]{}'))
@@ -107,10 +108,10 @@ def check_node(record: NodeRecord) -> str:
 
 def _server_problem(record: NodeRecord) -> str:
     """Return the fault of the info of a parameter server; empty if it has none."""
-    copies = record.info.get(COPIES, "")
     if problem := info_problem(record, _ServerInfo):
         return problem
-    return _address_problem(COPIES, copies) if copies else ""
+    named = [(name, address) for name in (COPIES, ELSEWHERE) if (address := record.info.get(name))]
+    return next((problem for each in named if (problem := _address_problem(*each))), "")
 
 
 def info_problem(record: NodeRecord, kind: type[msgspec.Struct]) -> str:

@@ -86,7 +86,7 @@ class SetReader:
                         map_version=version,
                     )
                     try:
-                        channel.address = str(primary.info.get(ELSEWHERE, primary.address))
+                        channel.address = str(primary.info.get(ELSEWHERE) or primary.address)
                         link = await channel.dial(self._reach_s)
                         reply = await link.call(pack(body), timeout_s=self._reach_s)
                         return unpack(reply, BundleSets), *read_group_sets(reply.tensors)
