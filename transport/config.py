@@ -9,9 +9,6 @@ MIB = 1 << 20
 Checksum = Literal["auto", "on", "off"]
 """Permitted values of `LinkConfig.checksum`."""
 
-MOST_META_BYTES = 36 * KIB
-"""Maximum packed meta of a frame, in bytes: 1,024 entries of 32 bytes each, and the other fields."""
-
 MOST_NODE_BYTES = 80
 """Maximum length of the name of a node, in bytes."""
 
@@ -31,7 +28,7 @@ class LinkConfig:
     """Maximum payload of one message, padding included, in bytes. The sender refuses a larger message, and
     the receiver closes the link."""
 
-    max_meta_bytes: int = MOST_META_BYTES
+    max_meta_bytes: int = 16 * KIB
     """Maximum packed meta, in bytes. Decoding a meta needs at most about 72 times its size in memory."""
 
     chunk_bytes: int = 512 * KIB
@@ -117,8 +114,8 @@ class LinkConfig:
                     )
             elif value <= 0 and field.name != "socket_buffer_bytes":
                 raise ValueError(f"{field.name} must be positive, not {value}")
-        if not 0 < self.max_meta_bytes <= MOST_META_BYTES:
-            raise ValueError(f"max_meta_bytes must be at most {MOST_META_BYTES}, not {self.max_meta_bytes}")
+        if not 0 < self.max_meta_bytes <= 16 * KIB:
+            raise ValueError(f"max_meta_bytes must be at most {16 * KIB}, not {self.max_meta_bytes}")
         if self.chunk_bytes > 1 * MIB or self.chunk_bytes % 64:
             raise ValueError(f"chunk_bytes must be a multiple of 64 up to {MIB}, not {self.chunk_bytes}")
         if self.low_water_bytes > self.high_water_bytes:

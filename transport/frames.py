@@ -1,6 +1,6 @@
 """Pure: the frames of messages, and their encoder; `decoder` decodes them.
 
-A frame is a prelude of 32 bytes, a meta of at most 36 KiB, and a payload of at most 1 MiB:
+A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at most 1 MiB:
 
     offset  0   4         5      6       8            16       20         28
             magic  version  kind   flags   request id   meta     payload    CRC-32 of the 28 bytes

@@ -22,7 +22,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         type: Name of the message in the role table.
-        meta: Fields of the message, encoded by the sender for the receiver: at most 36 KiB with the
+        meta: Fields of the message, encoded by the sender for the receiver: at most 16 KiB with the
             descriptions of the tensors. The link passes these bytes on as they are.
         tensors: C-contiguous arrays. The caller does not write to them between sending and release.
     """

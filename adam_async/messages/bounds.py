@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 MOST_IN_A_META = 8192
-"""Maximum number of elements of one field: more than any correct message has."""
+"""Maximum number of elements of one field: half the number of bytes of a frame's meta (16 KiB)."""
 
 MOST_RANGES = 512
 """Maximum number of ranges of groups that a step names, and of groups of a step."""

@@ -1,6 +1,6 @@
 """Pure: driver or client and parameter server: shards with their values, versions, clocks and rule state.
 
-The tables are tensors of int64 before the values, because a frame's meta has only 36 KiB:
+The tables are tensors of int64 before the values, because a frame's meta has only 16 KiB:
 
     (shards, 4)  number of the shard, version, number of its sets of groups, number of its sums of losses
     (rows, 3)    number of the shard, replica, step that the replica has finished

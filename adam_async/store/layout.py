@@ -22,8 +22,9 @@ MESSAGE_BYTES = 2 << 20
 """Maximum size of the values of one message, in bytes, unless one shard is larger: the server receives one
 message while it applies the earlier one."""
 
-MESSAGE_SHARDS = 1024
-"""Maximum number of shards of one message, whose numbers and versions must fit into a frame's meta."""
+MESSAGE_SHARDS = 500
+"""Maximum number of shards of one message, whose numbers and versions, all different, must fit into a frame's
+meta. Larger messages would not be faster: a server applies one while the next is on its way."""
 
 PLANS_KEPT = 64
 """Maximum number of sets of names whose plans are cached."""

@@ -102,7 +102,7 @@ async def test_two_hundred_megabytes_pulled_beside_pushes_have_the_values_of_the
             assert len(versions) > 2
 
 
-async def test_a_thousand_arrays_travel_in_one_message_also_if_their_numbers_and_versions_differ():
+async def test_many_arrays_travel_in_one_message_also_if_their_numbers_and_versions_differ():
     names = [f"a{number}" for number in range(MESSAGE_SHARDS)]
     ones = {name: np.ones(2, np.float32) for name in names}
     async with servers(1) as where:
