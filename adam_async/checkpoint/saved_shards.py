@@ -321,7 +321,7 @@ class SavedShards:
             ask = ReadSaved(store=store.record.id, home=home, piece=piece, shards=numbers)
             reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
             answer = unpack(reply, ShardStates)
-            states, tensors = read_state_tables(reply.tensors)
+            states, tensors = read_state_tables(reply.tensors, most_shards=len(numbers))
             if tuple(state.shard for state in states) != numbers:
                 raise RemoteProtocolError("shards", f"asked for shards {numbers[:8]}, got others")
             sink.put(numbers, answer.arrays, tensors)

@@ -233,7 +233,7 @@ class ShardCopies:
                 text = f"sent clock {answer.passed} for shards past clock {clock}, and {most} is the most"
                 raise RemoteProtocolError("clock", f"{link.peer.node} {text}")
             raise ClockPassed(answer.passed)
-        states, arrays = read_state_tables(reply.tensors)
+        states, arrays = read_state_tables(reply.tensors, most_shards=len(numbers))
         if tuple(state.shard for state in states) != numbers:
             raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
         newest = max([found for state in states for found in state.clocks.values()], default=0)

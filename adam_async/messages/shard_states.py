@@ -112,6 +112,10 @@ TABLES = len(COLUMNS)
 """Number of tensors with tables, before all others."""
 
 
+MOST_CLOCKS = 1024
+"""Maximum number of clocks for each shard of a message; a run has fewer replicas."""
+
+
 def different(several: Sequence[Mapping[int, T]]) -> tuple[list[dict[int, T]], list[int]]:
     """Return the different sets or sums of some shards, and for each shard the number of its own."""
     numbers: dict[tuple[tuple[int, T], ...], int] = {}
@@ -148,7 +152,7 @@ def _row_of(losses: LossSum) -> tuple[int, ...]:
 def read_state_tables(
     tensors: Sequence[NDArray[Any]],
     *,
-    most_shards: int | None = None,
+    most_shards: int,
     most_clocks: int | None = None,
     most_bounds: int = MOST_SETS_BOUNDS,
 ) -> tuple[tuple[ShardState, ...], Sequence[NDArray[Any]]]:
@@ -156,8 +160,8 @@ def read_state_tables(
 
     Args:
         tensors: The tensors of the message.
-        most_shards: Maximum number of shards; None for no bound, in a reader that chose the shards itself.
-        most_clocks: Maximum number of clocks of all shards; None for no bound.
+        most_shards: Maximum number of shards.
+        most_clocks: Maximum number of clocks of all shards; by default `MOST_CLOCKS` for each of them.
         most_bounds: Maximum length of the ranges of all sets of groups.
 
     Raises:
@@ -168,6 +172,7 @@ def read_state_tables(
         raise RemoteProtocolError("tensors", f"{TABLES} tables come first, got {len(tensors)} tensors")
     versions, clocks, lengths, bounds, losses = tensors[:TABLES]
     most_rows = KEPT_EPOCHS * (versions.size // 4)
+    most_clocks = MOST_CLOCKS * most_shards if most_clocks is None else most_clocks
     most = (most_shards, most_clocks, most_rows, most_bounds, most_rows if most_bounds else 0)
     for name, table, columns, most_of in zip(NAMES, tensors, COLUMNS, most, strict=False):
         if table.dtype != np.int64 or table.ndim != 1 + len(columns) or table.shape[1:] != columns:
@@ -175,7 +180,7 @@ def read_state_tables(
             raise RemoteProtocolError(
                 "tensors", f"{name}: expected {expected}, got {table.dtype}{table.shape}"
             )
-        if most_of is not None and len(table) > most_of:  # before decoding, which blocks the loop
+        if len(table) > most_of:  # before decoding, which blocks the loop
             raise RemoteProtocolError("tensors", f"{name} has {len(table)} rows, {most_of} are the most")
     try:
         of_shards = msgspec.convert(versions.tolist(), list[tuple[ShardNumber, Version, Count, Count]])

@@ -27,9 +27,6 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.run.ids import Replica, ShardId, Version
 from transport import RemoteProtocolError
 
-MOST_CLOCKS = 1024
-"""Maximum number of clocks per shard of a server in one message; a run has fewer replicas."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardCopy:
@@ -88,7 +85,7 @@ def load_states(
         RemoteProtocolError: A shard belongs to another server; a table is malformed; an array is missing, or
             has another shape or type; or a shard of a new store is not new.
     """
-    most_clocks = 0 if is_new else MOST_CLOCKS * len(shards)
+    most_clocks = 0 if is_new else None
     most_bounds = 0 if is_new else MOST_SETS_BOUNDS
     states, tensors = read_state_tables(
         tensors, most_shards=len(shards), most_clocks=most_clocks, most_bounds=most_bounds

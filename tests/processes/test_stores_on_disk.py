@@ -52,7 +52,7 @@ async def tables_in(folder: Path) -> list[tuple[GroupSets, int]]:
             for piece in store.saved().pieces:
                 for spec in store.specs_of(piece.home, piece.piece):
                     _, tensors = await store.read(piece.home, piece.piece, [int(spec.id)])
-                    (state,), _ = read_state_tables(tensors)
+                    (state,), _ = read_state_tables(tensors, most_shards=1)
                     found.append((state.groups, state.version))
     return found
 

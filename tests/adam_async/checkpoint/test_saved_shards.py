@@ -7,12 +7,21 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import msgspec
+import numpy as np
 import pytest
 
 from adam_async.checkpoint import saved_shards
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
-from adam_async.messages import SavedList, SavedStore, pack, packed_tensor
+from adam_async.messages import (
+    SavedList,
+    SavedStore,
+    ShardState,
+    ShardStates,
+    pack,
+    packed_tensor,
+    state_tables,
+)
 from adam_async.messages.saved_shards import SavedPiece
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.run_record import RunRecord, packed_record
@@ -255,6 +264,20 @@ async def test_a_search_names_the_server_that_does_not_list_its_stores(monkeypat
         gone = msgspec.structs.replace(cluster.nodes["ps-1"], live=False)
         cluster = msgspec.structs.replace(cluster, nodes={**cluster.nodes, "ps-1": gone})
         assert (await saved.find("a-name", lambda: cluster)).record.id == "store-1"
+
+
+async def test_shards_on_a_disk_with_longer_tables_are_refused_before_they_are_decoded():
+    def shards(_, request):
+        tables = state_tables([ShardState(0, 1, {})])
+        tables[0] = np.resize(tables[0], (100, 4))
+        request.reply(pack(ShardStates(arrays=()), tables))
+
+    lying = Lists(0, listed(), before=[Lists.answer, shards])
+    async with lists(NETWORKS["local"](), lying) as (saved, cluster):
+        (store,) = (await saved.survey("a-name", cluster)).stores
+        store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
+        with pytest.raises(CheckpointError, match="versions has 100 rows, 1 are the most"):
+            await saved.read(store, SavedValues(), cluster)
 
 
 async def test_a_failed_reading_leaves_its_caller_uncancelled():

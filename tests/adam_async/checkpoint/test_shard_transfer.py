@@ -10,6 +10,8 @@ from adam_async.checkpoint import shard_transfer
 from adam_async.checkpoint.shard_transfer import ClockPassed, ShardCopies
 from adam_async.checkpoint.writer import make_tensors
 from adam_async.errors import DeadlineExceeded, ShardUnavailable
+from adam_async.messages.shard_states import MOST_CLOCKS
+from adam_async.parameter_server import answers
 from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.parameter_server.statistics import count_server
 from adam_async.run.bundle_record import bundle_key
@@ -165,6 +167,22 @@ async def test_a_clock_of_a_replica_that_none_can_have_reached_is_not_taken_into
         for shard in servers.shards().values():
             shard.clocks[0] = 1 << 40
         with pytest.raises(RemoteProtocolError, match=f"ps-0 sent clock {1 << 40} of a replica"):
+            await read(servers)
+
+
+@pytest.mark.parametrize(("table", "name"), [(0, "versions"), (1, "clocks")])
+async def test_longer_tables_than_the_shards_have_are_refused_before_they_are_decoded(
+    monkeypatch, table, name
+):
+    def padded(shards, rule, read=answers.read_states):
+        body, tensors = read(shards, rule)
+        rows = MOST_CLOCKS * len(shards) + 1
+        tensors[table] = np.resize(tensors[table], (rows, *tensors[table].shape[1:]))
+        return body, tensors
+
+    monkeypatch.setattr(answers, "read_states", padded)
+    async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
+        with pytest.raises(RemoteProtocolError, match=rf"{name} has \d+ rows, \d+ are the most"):
             await read(servers)
 
 
