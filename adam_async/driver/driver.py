@@ -44,7 +44,7 @@ from adam_async.driver.recorder import Recorder
 from adam_async.driver.requests import Operations, OperatorRequests
 from adam_async.driver.role_counts import ProgressPoll, RoleCounts
 from adam_async.driver.role_queries import RoleQueries
-from adam_async.driver.saved_run import SavedRunReader
+from adam_async.driver.saved_run import SavedRunReader, check_disks
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
 from adam_async.driver.submission import submit, take_over, update_program
 from adam_async.driver.takeover import (
@@ -309,7 +309,7 @@ class Driver:
         if not self._inputs.replace:
             check_none_waits(self.map)
         prepared = await self._prepare_run(data)
-        in_flight = await unless_stopped(self._readiness.wait_for_workers(), self._stopping)
+        in_flight = await unless_stopped(self._wait_for_roles(), self._stopping)
         try:
             program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
             first = program.resumed.epoch if program.resumed is not None else 1
@@ -317,6 +317,19 @@ class Driver:
             return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()
+
+    async def _wait_for_roles(self) -> int:
+        """Wait for all roles; see `Readiness.wait_for_workers`.
+
+        Raises:
+            RunFailed: See `SavedRunReader.check_none_waits`.
+        """
+        in_flight, inputs = await self._readiness.wait_for_workers(), self._inputs
+        # Otherwise the disks were looked at before.
+        if self._runs == 1 and not (inputs.replace or inputs.attach or inputs.on_disks):
+            await self._readiness.wait_for_servers()
+            await self._saved_runs.check_none_waits()
+        return in_flight
 
     async def _find(self) -> ProgramRecord | SavedRun | None:
         """Return the run to go on with: of the map, if it waits for a driver, or of the disks; None if a new
@@ -332,7 +345,9 @@ class Driver:
             return None
         if attach is not None and self.map.in_progress:
             return run_to_take(self.map, attach)
-        await self._saved_runs.wait_for_servers(self.config, all_with_disk=on_disks)
+        cluster = await self._readiness.wait_for_servers()
+        if on_disks:
+            check_disks(cluster)
         saved = await self._saved_runs.find()
         if attach is not None and not on_disks:
             if saved is None or attach.run not in ("", saved.manifest.run) or saved.has_finished:

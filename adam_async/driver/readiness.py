@@ -85,6 +85,18 @@ class Readiness:
         chosen = cluster.live("worker")[: self._workers]
         return -(-sum(self._at_once(cluster.nodes[worker]) for worker in chosen) // config.partitions)
 
+    async def wait_for_servers(self) -> ClusterMap:
+        """Wait until as many servers are there as the run wants.
+
+        Raises:
+            DeadlineExceeded: Too few servers joined within `prepare_s`; the error lists required and joined
+                roles.
+        """
+        try:
+            return await self._wait_for(lambda m: len(m.live("ps")) >= self._config.servers, self._wanted)
+        except DeadlineExceeded as error:
+            raise self._missing(NO_RUN) from error
+
     def _are_all_here(self, cluster: ClusterMap) -> bool:
         workers, data = len(cluster.live("worker")), len(cluster.live("data"))
         return workers >= self._workers and data >= self._config.data_servers

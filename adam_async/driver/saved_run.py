@@ -12,13 +12,19 @@ import msgspec
 import numpy as np
 
 from adam_async.checkpoint.manifest import Checkpoint, CheckpointError, Manifest
-from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, newest_whole, stores_of_runs
+from adam_async.checkpoint.saved_shards import (
+    FoundStore,
+    SavedShards,
+    has_disks,
+    newest_whole,
+    stores_of_runs,
+)
 from adam_async.checkpoint.writer import make_tensors
 from adam_async.controller.client import Membership
 from adam_async.driver.preparation import PreparedRun
 from adam_async.driver.takeover import SavedRun, at_first_gap, saved_manifest
-from adam_async.errors import ConfigError
-from adam_async.run.cluster_map import DISK
+from adam_async.errors import ConfigError, RunFailed
+from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.partition import arrays_of
 from adam_async.run.progress import Progress
@@ -46,23 +52,23 @@ class SavedRunReader:
         self._progress = progress
         self._note = note
 
-    async def wait_for_servers(self, config: Config, *, all_with_disk: bool) -> None:
-        """Wait until as many servers are there as a run wants.
+    async def check_none_waits(self) -> None:
+        """Refuse to begin a new run if the disks have one that no driver has ended: its values would be lost.
 
         Raises:
-            ConfigError: With `all_with_disk`, a server keeps its shards in memory only.
-            DeadlineExceeded: Too few servers joined within `prepare_s`.
+            RunFailed: A run waits, or a run on the disks is not whole or cannot be read.
         """
-        cluster = await self._membership.wait_for(
-            lambda cluster: len(cluster.live("ps")) >= config.servers,
-            f"{config.servers} parameter servers",
-            config.waits.prepare_s,
-        )
-        without = [node for node in cluster.live("ps") if not cluster.nodes[node].info.get(DISK)]
-        if without and all_with_disk:
-            raise ConfigError(
-                f"{', '.join(without)} {'keeps its' if len(without) == 1 else 'keep their'} shards in memory "
-                "only: start each server with --dir DIR, or train without --store"
+        if not has_disks(self._membership.map):
+            return
+        remedy = "--replace begins a new run in its place, without its weights"
+        try:
+            saved = await self.find()
+        except (ConfigError, RunFailed) as error:
+            raise RunFailed(f"{error}; or {remedy}") from error
+        if saved is not None and saved.waits:
+            run = saved.manifest.run
+            raise RunFailed(
+                f"run {run} waits on the disks of its servers: --attach goes on with it, and {remedy}"
             )
 
     async def find(self) -> SavedRun | None:
@@ -104,6 +110,16 @@ class SavedRunReader:
             manifest=msgspec.structs.replace(manifest, arrays=tensors.arrays),
             weights=tensors.weights,
             state=tensors.state,
+        )
+
+
+def check_disks(cluster: ClusterMap) -> None:
+    """Raise ConfigError if a server keeps its shards in memory only."""
+    without = [node for node in cluster.live("ps") if not cluster.nodes[node].info.get(DISK)]
+    if without:
+        raise ConfigError(
+            f"{', '.join(without)} {'keeps its' if len(without) == 1 else 'keep their'} shards in memory "
+            "only: start each server with --dir DIR, or train without --store"
         )
 
 

@@ -234,6 +234,13 @@ class SavedRun:
         return self.record.program.phase == "finished" and self.record.ended >= self.program.config.epochs
 
     @property
+    def waits(self) -> bool:
+        """Whether no driver has ended the run, or the run has only the values of the one that it continues."""
+        resumed = self.program.resumed
+        has_trained = resumed is None or self.record.ended >= resumed.epoch
+        return self.record.program.phase != "finished" or not has_trained
+
+    @property
     def runs(self) -> tuple[str, ...]:
         """Ids of the run and of those that it continues, the newest first."""
         return (self.manifest.run, *runs_of(self.record.program))[:MOST_RUNS]

@@ -15,7 +15,9 @@ from adam_async.checkpoint.saved_shards import stores_of_runs
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.data_server.order import EpochOrders
-from adam_async.errors import ConfigError, StoreError
+from adam_async.driver.driver import Driver
+from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.errors import ConfigError, RunFailed, StoreError
 from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.messages.shard_states import TABLES
 from adam_async.model.keyed_random import Dice
@@ -43,6 +45,7 @@ from tests.adam_async.runs import (
     turns,
     until,
 )
+from transport import Identity
 
 pytestmark = pytest.mark.thorough
 
@@ -272,6 +275,49 @@ async def test_an_epoch_that_ended_early_ends_with_the_same_groups_in_a_run_that
     assert [each["skipped_groups"] for each in results[:ended]] == [each["skipped_groups"] for each in first]
     assert {each.images + each.skipped for each in result.epochs} == {TALLIED_IMAGES}
     assert tally_of(result.weights) == counts_after(results, config.seed, 4)
+
+
+def driver_of(cluster, number, **inputs):
+    """A driver of a cluster whose roles other commands have started."""
+    settings = DriverSettings(
+        network=cluster.network,
+        controller=cluster.controllers[0].address,
+        identity=Identity(role="driver", node=f"driver-{number}", incarnation=number),
+        threads=1,
+    )
+    return Driver(cluster.config, settings, RunInputs(spec=digits(), **inputs))
+
+
+async def test_a_new_run_begins_in_the_place_of_one_that_waits_on_the_disks_only_on_request(tmp_path):
+    config = config_of(weights="copy", epochs=100_000)
+    async with cluster_in(tmp_path / "lost", config) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await until(lambda: place(cluster) >= 1)
+        folder = shutil.copytree(tmp_path / "lost", tmp_path / "store")
+        run = cluster.driver.map.run.id
+        training.cancel()
+    config = msgspec.structs.replace(config, epochs=1)
+    async with cluster_in(folder, config, number=2) as cluster:
+        async with driver_of(cluster, 1) as driver:
+            with pytest.raises(RunFailed, match=f"run {run} waits on the disks of its servers: --attach"):
+                await driver.train()
+        assert cluster.driver.map.run is None
+        async with driver_of(cluster, 2, replace=True) as driver:
+            result = await driver.train()
+        assert [each.epoch for each in result.epochs] == [1]
+    # The second run has ended.
+    async with cluster_in(folder, config, number=3) as cluster, driver_of(cluster, 1) as driver:
+        assert [each.epoch for each in (await driver.train()).epochs] == [1]
+
+
+async def test_a_part_of_a_run_on_the_disks_gives_way_to_a_new_one_on_request(tmp_path, monkeypatch):
+    monkeypatch.setattr("adam_async.checkpoint.saved_shards.SEARCH_S", 0.0)
+    config = config_of(weights="copy", servers=2, shard_bytes=4 << 10)
+    await stopped_at(tmp_path, config, 1)
+    shutil.rmtree(tmp_path / "ps-1")
+    async with cluster_in(tmp_path, config, number=2) as cluster, driver_of(cluster, 1) as driver:
+        with pytest.raises(RunFailed, match=r"the shards of ps-1 of run .*; or --replace begins a new run"):
+            await driver.train()
 
 
 def damage_records(folder):
