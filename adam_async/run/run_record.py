@@ -6,12 +6,13 @@ the run on a disk collects them from the versions of the map, and keeps them bes
 on from them without any file of its driver.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Self, cast
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Annotated, Any, Self, cast
 
 import msgspec
 
-from adam_async.messages.bounds import Count
+from adam_async.messages.bounds import MOST_VALUE_BYTES, Count
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.training_program import ProgramRecord
@@ -64,11 +65,29 @@ packed_record = msgspec.msgpack.Encoder().encode
 def read_run_record(packed: bytes | memoryview) -> RunRecord:
     """Read a packed record, which a peer may have written. Raises ValueError: it is none."""
     try:
+        program = _SIZES.decode(packed).program
+        if any(len(part) > MOST_VALUE_BYTES for part in (program.terms, program.result, program.notes)):
+            raise ValueError(f"a part of its program is above {MOST_VALUE_BYTES} bytes")
         record = _RECORDS.decode(packed)
         msgspec.convert((record.epochs, record.results), tuple[tuple[_Epoch, ...], tuple[_Result, ...]])
         return record
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is no record of a run: {error}") from None
+
+
+class _Parts(msgspec.Struct):
+    """Parts of a program of any depth, not decoded."""
+
+    terms: msgspec.Raw = msgspec.Raw()
+    result: msgspec.Raw = msgspec.Raw()
+    notes: msgspec.Raw = msgspec.Raw()
+
+
+class _Sizes(msgspec.Struct):
+    program: _Parts
+
+
+_SIZES = msgspec.msgpack.Decoder(_Sizes)
 
 
 class _Epoch(msgspec.Struct):
@@ -132,10 +151,19 @@ def followed(record: RunRecord, cluster: ClusterMap, *, is_whole: bool) -> RunRe
     if (run.changed, ended, is_whole) == (record.program.changed, record.ended, record.is_whole):
         return record
     if lacking := ended - record.ended:
-        found = cluster.results[-lacking:]
+        found = tuple(map(_plain, cluster.results[-lacking:]))
         results = (*(results if len(found) == lacking else ()), *found)
     epochs = _joined(record.epochs, _notes_of(run).epochs)
     return RunRecord(program=run, ended=ended, results=results, epochs=epochs, is_whole=is_whole).bounded()
+
+
+def _plain(result: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the fields of a result that a record may have: a peer may have set others in the map."""
+    found: dict[str, Value] = {}
+    for name, value in result.items():
+        with suppress(msgspec.ValidationError):
+            found[name] = msgspec.convert(value, Value)
+    return found
 
 
 def newest(records: Iterable[RunRecord]) -> RunRecord | None:

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
 from adam_async.run.run_record import (
@@ -128,3 +129,17 @@ def test_a_record_keeps_the_ranges_of_skipped_groups():
     known = ({"images": 4, "loss": None, "skipped_groups": [(0, 3), (5, 9)], "behind": [0, 2]},)
     record = RunRecord(program=run_record(), ended=1, results=known)
     assert read_run_record(packed_record(record)) == record
+
+
+def test_a_field_of_a_result_that_no_record_may_have_costs_only_itself():
+    skipped = {"images": 4, "skipped_groups": [[0, 3]]}
+    cluster = ClusterMap(run=run_record(), ended=1, results=({**skipped, "x": [[[]]], "y": {"z": 1}},))
+    record = followed(begun(run_record(), ()), cluster, is_whole=False)
+    assert read_run_record(packed_record(record)).results == ({"images": 4, "skipped_groups": [(0, 3)]},)
+
+
+@pytest.mark.parametrize("part", ["terms", "result", "notes"])
+def test_a_record_with_a_larger_program_than_the_map_may_have_is_refused_before_it_is_decoded(part):
+    program = msgspec.structs.replace(run_record(), **{part: {"x": [[]] * (MOST_VALUE_BYTES + 1)}})
+    with pytest.raises(ValueError, match=f"a part of its program is above {MOST_VALUE_BYTES} bytes"):
+        read_run_record(packed_record(RunRecord(program=program)))
