@@ -235,7 +235,7 @@ class SavedRun:
 
     @property
     def waits(self) -> bool:
-        """Whether no driver has ended the run, or the run has only the values of the one that it continues."""
+        """Whether no driver has ended the run, or its values are those of the run that it continues."""
         resumed = self.program.resumed
         has_trained = resumed is None or self.record.ended >= resumed.epoch
         return self.record.program.phase != "finished" or not has_trained

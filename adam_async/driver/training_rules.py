@@ -80,8 +80,8 @@ class _DataInfo(msgspec.Struct):
     digest: str = ""
 
 
-class _Result(msgspec.Struct):
-    """Fields of `EpochRecord.result` that other roles use in calculations."""
+class _Result(msgspec.Struct, forbid_unknown_fields=True):
+    """Fields of `EpochRecord.result`; servers keep them in the record of the run, which has no others."""
 
     images: Count = 0
     loss: float | None = None

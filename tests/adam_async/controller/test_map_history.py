@@ -175,13 +175,13 @@ def test_the_change_at_the_end_of_an_epoch_does_not_grow_with_the_epochs(monkeyp
     sizes = []
     for epoch in range(2, 103):
         before = cluster.map
-        cluster.end_epoch(images=1, number=1000 + epoch)
+        cluster.end_epoch(images=1, clock=1000 + epoch)
         sizes.append(len(msgspec.json.encode(difference(before, cluster.map))))
         run = msgspec.structs.replace(cluster.map.run, phase="training", epoch=epoch)
         cluster.set("run", run.without_fixed())
     assert max(sizes) < min(sizes) + 20  # the digits of versions and epochs
     assert (cluster.map.ended, len(cluster.map.results)) == (101, 32)
-    assert cluster.map.result(101)["number"] == 1102
+    assert cluster.map.result(101)["clock"] == 1102
     with pytest.raises(RunFailed, match="holds the results of epochs 70 to 101, not of epoch 69"):
         cluster.map.result(69)
 

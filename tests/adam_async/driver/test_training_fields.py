@@ -17,6 +17,7 @@ SKIPPED = {"skipped": 12, "skipped_groups": [[3, 5]]}
         ({"number": 1 << 63}, "only drain, ended and result of epoch 1"),
         ({"shares": {"0": (0, 1 << 63)}}, "only drain, ended and result of epoch 1"),
         ({"ended": True, "result": {"clock": "x"}}, "result: Expected `int`, got `str`"),
+        ({"ended": True, "result": {"x": {}}}, "result: Object contains unknown field `x`"),
         ({"ended": True, "result": {"skipped": -1}}, "result: Expected `int` >= 0"),
         ({"ended": True, "result": {"behind": 5}}, "result: Expected `array`, got `int`"),
         ({"ended": True, "result": {"loss": "x"}}, "result: Expected `float | null`, got `str`"),
