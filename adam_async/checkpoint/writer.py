@@ -142,7 +142,8 @@ class Checkpointer:
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, clock=0, results=results)
-        # After the loss of a dealer the loss of all groups may be unknown.
+        # All losses are unknown of an epoch whose set the shards have dropped. So they are after the loss of a
+        # dealer if the part of a cut replica that computes the loss pushes no shard.
         if isfinite(epochs[-1].train_loss) or not ended.result.get("loss_images", 1):
             self._begin(reading, (ended.number, ended.groups), resume, epochs)
         else:

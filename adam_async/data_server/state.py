@@ -135,8 +135,8 @@ class EpochEnded:
     behind: tuple[Replica, ...] = ()
     """Replicas in whose shares the skipped groups were."""
     loss_images: int = 0
-    """Number of images whose losses are known: all, unless a dealer was lost and no shard takes gradients of
-    the part that computes the loss."""
+    """Number of images whose losses are known: all, unless the shards have dropped the set of the epoch, or a
+    dealer was lost and no shard takes gradients of the part that computes the loss."""
 
 
 Effect = Grant | EpochEnded

@@ -174,7 +174,7 @@ class TrainingRun:
             await self._parts.read_progress(self._parts.results.of(epoch))
             with self._phase(f"evaluate {epoch}"):
                 result, weights = await self._end_epoch(cluster, client, epoch)
-            if EpochCounts.of(self._parts.results.of(epoch)).loss_images:
+            if EpochCounts.of(self._parts.results.of(epoch)).loss_images:  # otherwise the loss is unknown
                 self.losses.check(epoch, result.train_loss)
             enough = self.choice.take(result, weights)
             goes_on = await _ask(on_epoch, result)

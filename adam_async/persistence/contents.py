@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from adam_async.errors import listed
-from adam_async.persistence.keys import EntryKey, StateKey, StateName
+from adam_async.persistence.keys import LEADING, EntryKey, StateKey, StateName
 from adam_async.persistence.records import ENTRIES, EntryRecord, RoundRecord, StateRecord, SyncedRecord
 from adam_async.persistence.scan import Found, Scan, SegmentName, segment_name
 
@@ -114,7 +114,7 @@ class Recovery:
 
 
 def _state_text(name: StateName) -> str:
-    return f"piece {name.shard} of {name.home}"
+    return f"piece {name.shard} of {name.home}" if name.home != LEADING else f"record {name.shard}"
 
 
 @dataclass(frozen=True, slots=True)

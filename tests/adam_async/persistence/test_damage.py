@@ -7,9 +7,9 @@ from itertools import combinations_with_replacement
 
 import pytest
 
-from adam_async.persistence.contents import Contents
+from adam_async.persistence.contents import Contents, Damage, LostState, Recovery
 from adam_async.persistence.folder import DamagedState
-from adam_async.persistence.keys import EntryKey, StateName
+from adam_async.persistence.keys import LEADING, EntryKey, StateName
 from adam_async.persistence.scan import Found
 from adam_async.persistence.settings import FlushSettings
 from adam_async.simulation.disk_model import DiskModel
@@ -394,3 +394,10 @@ def test_a_killed_process_leaves_proof_that_its_last_round_was_on_disk():
     data[location.content] ^= 1
     found = contents_in({**files, STATES: bytes(data)})
     assert [each.name for each in found.lost] == [StateName("a", 2)]
+
+
+def test_a_lost_state_of_the_owner_itself_is_called_a_record():
+    lost = [LostState(name=StateName(home, 1), order=(1, 1), found=None) for home in ("a", LEADING)]
+    damage = Damage(segment=STATES, quarantined_as="", position=0)
+    text = Recovery(damages=(damage,), lost=tuple(lost)).damage_text()
+    assert "; the newest state of piece 1 of a and record 1 is lost; " in text
