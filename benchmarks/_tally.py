@@ -1,0 +1,73 @@
+"""A layer whose weights count the images of a training, and the files of a run with it."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.model.layer import Array, Layer, Shape, Slots, Weights
+from adam_async.model.spec import LayerSpec
+
+IMAGES = 1200
+"""Number of training images."""
+
+SIDE = 8
+"""Rows and columns of an image."""
+
+MODEL = f"""
+name = "tally"
+input = [1, {SIDE}, {SIDE}]
+
+[[layers]]
+name = "tally"
+kind = "tally"
+
+[[layers]]
+name = "flat"
+kind = "flatten"
+
+[[layers]]
+name = "fc"
+kind = "dense"
+outputs = 10
+frozen = true
+
+[[layers]]
+name = "loss"
+kind = "softmax_cross_entropy"
+"""
+
+
+class Tally(Layer):
+    """Passes images on; a step of rate 1 adds 1 to the count of each image, whose number is in two pixels."""
+
+    def __init__(self, spec: LayerSpec, input_shapes: tuple[Shape, ...]) -> None:
+        super().__init__(spec, input_shapes)
+        self.parameters = (self.tensor("count", (IMAGES,)),)
+
+    def forward(self, weights: Weights, slots: Slots) -> None:
+        """Copy the images."""
+        np.copyto(slots.output, slots.inputs[0])
+
+    def backward(self, weights: Weights, slots: Slots) -> None:
+        """Do nothing: no layer before this one has parameters."""
+
+    def delta(self, slots: Slots, kind: str, out: Array) -> None:
+        """Count the images."""
+        high, low = np.rint(slots.inputs[0].reshape(-1, slots.images)[:2] * 255).astype(np.int64)
+        out[:] = 0
+        np.subtract.at(out, high * 256 + low, 1)
+
+
+def write_files(folder: Path) -> tuple[Path, Path]:
+    """Write the data set and the model; return their paths."""
+    data, model = folder / "tally.npz", folder / "tally.toml"
+    arrays: dict[str, NDArray[np.uint8]] = {}
+    dice = np.random.default_rng(1)
+    for part, count in (("train", IMAGES), ("test", 40)):
+        images = dice.integers(0, 256, (count, SIDE, SIDE), dtype=np.uint8)
+        images[:, 0, 0], images[:, 0, 1] = np.divmod(np.arange(count), 256)
+        arrays |= {f"x_{part}": images, f"y_{part}": dice.integers(0, 10, count, dtype=np.uint8)}
+    np.savez(data, **arrays)
+    model.write_text(MODEL)
+    return data, model

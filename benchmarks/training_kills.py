@@ -1,0 +1,380 @@
+"""kill -9 of the roles of a training, again and again: does each image count exactly once in every shard?
+
+    python -m benchmarks.training_kills --kills 20 --seed 1 --json FILE [--kind driver] [--mode bsp]
+
+Every role is a process that is started by hand. A seed draws the moments of the kills (SIGKILL), and the
+killed processes start again with the same commands. The kinds of kills are
+
+    worker           one of two workers, within a step
+    data servers     all of them, half of the time only one
+    driver           it comes back with `train --attach`
+    one server       one of three servers, each shard with three copies
+    everything       all processes; the servers come back with their folders, as with `train --store`
+
+The values of the model count its images: a step adds 1 to the count of each of its images. An audit reads all
+shards with their sets of groups, while training goes on: after each kill, and when an epoch has ended. Each
+shard must have all groups of each ended epoch except the skipped ones, and exactly the counts of the groups
+in its sets; in `bsp`, where a sum is a mean, a count is at most the number of the image's groups.
+
+Rows, one per kind and mode: kills; audits, epochs, and faults, of which there must be none; the longest time
+from a kill to the next trained group, in seconds.
+"""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.tensors import RunTensors
+from adam_async.cluster.networks import network_for
+from adam_async.controller.client import Membership
+from adam_async.data_server.order import EpochOrders
+from adam_async.errors import AdamError
+from adam_async.messages import ShardState
+from adam_async.model.keyed_random import Dice
+from adam_async.model.layers import BUILTIN_LAYERS
+from adam_async.model.network import Network
+from adam_async.model.spec import ModelSpec
+from adam_async.run.cluster_map import ClusterMap, NodeRecord, skipped_groups
+from adam_async.run.config import Config, Waits
+from adam_async.run.partition import table_of
+from adam_async.run.training_program import read_training
+from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.traffic import Traffic
+from benchmarks._tally import IMAGES, MODEL, Tally, write_files
+from transport import BufferPool, Identity, TransportError
+
+KINDS = ("worker", "data servers", "driver", "one server", "everything")
+GROUP_IMAGES, SHARD_BYTES, SEED = 4, 256, 5
+ROOT = Path(__file__).resolve().parents[1]
+LAYER = ("--layer", "tally=benchmarks._tally:Tally")
+RETURN_S = 120.0
+"""Deadline of the first group after a kill, and of the last epochs, in seconds."""
+READ_S = 20.0
+"""Deadline of a reading of all shards, in seconds."""
+PAUSE_S = 0.05
+LATEST_S = 1.5
+"""Latest moment of a kill after the first trained group, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """Options of a training."""
+
+    name: str
+    options: tuple[str, ...]
+    workers: int = 2
+    exact: bool = True
+    """Whether a count is the number of times that its image was trained."""
+
+
+MODES = (
+    Mode(name="asp, 1 group", options=("--consistency", "asp")),
+    Mode(name="asp, 4 groups", options=("--consistency", "asp", "--push-every", "4")),
+    Mode(name="ssp:2", options=("--consistency", "ssp:2")),
+    Mode(name="bsp", options=("--consistency", "bsp"), exact=False),
+    Mode(name="2 partitions", options=("--partitions", "2"), workers=4),
+    Mode(name="pool", options=("--epoch-rule", "images")),
+)
+
+
+class Roles:
+    """The processes of one cluster, each with the command that starts it again."""
+
+    def __init__(self, folder: Path, kind: str, mode: Mode) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.where = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        data, model = write_files(folder)
+        servers = 3 if kind == "one server" else 2
+        join = ("--controller", self.where)
+        self._log = (folder / "log").open("ab")
+        self._commands: dict[str, tuple[str, ...]] = {"controller": ("controller", "--bind", self.where)}
+        for number in range(servers):
+            disk = ("--dir", str(folder / f"ps-{number}"), "--flush-s", "0.2") if kind == "everything" else ()
+            self._commands[f"ps-{number}"] = ("ps", "--id", f"ps-{number}", *disk, *join)
+        for number in range(2):
+            self._commands[f"data-{number}"] = ("data", "--id", f"data-{number}", "--data", str(data), *join)
+        for number in range(mode.workers):
+            words = ("worker", "--id", f"worker-{number}", "--threads", "1", *LAYER, "--join", self.where)
+            self._commands[f"worker-{number}"] = words
+        self._commands["driver"] = (
+            "train", "--attach", *join, "--quiet", *LAYER, "--model", str(model), "--epochs", "100000",
+            "--servers", str(servers), "--copies", str(servers if kind == "one server" else 1),
+            "--replicas", "2", "--images-per-group", str(GROUP_IMAGES), "--shard-bytes", str(SHARD_BYTES),
+            "--rule", "sgd", "--rate", "1", "--schedule", "constant", "--kernels", "numpy",
+            "--seed", str(SEED), *mode.options,
+        )  # fmt: skip
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of(self, role: str) -> list[str]:
+        """Return the names of the processes of a role."""
+        return [name for name in self._commands if name.partition("-")[0] == role]
+
+    def start(self) -> None:
+        """Start all processes; each is started again whenever it ends."""
+        self._tasks = {asyncio.create_task(self._keep(name), name=name) for name in self._commands}
+
+    async def _keep(self, name: str) -> None:
+        while True:
+            process = self._running[name] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "adam_async", *self._commands[name]),
+                cwd=ROOT,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
+            await process.wait()
+            await asyncio.sleep(PAUSE_S)
+
+    def kill(self, names: Sequence[str]) -> None:
+        """Kill processes."""
+        for name in names:
+            process = self._running.get(name)
+            if process is not None and process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGKILL)
+
+    def everything(self) -> list[str]:
+        """Return the names of all processes."""
+        return list(self._commands)
+
+    async def end(self) -> None:
+        """Kill all processes, and start none again."""
+        for task in self._tasks:
+            task.cancel()
+        self.kill(self.everything())
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(each.wait() for each in self._running.values()))
+        self._log.close()
+
+
+class Audit:
+    """Reads the shards of the run in the map, and compares their counts with their sets."""
+
+    def __init__(self, where: str, *, exact: bool) -> None:
+        self._exact = exact
+        self._where = where
+        self._orders = EpochOrders(Dice(SEED), num_images=IMAGES, images_per_group=GROUP_IMAGES)
+        self._skipped: dict[int, list[tuple[int, int]]] = {}
+        """Skipped groups of each ended epoch."""
+        self.network = Network(ModelSpec.from_toml(MODEL), layers={**BUILTIN_LAYERS, "tally": Tally})
+        self.audits = 0
+        self.faults: list[str] = []
+        self.groups = 0
+        """Number of groups of the shard that has the fewest, in the last reading."""
+
+    @property
+    def ended(self) -> int:
+        """Number of ended epochs."""
+        return max(self._skipped, default=0)
+
+    async def read(self) -> bool:
+        """Read all shards, and check them. Returns False if the cluster does not train now."""
+        config = Config(waits=Waits(patience_s=READ_S))
+        network = network_for(config, None, entropy=system_entropy, buffers=BufferPool())
+        incarnation = int.from_bytes(system_entropy(7), "little")
+        identity = Identity(role="driver", node=f"auditor-{incarnation}", incarnation=incarnation)
+        member = Membership(
+            network=network,
+            controller=self._where,
+            identity=identity,
+            record=NodeRecord(role="driver", address="", incarnation=incarnation),
+            waits=config.waits,
+            traffic=Traffic(identity.node),
+        )
+        running = asyncio.create_task(member.run(), name="auditor")
+        try:
+            async with asyncio.timeout(READ_S):
+                cluster = await member.wait_for(lambda found: found.epoch is not None, "an epoch", READ_S)
+                copies = ShardCopies(
+                    Endpoint(network, identity, Traffic(identity.node)),
+                    changes=member.changes,
+                    waits=config.waits,
+                )
+                await self._read(member, cluster, copies)
+                return True
+        except (AdamError, TransportError, TimeoutError, ExceptionGroup):
+            return False  # roles are dead or start again
+        finally:
+            with suppress(AdamError, TransportError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await member.leave()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _read(self, member: Membership, cluster: ClusterMap, copies: ShardCopies) -> None:
+        if not cluster.in_progress or cluster.run is None:
+            raise TimeoutError
+        program = read_training(cluster.run)
+        table = table_of(self.network, shard_bytes=SHARD_BYTES, plan=program.plan)
+        tensors = RunTensors(self.network, table, None)
+        states = await copies.read(cluster, table, tensors, clocks={}, within_s=READ_S)
+        self._note_results(member.map)
+        self.audits += 1
+        counts = tensors.weights["tally.count"]
+        counted = [each for each in table.shards if each.tensor == "tally.count"]
+        for spec in counted:
+            self._check(spec.start, counts[spec.start : spec.stop], states[spec.id], cluster.ended)
+        self.groups = min(_groups_of(states[spec.id]) for spec in counted)
+
+    def _note_results(self, cluster: ClusterMap) -> None:
+        results = list(cluster.results)
+        resumed = read_training(cluster.run).resumed if cluster.run is not None else None
+        if resumed is not None:
+            results = [*resumed.results, *results]
+        for epoch, ranges in enumerate(skipped_groups(results), start=cluster.ended - len(results) + 1):
+            if self._skipped.setdefault(epoch, ranges) != ranges:
+                self.faults.append(f"epoch {epoch} skipped {self._skipped[epoch]}, and then {ranges}")
+
+    def _check(self, start: int, counts: np.ndarray, state: ShardState, ended: int) -> None:
+        """Compare the counts of a shard with its sets, and its sets with the ended epochs."""
+        kept = {epoch: {*_numbers(ranges)} for epoch, ranges in state.groups.items()}
+        every = set(range(self._orders.num_groups))
+        expected = np.zeros(len(counts))
+        for epoch in range(1, max([*kept, ended]) + 1):
+            order = self._order(epoch)
+            if order is None:
+                return  # the result came after the reading
+            skipped = {number for each in self._skipped.get(epoch, ()) for number in range(*each)}
+            found = kept.get(epoch, every - skipped if epoch < min(kept, default=0) else set())
+            if epoch <= ended and found != every - skipped:
+                lacks, more = sorted(every - skipped - found), sorted(found & skipped)
+                self.faults.append(
+                    f"shard at {start}, epoch {epoch}: lacks {lacks[:9]}, has skipped {more[:9]}"
+                )
+            for number in found:
+                images = order.group(number) - start
+                expected[images[(images >= 0) & (images < len(counts))]] += 1
+        is_wrong = (counts != expected) if self._exact else (counts > expected) | (counts < expected / 8)
+        if is_wrong.any():
+            at = int(np.flatnonzero(is_wrong)[0])
+            self.faults.append(
+                f"shard at {start}, epoch {ended + 1}: {int(is_wrong.sum())} counts are wrong, such as "
+                f"{counts[at]:g} for {expected[at]:g} of image {start + at}"
+            )
+
+    def _order(self, epoch: int) -> Any:
+        if any(before not in self._skipped for before in range(1, epoch)):
+            return None
+        return self._orders.order(epoch, [self._skipped[before] for before in range(1, epoch)])
+
+
+def _numbers(ranges: Sequence[int]) -> list[int]:
+    return [number for at in range(0, len(ranges), 2) for number in range(ranges[at], ranges[at + 1])]
+
+
+def _groups_of(state: ShardState) -> int:
+    """Return a number that grows with the groups of a shard."""
+    newest = max(state.groups, default=0)
+    return newest * IMAGES + len(_numbers(state.groups.get(newest, ())))
+
+
+async def progressed(audit: Audit, before: int) -> None:
+    """Audit until all shards have further groups."""
+    async with asyncio.timeout(RETURN_S):
+        while True:
+            if await audit.read() and audit.groups > before:
+                return
+            await asyncio.sleep(PAUSE_S)
+
+
+def victims(roles: Roles, kind: str, dice: random.Random) -> list[str]:
+    """Draw the processes of a kill."""
+    if kind == "everything":
+        return roles.everything()
+    if kind == "data servers":
+        names = roles.of("data")
+        return names if dice.random() < 0.5 else [dice.choice(names)]
+    return [dice.choice(roles.of({"worker": "worker", "driver": "driver", "one server": "ps"}[kind]))]
+
+
+async def measure(kind: str, mode: Mode, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure one row."""
+    dice = random.Random(f"{arguments.seed}/{kind}/{mode.name}")
+    kills, longest_s, error = 0, 0.0, ""
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        roles = Roles(Path(folder), kind, mode)
+        audit = Audit(roles.where, exact=mode.exact)
+        roles.start()
+        try:
+            await progressed(audit, 0)
+            while kills < arguments.kills and not audit.faults:
+                await asyncio.sleep(dice.uniform(0, LATEST_S))
+                await audit.read()
+                before, begin = audit.groups, time.perf_counter()
+                roles.kill(victims(roles, kind, dice))
+                kills += 1
+                await progressed(audit, before if kind != "everything" else 0)
+                longest_s = max(longest_s, time.perf_counter() - begin)
+            wanted = audit.ended + 2  # the current epoch, and a whole one
+            async with asyncio.timeout(RETURN_S):
+                while audit.ended < wanted and not audit.faults:
+                    await audit.read()
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            error = f"no further group within {RETURN_S:g} s"
+        finally:
+            await roles.end()
+        if error or audit.faults:
+            (arguments.folder / f"{kind}-{mode.name}.log").write_bytes((Path(folder) / "log").read_bytes())
+    return {
+        "case": f"{kind}, {mode.name}",
+        "seed": arguments.seed,
+        "kills": kills,
+        "audits": audit.audits,
+        "epochs": audit.ended,
+        "faults": audit.faults[:20],
+        "longest_without_progress": round(longest_s, 2),
+        "unit": "s",
+        "error": error,
+        "met": kills == arguments.kills and not audit.faults and not error,
+    }
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
+    parser.add_argument("--kills", type=int, default=20, help="kills of each kind and mode")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kind", choices=KINDS, action="append", help="repeatable; default: all")
+    parser.add_argument("--mode", choices=[mode.name for mode in MODES], action="append", help="repeatable")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for files and logs")
+    arguments = parser.parse_args()
+    rows = []
+    for kind in arguments.kind or KINDS:
+        for mode in MODES:
+            if mode.name not in (arguments.mode or [mode.name]):
+                continue
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                rows.append(runner.run(measure(kind, mode, arguments)))
+            print(json.dumps(rows[-1]), flush=True)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
