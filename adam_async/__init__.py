@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adam_async import sync
+    from adam_async.checkpoint.checkpoint import Checkpoint
     from adam_async.checkpoint.files import load_checkpoint
-    from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
+    from adam_async.checkpoint.manifest import CheckpointError
     from adam_async.checkpoint.trained_model import Model, Predictions
     from adam_async.cluster.local import LocalCluster
     from adam_async.cluster.processes import ProcessCluster
@@ -116,7 +117,8 @@ _HOMES = {
     "store.store": ("ParameterStore",),
     "store.rules": ("Adagrad", "Adam", "AdamW", "Sgd"),
     "store.values": ("PushOutcome", "ReadVersions", "Values"),
-    "checkpoint.manifest": ("Checkpoint", "CheckpointError"),
+    "checkpoint.checkpoint": ("Checkpoint",),
+    "checkpoint.manifest": ("CheckpointError",),
     "checkpoint.files": ("load_checkpoint",),
     "cluster.local": ("LocalCluster",),
     "cluster.processes": ("ProcessCluster",),

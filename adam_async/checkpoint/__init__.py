@@ -1,17 +1,19 @@
 """Checkpoints of runs, copies of shards from and to servers, and files of trained models.
 
 During a run `writer.py` reads all shards by `shard_transfer.py`, and joins them into whole tensors
-(`tensors.py`). `files.py` writes the tensors to a hidden folder, and renames the folder at the end. For a
-resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files.
+(`tensors.py`). `files.py` writes them to a hidden folder, in the form of a server's disk, and renames the
+folder at the end. For a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of
+its files.
 
-    manifest.py, names.py          start here: content and files of a checkpoint, options of a resumed run;
-                                   names of files and folders
+    checkpoint.py, names.py        start here: a checkpoint in memory, and its pieces; names of its folder
+    manifest.py                    options, model, data and results of the run, from its record; options of a
+                                   resumed run
     writer.py                      checkpoints during training: one at a time, misses, notes of progress
     shard_transfer.py, tensors.py  all shards read from the primaries, perhaps at one clock, or loaded into
                                    them; whole tensors, joined from shards and cut into shards
     files.py                       a folder of checkpoints: atomic write, `latest`, retention, resume
-    reader.py                      one checkpoint from the disk; sizes and SHA-256 against the manifest
-    verification.py                `checkpoint verify` reads every byte; `checkpoint list` reads no tensor
+    reader.py                      one checkpoint from the disk: its head, or all of it
+    verification.py                `checkpoint verify` reads every byte; `checkpoint list` reads no shard
 Shards on the disks of servers (`train --store`, stores of clients):
     saved_shards.py                newest copy of each piece, and newest record of a run, found and read after
                                    the loss of all servers

@@ -9,51 +9,38 @@ If the newest checkpoint is damaged, a reader takes the one before it. A run tha
 checkpoint removes the newer ones only after its own first checkpoint is durable.
 
 **A run removes its own checkpoints only**: the checkpoints that it wrote, and those of the runs that it
-continues in this folder. The note of progress lists these runs. Other checkpoints stay, also those with an
+continues. The record of a run names these runs. Other checkpoints stay, also those with an
 unreadable manifest; if a new checkpoint needs the name of such a checkpoint, the writer renames the
 existing one. **A reader prefers the training of `latest`**, because the folder may have checkpoints of other
 trainings: if the checkpoint that `latest` names is damaged, the reader takes the one before it of the same
 training.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
-from errno import EFBIG
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.manifest import (
-    INDEX_FILE,
-    LATEST_FILE,
-    MANIFEST_BYTES,
-    MANIFEST_FILE,
-    MODEL,
-    STATE,
-    Checkpoint,
-    CheckpointError,
-    FileRecord,
-    Manifest,
-    index_file,
-    manifest_file,
-    split,
-    tensor_file,
-)
+from adam_async.checkpoint.checkpoint import Checkpoint
+from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order, is_folder_name
-from adam_async.checkpoint.reader import (
-    NOTE_BYTES,
-    checkpoint_manifest,
-    digest_of,
-    read_checkpoint,
-    read_small,
-    read_weights,
-)
+from adam_async.checkpoint.reader import checkpoint_manifest, read_checkpoint
+from adam_async.parameter_server.piece_states import CONTENTS
+from adam_async.persistence.keys import Identity
+from adam_async.persistence.written_once import write_once
 from adam_async.run.run_record import MOST_RUNS
-from adam_async.runtime.disk import Disk, Part
+from adam_async.runtime.disk import Disk
 
 _T = TypeVar("_T")
+
+LATEST_FILE = "latest"
+"""Name of the file with the name of the newest checkpoint."""
+
+NOTE_BYTES = 4096
+"""Maximum size of this file, in bytes."""
 
 ASIDE = ".aside"
 """Suffix of the names of unfinished files and folders, as in `Disk.write_atomic`."""
@@ -108,7 +95,7 @@ class CheckpointFolder:
             if any(map(is_folder_name, names)):
                 continued = await self._continued(resumed, runs)
                 self.latest = continued.name
-                self._runs = _newest_runs((continued.run, *continued.runs, *runs))
+                self._runs = _newest_runs((*continued.training, *runs))
                 self._unsure = set(filter(is_folder_name, names))
                 self._left = set(_newer(names, self.latest))
                 await self._sort_out()
@@ -130,7 +117,7 @@ class CheckpointFolder:
                 there = await checkpoint_manifest(self.path / resumed.name, self._disk)
             except CheckpointError:
                 there = None
-            if there == resumed:
+            if there is not None and there == resumed.at_clock_of(()):
                 return resumed
         raise CheckpointError(
             f"{self.path} has checkpoints of another run: continue that one with --resume {self.path}, "
@@ -141,7 +128,7 @@ class CheckpointFolder:
         """Write a checkpoint, durable on return, and then remove the oldest ones.
 
         Args:
-            checkpoint: The checkpoint; this method adds the list of files and the checksum to its manifest.
+            checkpoint: The checkpoint.
             keep: Number of the run's checkpoints that stay, this one included, at least 1.
 
         Returns:
@@ -159,7 +146,8 @@ class CheckpointFolder:
                 await self._remove_leftovers()
             await self._disk.remove_folder(aside)
             await self._disk.make_folder(aside)
-            size = await self._write_files(checkpoint, aside)
+            identity = Identity(run=checkpoint.catalogue.record.id, contents=CONTENTS)
+            size = await write_once(self._disk, aside, identity, checkpoint.pieces(), checkpoint.head())
             await self._disk.sync_folder(aside)
             if name in await self._disk.names(self.path):
                 await self._make_room(name)  # never the latest: see `Checkpointer`
@@ -204,27 +192,6 @@ class CheckpointFolder:
         runs = await _runs_by_name(self.path, sorted(there, key=age_order), self._disk)
         self._known.update(name for name, each in runs.items() if not set(each).isdisjoint(self._runs))
         self._unsure = there.difference(runs)
-
-    async def _write_files(self, checkpoint: Checkpoint, aside: Path) -> int:
-        records: list[FileRecord] = []
-        for stem, arrays in ((MODEL, checkpoint.weights), (STATE, checkpoint.state)):
-            files = split(stem, arrays)
-            for file, names in files.items():
-                parts = await self._disk.run(_parts, {name: arrays[name] for name in names})
-                records.append(await self._write_file(aside / file, parts))
-            if stem == MODEL:
-                records.append(await self._write_file(aside / INDEX_FILE, [index_file(files, arrays)]))
-        runs = tuple(run for run in self._runs if run != checkpoint.manifest.run)[: MOST_RUNS - 1]
-        manifest = msgspec.structs.replace(checkpoint.manifest, files=tuple(records), runs=runs)
-        text = await self._disk.run(manifest_file, manifest)  # it grows with the epochs
-        if len(text) > MANIFEST_BYTES:  # no reader would take it
-            raise OSError(EFBIG, f"its manifest has {len(text)} bytes of at most {MANIFEST_BYTES}")
-        written = await self._disk.write_down(aside / MANIFEST_FILE, [text])
-        return written + sum(record.bytes for record in records)
-
-    async def _write_file(self, path: Path, parts: Sequence[Part]) -> FileRecord:
-        size = await self._disk.write_down(path, parts)
-        return FileRecord(name=path.name, bytes=size, sha256=await self._disk.run(digest_of, parts))
 
     async def _make_room(self, name: str) -> None:
         """Free the name of a checkpoint: remove a checkpoint of the run, rename one of another run."""
@@ -311,10 +278,10 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
     """
-    (manifest, weights, state), problems, remarks = await _newest(folder, disk, read_checkpoint)
+    found, problems, remarks = await _newest(folder, disk, read_checkpoint)
     above, name = named_checkpoint(folder)
-    newer = _newer(await _names(above, disk), manifest.name)
-    training, runs = {manifest.run, *manifest.runs}, await _runs_by_name(above, newer, disk)
+    newer = _newer(await _names(above, disk), found.manifest.name)
+    training, runs = {*found.manifest.training}, await _runs_by_name(above, newer, disk)
     own = [each for each in newer if not training.isdisjoint(runs.get(each, ()))]
     if name and own:
         there = ", ".join(own)
@@ -322,17 +289,11 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     if others := [each for each in newer if each not in own]:
         there = ", ".join(others)
         remarks.append(f"newer ones in {above} ({there}) are of another run or damaged, and stay")
-    return Checkpoint(
-        manifest=manifest,
-        weights=weights,
-        state=state,
-        problems=tuple(problems),
-        remarks=tuple(remarks),
-    )
+    return replace(found, problems=tuple(problems), remarks=tuple(remarks))
 
 
-async def load_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, NDArray[Any]], list[str]]:
-    """Read the parameters of the newest checkpoint whose files of parameters are whole.
+async def load_weights(folder: Path, disk: Disk) -> tuple[Manifest, Mapping[str, NDArray[Any]], list[str]]:
+    """Read the parameters of the newest whole checkpoint.
 
     Args:
         folder: As for `load_checkpoint`.
@@ -343,8 +304,8 @@ async def load_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, ND
     Raises:
         CheckpointError: See `load_checkpoint`.
     """
-    (manifest, tensors), problems, remarks = await _newest(folder, disk, read_weights)
-    return manifest, tensors, [*problems, *remarks]
+    found, problems, remarks = await _newest(folder, disk, read_checkpoint)
+    return found.manifest, found.weights, [*problems, *remarks]
 
 
 async def has_checkpoints(folder: Path, disk: Disk) -> bool:
@@ -423,9 +384,10 @@ async def _latest_of(folder: Path, disk: Disk) -> tuple[str, list[str]]:
     if LATEST_FILE not in names:
         return "", []
     try:
-        latest = (await read_small(folder / LATEST_FILE, disk, NOTE_BYTES)).decode(errors="replace").strip()
-    except CheckpointError as error:
-        return "", [str(error)]
+        await disk.file_facts(folder / LATEST_FILE)  # refuses a link, which may name any file of this machine
+        latest = (await disk.read_bytes(folder / LATEST_FILE, NOTE_BYTES)).decode(errors="replace").strip()
+    except OSError as error:
+        return "", [f"{folder / LATEST_FILE} cannot be read: {error.strerror or error}"]
     there = is_folder_name(latest) and latest in names
     problems = [] if there else [f"{folder / LATEST_FILE} names {latest[:40]!r}, which is not there"]
     return latest if is_folder_name(latest) else "", problems
@@ -479,13 +441,8 @@ async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[
     runs: dict[str, tuple[str, ...]] = {}
     for name in names:
         with suppress(CheckpointError):
-            manifest = await checkpoint_manifest(folder / name, disk)
-            runs[name] = manifest.run, *manifest.runs
+            runs[name] = (await checkpoint_manifest(folder / name, disk)).training
     return runs
-
-
-def _parts(arrays: Mapping[str, NDArray[Any]]) -> list[Part]:
-    return list(tensor_file(arrays))
 
 
 def _is_stray(name: str) -> bool:

@@ -1,76 +1,31 @@
-"""Pure: content and files of a checkpoint, and the options of a run that continues from it.
+"""Pure: the facts of a checkpoint or of a run on disks; the options of a run that continues it.
 
-Theory of operation
--------------------
-A checkpoint is a folder ``checkpoint-EEEE-NNNNNN`` (epoch, number of its trained groups):
-
-    model-00001-of-00002.safetensors    parameters, whole tensors by their names
-    model.safetensors.index.json        the file of each parameter, as other libraries expect it
-    state-00001-of-00001.safetensors    the rule's arrays, as ``momentum/NAME OF TENSOR``
-    manifest.json                       everything else, and size and SHA-256 of every other file
-
-Servers have shards and a checkpoint has whole tensors, so any number of servers can load it and any program
-can read the weights. A rule's counts, one for each shard, are vectors with one entry per shard of the tensor.
-The folder above the checkpoints has one more file: ``latest``, the name of the newest whole checkpoint.
-
-The manifest has the sets of groups that each shard has counted, and their losses, so a resumed run trains no
-group twice in any shard, even if the shards were read while training went on. It also has a checksum of
-itself, so that a reader detects any change in it. A checksum is no signature: a forged manifest has a right
-one. A reader therefore opens only files with the names above, and reads no more bytes than the manifest and
-the disk agree on.
+All facts come from the record of the run (`run/run_record.py`), which is beside the shards on each disk: the
+program has options and model, and the notes of the driver have the data and the evaluated epochs.
 """
 
 import json
-import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from hashlib import sha256
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from math import isfinite
-from typing import Any
-from zlib import crc32
+from typing import Annotated, Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from adam_async.errors import ConfigError, counted
+from adam_async.errors import ConfigError, RunFailed, counted
 from adam_async.messages import ShardState, read_number
-from adam_async.messages.loss_sums import LossSum
-from adam_async.messages.shard_states import different
 from adam_async.model.spec import ModelSpec
+from adam_async.run.cluster_map import RESULTS_KEPT
 from adam_async.run.config import FIELDS, GROUP_IMAGES, Config
-from adam_async.run.group_ranges import groups_fault
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult
+from adam_async.run.run_record import MOST_RUNS, RunRecord
+from adam_async.run.store_record import ArrayRecord
 from adam_async.run.train_step import StepSpec
-from adam_async.run.training_program import ResumeRecord
+from adam_async.run.training_program import ProgramRecord, ResumeRecord, read_training
 from adam_async.run.user_code import NamedStep, check_named, named_functions
-
-FORMAT = "adam-async/checkpoint/2"
-"""Name and version of the format."""
-
-MANIFEST_FILE = "manifest.json"
-INDEX_FILE = "model.safetensors.index.json"
-LATEST_FILE = "latest"
-
-MODEL, STATE = "model", "state"
-"""Prefixes of the names of the two kinds of tensor files."""
-
-FILE_BYTES = 256 << 20
-"""Maximum size of the tensors of one file in bytes, unless a single tensor is larger."""
-
-MANIFEST_BYTES = 256 << 20
-"""Maximum size of a manifest in bytes; the clocks and dedup tables of 10,000 shards need a tenth of it."""
-
-BLOCK_BYTES = 1 << 20
-"""Number of bytes of a tensor that share a CRC-32, by which a reader finds the place of damage."""
-
-CRC_KEY = "crc32/"
-"""Prefix of a tensor's name in the metadata of its file; the value has 8 hexadecimal digits per block."""
-
-TENSOR_FILE = re.compile(rf"({MODEL}|{STATE})-\d{{5,9}}-of-\d{{5,9}}\.safetensors")
-"""Pattern of the name of a file of tensors; its first group is the kind of the file."""
 
 MAY_CHANGE = frozenset(
     (
@@ -83,39 +38,14 @@ MAY_CHANGE = frozenset(
 """Options that a resumed run may change. `data` is the address of the data; `check_data` compares the data.
 `transforms` is the name of a file; the checkpoint has the transforms themselves."""
 
-_DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64}
-_CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
-
 
 class CheckpointError(ConfigError):
     """A checkpoint cannot be written, read or resumed."""
 
 
-class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a checkpoint."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-class ShardRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Tables of a shard."""
-
-    shard: int
-    version: int
-    clocks: dict[str, int]
-    """Last finished step by replica (as text)."""
-    sets: int
-    """Index of its sets of groups in `Manifest.sets`."""
-    losses: int
-    """Index of its sums of losses in `Manifest.losses`."""
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint without its tensors."""
+    """A checkpoint, or a run on the disks of its servers, without its shards."""
 
-    format: str = FORMAT
     run: str
     config: dict[str, Any]
     """The run's options. A rate of 0 means that each run decides its own rate, because the rate depends on
@@ -129,26 +59,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Transforms of training images; see `TrainingProgram.transforms`."""
     data: dict[str, Any]
     """Description of the data by the data server."""
-    epoch: int
+    epoch: int = 0
     """Epoch of the checkpoint, taken within the epoch or at its end."""
-    groups: int
+    groups: int = 0
     """Number of groups of `epoch` that all trained shards have; in a checkpoint at its end, the number of all
     groups, including skipped ones."""
     resume: ResumeRecord
-    """Starting point of a run that continues from this checkpoint."""
+    """Starting point of a run that continues from here; its clock is 0 until the shards are read."""
     epochs: tuple[dict[str, Any], ...] = ()
     """The ended epochs, as the fields of `EpochResult`."""
     runs: tuple[str, ...] = ()
-    """Ids of the runs that this one continues in the same folder, the newest first."""
-    arrays: tuple[str, ...] = ()
-    shards: tuple[ShardRecord, ...] = ()
-    sets: tuple[dict[int, tuple[int, ...]], ...] = ()
-    """Groups that shards have counted, as ranges by epoch; shards with equal ones share an entry."""
-    losses: tuple[dict[int, LossSum], ...] = ()
-    """Losses of these groups, by epoch; shards with equal ones share an entry."""
-    files: tuple[FileRecord, ...] = ()
-    checksum: str = ""
-    """SHA-256 of this manifest with an empty checksum, as compact JSON."""
+    """Ids of the runs that this one continues, the newest first."""
 
     @property
     def name(self) -> str:
@@ -156,57 +77,122 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return folder_name(self.epoch, self.groups)
 
     @property
+    def training(self) -> tuple[str, ...]:
+        """Ids of the run and of those that it continues, the newest first."""
+        return (self.run, *self.runs)[:MOST_RUNS]
+
+    @property
     def epoch_results(self) -> tuple[EpochResult, ...]:
         """Results of the ended epochs."""
         return epochs_of(self.epochs)
 
-    @property
-    def states(self) -> tuple[ShardState, ...]:
-        """States of the shards, in the order of their numbers."""
-        return tuple(
-            [
-                ShardState(
-                    each.shard, each.version, each.clocks, self.sets[each.sets], self.losses[each.losses]
-                )
-                for each in self.shards
-            ]
-        )
-
-    def with_states(self, states: Sequence[ShardState]) -> "Manifest":
-        """Return the manifest with the states of all shards, and the clock of the fastest replica in them."""
-        sets, set_numbers = different([each.groups for each in states])
-        sums, sum_numbers = different([each.losses for each in states])
+    def at_clock_of(self, states: Sequence[ShardState]) -> "Manifest":
+        """Return the manifest with the clock of the fastest replica in the shards."""
         clock = max([clock for each in states for clock in each.clocks.values()], default=0)
-        return msgspec.structs.replace(
-            self,
-            resume=msgspec.structs.replace(self.resume, clock=clock),
-            sets=tuple(sets),
-            losses=tuple(sums),
-            shards=tuple(
-                [
-                    ShardRecord(each.shard, each.version, dict(each.clocks), *numbers)
-                    for each, *numbers in zip(states, set_numbers, sum_numbers, strict=True)
-                ]
-            ),
+        return msgspec.structs.replace(self, resume=msgspec.structs.replace(self.resume, clock=clock))
+
+
+class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
+    """The notes that a driver leaves in the record of its run."""
+
+    asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Rate that the caller asked for; 0: the run decides the rate."""
+    data: dict[str, Any] = {}
+    """Description of the data, as a data server gives it."""
+    runs: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_RUNS)] = ()
+    """Ids of the runs that the run continues, the newest first."""
+    epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
+    """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT` epochs, and the earlier epoch
+    with the best validation accuracy, if any."""
+
+    def with_epochs(self, epochs: Sequence[EpochResult]) -> dict[str, Any]:
+        """Return the notes with these evaluated epochs, in the form that a record has."""
+        noted: dict[str, Any] = msgspec.to_builtins(
+            msgspec.structs.replace(self, epochs=epoch_values(_newest_and_best(epochs)))
         )
+        return noted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checkpoint:
-    """A checkpoint in memory."""
+def _newest_and_best(epochs: Sequence[EpochResult]) -> Sequence[EpochResult]:
+    older, newest = epochs[:-RESULTS_KEPT], epochs[-RESULTS_KEPT:]
+    best = max(older, key=lambda epoch: epoch.validation_accuracy or 0.0, default=None)
+    return newest if best is None or best.validation_accuracy is None else (best, *newest)
 
-    manifest: Manifest
-    weights: Mapping[str, NDArray[Any]]
-    """Values by tensor, each in its shape."""
-    state: Mapping[str, NDArray[Any]]
-    """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or one number per shard of it."""
-    problems: tuple[str, ...] = ()
-    """Damage of newer checkpoints in the same folder."""
-    remarks: tuple[str, ...] = ()
-    """Remarks on the other checkpoints of the folder, and on the choice of this one."""
 
-    def __repr__(self) -> str:
-        return f"<Checkpoint {self.manifest.name} of run {self.manifest.run}>"
+def _check_epoch(epoch: EpochResult) -> None:
+    """Check the numbers of a noted epoch. Raises ValueError: a number is out of bounds."""
+    accuracies = {"test_accuracy": epoch.test_accuracy, "validation_accuracy": epoch.validation_accuracy}
+    for name, accuracy in accuracies.items():
+        if accuracy is not None and not 0 <= accuracy <= 1:
+            raise ValueError(f"{name} of epoch {epoch.epoch} is {accuracy:g}, not within 0 and 1")
+    for name in ("images", "skipped", "train_s"):
+        if not 0 <= getattr(epoch, name) < 1 << 53:
+            raise ValueError(f"{name} of epoch {epoch.epoch} is {getattr(epoch, name):g}")
+
+
+def read_notes(
+    run: ProgramRecord, *, ended: int, kept: Sequence[dict[str, Any]] = ()
+) -> tuple[DriverNotes, tuple[EpochResult, ...]]:
+    """Read the notes of an earlier driver, and its evaluated epochs in order.
+
+    Args:
+        ended: Number of the last ended epoch.
+        kept: Evaluated epochs, if they are more than those in the notes.
+
+    Raises:
+        RunFailed: The notes are invalid.
+    """
+    try:
+        notes = msgspec.convert(run.notes, DriverNotes)
+        epochs = epochs_of(kept or notes.epochs)
+        numbers = [0, *(epoch.epoch for epoch in epochs), ended + 1]
+        if any(after <= before for before, after in pairwise(numbers)):
+            raise ValueError(f"their epochs are {numbers[1:-1]}, and {ended} have ended")
+        for epoch in epochs:
+            _check_epoch(epoch)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise RunFailed(
+            f"the notes of run {run.id} cannot be read: {error}; take it over with the release of adam-async "
+            "that began it"
+        ) from None
+    return notes, epochs
+
+
+def saved_manifest(record: RunRecord, place: tuple[int, int] = (0, 0)) -> Manifest:
+    """Return the manifest of a run on disks, which goes on with the epoch after the last ended one.
+
+    Args:
+        place: Epoch and groups of a checkpoint.
+
+    Raises:
+        ConfigError: The program cannot be read.
+        RunFailed: The notes of its driver cannot be read.
+    """
+    notes, epochs = read_notes(record.program, ended=record.ended, kept=record.epochs)
+    program = read_training(record.program)
+    epoch, resumed = record.ended + 1, program.resumed
+    resume = ResumeRecord(
+        epoch=epoch,
+        clock=0,
+        results=record.results,
+        train_s=record.train_s,
+        skipped=resumed.skipped_from(epoch) if resumed is not None else (),
+    )
+    return Manifest(
+        run=record.program.id,
+        # Epochs and schedule are those that the run decided, so that the curve of the rate continues.
+        config={**msgspec.to_builtins(program.config), "rate": notes.asked_rate},
+        rate=program.config.rate,
+        spec=program.spec,
+        plan=program.plan,
+        transforms=program.transforms,
+        data=notes.data,
+        epoch=place[0],
+        groups=place[1],
+        resume=resume,
+        epochs=epoch_values(epochs),
+        runs=notes.runs,
+    )
 
 
 def epoch_values(epochs: Iterable[EpochResult]) -> tuple[dict[str, Any], ...]:
@@ -215,26 +201,6 @@ def epoch_values(epochs: Iterable[EpochResult]) -> tuple[dict[str, Any], ...]:
         {**asdict(epoch), "train_loss": epoch.train_loss if isfinite(epoch.train_loss) else None}
         for epoch in epochs
     )
-
-
-class EpochValues:
-    """The values of `epoch_values` for a run in progress, each epoch converted once.
-
-    A run with many epochs takes many points, and each point has the results of all epochs.
-    """
-
-    def __init__(self) -> None:
-        self._values: list[dict[str, Any]] = []
-        self._last: EpochResult | None = None
-
-    def of(self, epochs: Sequence[EpochResult]) -> tuple[dict[str, Any], ...]:
-        """Return the values of epochs, the earlier of which are those of the last call."""
-        known = len(self._values)
-        if len(epochs) < known or (known and epochs[known - 1] is not self._last):
-            self._values, known = [], 0
-        self._values += epoch_values(epochs[known:])
-        self._last = epochs[-1] if epochs else None
-        return tuple(self._values)
 
 
 def epochs_of(values: Iterable[Mapping[str, Any]]) -> tuple[EpochResult, ...]:
@@ -256,137 +222,6 @@ def epochs_of(values: Iterable[Mapping[str, Any]]) -> tuple[EpochResult, ...]:
 def folder_name(epoch: int, groups: int) -> str:
     """Return the name of a checkpoint's folder; `age_order` is the key that sorts these names."""
     return f"checkpoint-{epoch:04}-{groups:06}"
-
-
-# --- files -----------------------------------------------------------------------------------
-
-
-def split(stem: str, arrays: Mapping[str, NDArray[Any]], limit: int = FILE_BYTES) -> dict[str, list[str]]:
-    """Return the names of the tensors of each file, in order. A file has at most `limit` bytes, or a single
-    tensor."""
-    groups: list[list[str]] = []
-    room = 0
-    for name, array in arrays.items():
-        if not groups or array.nbytes > room:
-            groups.append([])
-            room = limit
-        groups[-1].append(name)
-        room -= array.nbytes
-    return {
-        f"{stem}-{number:05}-of-{len(groups):05}.safetensors": names
-        for number, names in enumerate(groups, start=1)
-    }
-
-
-def tensor_file(arrays: Mapping[str, NDArray[Any]]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file, part by part, without copies of tensors.
-
-    Its metadata have the CRC-32 of each block of a tensor. Other programs ignore them.
-
-    Args:
-        arrays: C-contiguous arrays of float32, float64 or int64.
-    """
-    crcs: dict[str, str] = {}
-    header: dict[str, Any] = {"__metadata__": crcs}
-    at = 0
-    for name, array in arrays.items():
-        end = at + array.nbytes
-        header[name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [at, end]}
-        values = array.reshape(-1).view(np.uint8).data
-        blocks = range(0, array.nbytes, BLOCK_BYTES)
-        crcs[CRC_KEY + name] = "".join(f"{crc32(values[i : i + BLOCK_BYTES]):08x}" for i in blocks)
-        at = end
-    text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)  # values begin aligned
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for array in arrays.values():
-        yield array.reshape(-1).view(np.uint8).data
-
-
-def index_file(files: Mapping[str, Sequence[str]], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the index of the parameters' files, in the form that other libraries read."""
-    weight_map = {name: file for file, names in files.items() for name in names}
-    total = sum(array.nbytes for array in arrays.values())
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    return msgspec.json.format(msgspec.json.encode(index), indent=2) + b"\n"
-
-
-def manifest_file(manifest: Manifest) -> bytes:
-    """Return the text of a manifest, with its checksum."""
-    sealed = msgspec.structs.replace(manifest, checksum=_checksum(manifest))
-    return msgspec.json.format(msgspec.json.encode(sealed), indent=1) + b"\n"
-
-
-def read_manifest(text: bytes, origin: str) -> Manifest:
-    """Read and check the text of a manifest.
-
-    Raises:
-        CheckpointError: The manifest is damaged, or has another version.
-    """
-    try:
-        version = msgspec.json.decode(text)["format"]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        raise CheckpointError(f"{origin} is damaged: it is not the JSON of a manifest") from None
-    except RecursionError:
-        raise CheckpointError(f"{origin} is damaged: its JSON nests too deeply") from None
-    if version != FORMAT:
-        shown = repr(version)[:80]
-        raise CheckpointError(
-            f"{origin} has the format {shown}; this version reads {FORMAT!r}: finish the run with the "
-            "version that wrote it, or begin a new run from its model with --init"
-        )
-    try:
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{origin} is damaged: {error}") from None
-    if manifest.checksum != _checksum(manifest):
-        raise CheckpointError(f"{origin} is damaged: its checksum is wrong")
-    # A changed name of a field with its default value leaves the checksum right.
-    if text != manifest_file(manifest):
-        raise CheckpointError(f"{origin} is damaged: its text is not the one that was written")
-    _check_files(manifest.files, origin)
-    _check_sets(manifest, origin)
-    try:
-        epochs_of(manifest.epochs)
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{origin} is damaged: the results of its epochs: {error!r}") from None
-    return manifest
-
-
-def _check_files(files: Sequence[FileRecord], origin: str) -> None:
-    """Check that a manifest names files of a checkpoint, each once.
-
-    Raises:
-        CheckpointError: A name is repeated, or could be that of another file, such as ``../x``; or a size is
-            negative.
-    """
-    seen = set[str]()
-    for record in files:
-        if record.name != INDEX_FILE and TENSOR_FILE.fullmatch(record.name) is None:
-            raise CheckpointError(f"{origin} names the file {record.name[:80]!r}, which no checkpoint has")
-        if record.name in seen:
-            raise CheckpointError(f"{origin} names {record.name} twice")
-        if record.bytes < 0:
-            raise CheckpointError(f"{origin} gives {record.name} a size of {record.bytes} bytes")
-        seen.add(record.name)
-
-
-def _check_sets(manifest: Manifest, origin: str) -> None:
-    """Raise CheckpointError if sets of groups are no ranges in order, a sum of losses is out of bounds, or a
-    shard has sets or sums that are not there."""
-    named = [(epoch, *ranges) for sets in manifest.sets for epoch, ranges in sets.items()]
-    fault = next((text for groups in named if (text := groups_fault(groups))), "")
-    fault = fault or next(
-        (each.fault for sums in manifest.losses for each in sums.values() if each.fault), ""
-    )
-    sets, losses = range(len(manifest.sets)), range(len(manifest.losses))
-    if fault or any(each.sets not in sets or each.losses not in losses for each in manifest.shards):
-        raise CheckpointError(f"{origin} is damaged: its sets of groups: {fault or 'some are missing'}")
-
-
-def _checksum(manifest: Manifest) -> str:
-    return sha256(msgspec.json.encode(msgspec.structs.replace(manifest, checksum=""))).hexdigest()
 
 
 # --- resumption ------------------------------------------------------------------------------
@@ -489,6 +324,23 @@ def kept_model(there: Mapping[str, Any], spec: ModelSpec | None, run: str) -> Mo
             "out"
         )
     return model
+
+
+def check_kept_arrays(
+    there: Sequence[ArrayRecord], arrays: Sequence[ArrayRecord], manifest: Manifest
+) -> None:
+    """Check that the model of a run has the arrays of the run that it continues.
+
+    Raises:
+        CheckpointError: They differ; the error names the first difference.
+    """
+    kept, wanted = ({each.name: each for each in several} for several in (there, arrays))
+    for name in sorted(kept.keys() ^ wanted.keys()):
+        lacks = "lacks" if name in wanted else "has a superfluous"
+        raise CheckpointError(f"run {manifest.run} {lacks} parameter {name}; it is of another model")
+    for name, array in wanted.items():
+        if array != kept[name]:
+            raise CheckpointError(f"run {manifest.run} has {kept[name]}, and the model {array}")
 
 
 def check_kept_step(there: Mapping[str, Any], step: NamedStep | None, run: str) -> None:

@@ -1,155 +1,149 @@
-"""Reads the files of one checkpoint.
+"""Reads one checkpoint: its head, from which a reader chooses a checkpoint, or all of it."""
 
-**The reader trusts no file**, because a folder may come from elsewhere. The reader opens regular files only,
-under names that a checkpoint can have; it compares the size on the disk with the manifest before it reads,
-and the sum of the sizes with the available memory.
-"""
-
-from collections.abc import Iterable, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-
-from adam_async.checkpoint.manifest import (
-    INDEX_FILE,
-    MANIFEST_BYTES,
-    MANIFEST_FILE,
-    MODEL,
-    STATE,
-    CheckpointError,
-    FileRecord,
-    Manifest,
-    read_manifest,
+from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces, put_shards
+from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
+from adam_async.checkpoint.names import age_order
+from adam_async.errors import ConfigError, DataError, RunFailed
+from adam_async.parameter_server.piece_states import CATALOGUE, CONTENTS, RUN, read_catalogue, read_run
+from adam_async.parameter_server.shard import Shard
+from adam_async.persistence.written_once import (
+    DamagedFile,
+    FoundState,
+    Head,
+    check_sizes,
+    read_head,
+    read_states,
 )
-from adam_async.runtime.disk import Disk, FileFacts, Part
-from adam_async.runtime.machine import available_bytes
+from adam_async.run.run_record import RunRecord
+from adam_async.runtime.disk import Disk
 
-NOTE_BYTES = 4096
-"""Maximum size of `latest`, in bytes."""
+OLD_MANIFEST = "manifest.json"
+"""Name of a file of checkpoints of format 2 and older ones, which had files of whole tensors."""
 
-DECODED = 26
-"""Maximum memory of a decoded manifest, as a multiple of the size of its text: empty objects need most."""
-
-
-async def read_checkpoint(
-    folder: Path, disk: Disk
-) -> tuple[Manifest, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Read a checkpoint; returns its manifest, and the tensors of the model and of the rules by name."""
-    manifest = await checkpoint_manifest(folder, disk)
-    tensors = await _read_tensors(folder, disk, manifest.files)
-    return manifest, tensors[MODEL], tensors[STATE]
+_T = TypeVar("_T")
 
 
-async def read_weights(folder: Path, disk: Disk) -> tuple[Manifest, dict[str, NDArray[Any]]]:
-    """Read the parameters of a checkpoint, without the arrays of the rule."""
-    manifest = await checkpoint_manifest(folder, disk)
-    files = [record for record in manifest.files if not record.name.startswith(f"{STATE}-")]
-    return manifest, (await _read_tensors(folder, disk, files))[MODEL]
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckpointHead:
+    """A checkpoint whose shards are not read.
+
+    Attributes:
+        files: Its files.
+    """
+
+    manifest: Manifest
+    record: RunRecord
+    pieces: StoredPieces
+    files: Head
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files, in bytes."""
+        return self.files.nbytes + sum(self.files.files.values())
 
 
-async def _read_tensors(
-    folder: Path, disk: Disk, files: Sequence[FileRecord]
-) -> dict[str, dict[str, NDArray[Any]]]:
-    """Read files of a checkpoint; returns their tensors by kind and name.
+async def checkpoint_head(folder: Path, disk: Disk) -> CheckpointHead:
+    """Read the head of a checkpoint.
 
     Raises:
-        CheckpointError: A file is missing, has another size or checksum, or cannot be read; or the available
-            memory does not suffice.
+        DamagedFile: It is missing or damaged, or is that of a checkpoint with another name or format.
     """
-    for record in files:
-        await check_size(folder / record.name, record, disk)
-    # The bytes of one file are in memory beside all tensors.
-    sizes = [record.bytes for record in files]
-    _check_memory(folder, sum(sizes) + max(sizes, default=0))
-    tensors: dict[str, dict[str, NDArray[Any]]] = {MODEL: {}, STATE: {}}
-    for record in files:
-        path = folder / record.name
-        data = await read_small(path, disk, record.bytes)
-        check_digest(path, await disk.run(digest_of, [data]), record)
-        if record.name == INDEX_FILE:
-            continue
-        try:
-            found = await disk.run(load_tensors, data)
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from None
-        tensors[record.name.partition("-")[0]].update(found)
-    return tensors
+    try:
+        files = await read_head(disk, folder, contents=CONTENTS)
+    except DamagedFile as error:
+        if error.file == folder.name and OLD_MANIFEST in await disk.names(folder):
+            raise DamagedFile(
+                folder / OLD_MANIFEST,
+                "has the format of an earlier release: finish the run with the version that wrote it, or "
+                "begin a new run from its model with --init",
+            ) from None
+        raise
+    except OSError as error:
+        raise DamagedFile(folder, f"cannot be read: {error.strerror or error}") from None
+    path, states = folder / files.file, files.states
+    if lacking := {CATALOGUE, RUN} - states.keys():
+        raise DamagedFile(path, f"is damaged: it lacks {len(lacking)} of its records")
+    epoch, groups = age_order(folder.name)
+
+    def head() -> CheckpointHead:
+        record = read_run(states[RUN].parts, folder.name)
+        pieces = StoredPieces(read_catalogue(states[CATALOGUE].parts, folder.name))
+        manifest = saved_manifest(record, (epoch, groups))
+        return CheckpointHead(manifest=manifest, record=record, pieces=pieces, files=files)
+
+    found = _readable(path, head)
+    if epoch - found.record.ended not in (0, 1):
+        raise DamagedFile(path, f"is of an epoch after {found.record.ended}: {folder.name} was renamed")
+    if found.record.program.id != found.pieces.catalogue.record.program:
+        raise DamagedFile(path, "is damaged: its records are of different runs")
+    names = {key.name for key in files.keys}
+    if names != {*found.pieces.specs, CATALOGUE, RUN} or found.pieces.nbytes > found.nbytes:
+        raise DamagedFile(path, "is damaged: the folder has not the pieces of its run")
+    return found
 
 
-def _check_memory(path: Path, need: int) -> None:
-    """Check that so many bytes of memory are available. Raises CheckpointError: they are not."""
-    if need > (free := available_bytes()):
-        raise CheckpointError(
-            f"{path} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or "
-            "take a machine with more"
-        )
-
-
-async def check_size(path: Path, record: FileRecord, disk: Disk) -> None:
-    """Check a file without reading it.
-
-    Raises:
-        CheckpointError: The file is missing, is no regular file, or has another size than in the manifest.
-    """
-    size = (await file_facts(path, disk)).size
-    if size != record.bytes:
-        raise CheckpointError(f"{path} is damaged: it has {size} bytes of {record.bytes}")
-
-
-def check_digest(path: Path, digest: str, record: FileRecord) -> None:
-    """Check the SHA-256 of a whole file. Raises CheckpointError: the manifest has another one."""
-    if digest != record.sha256:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong")
+def _readable(path: Path, read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except (ConfigError, DataError, RunFailed) as error:
+        raise DamagedFile(path, f"cannot be read: {error}") from None
 
 
 async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
-    """Read the manifest of one checkpoint.
+    """Read the manifest of one checkpoint. Raises CheckpointError: see `checkpoint_head`."""
+    try:
+        return (await checkpoint_head(folder, disk)).manifest
+    except DamagedFile as error:
+        raise CheckpointError(str(error)) from None
+
+
+async def read_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
+    """Read a checkpoint.
 
     Raises:
-        CheckpointError: The manifest is missing or damaged, or is that of a checkpoint with another name or
-            format; or the available memory does not suffice.
+        CheckpointError: A file is missing, damaged or unreadable, or the available memory does not suffice.
     """
-    path = folder / MANIFEST_FILE
-    text = await read_small(path, disk, MANIFEST_BYTES)
-    _check_memory(path, DECODED * len(text))
-    manifest = await disk.run(read_manifest, text, str(path))
-    if manifest.name != folder.name:
-        raise CheckpointError(f"{folder} holds {manifest.name[:80]}: it was renamed")
-    return manifest
+    try:
+        head = await checkpoint_head(folder, disk)
+        await check_sizes(disk, folder, head.files)
+        tensors = head.pieces.new_tensors()
+        states = {}
+        for file in head.files.files:
+            for _, shards in await read_shards(folder, disk, head, file):
+                states.update(put_shards(tensors, shards))
+    except DamagedFile as error:
+        raise CheckpointError(str(error)) from None
+    if lacking := len(tensors.table.shards) - len(states):
+        raise CheckpointError(f"{folder} is damaged: it lacks {lacking} shards of its run")
+    ordered = tuple(states[int(spec.id)] for spec in tensors.table.shards)
+    return Checkpoint(
+        manifest=head.manifest.at_clock_of(ordered),
+        catalogue=head.pieces.catalogue,
+        record=head.record,
+        tensors=tensors,
+        states=ordered,
+    )
 
 
-async def file_facts(path: Path, disk: Disk) -> FileFacts:
-    """Return size and time of a regular file of a checkpoint.
+async def read_shards(
+    folder: Path, disk: Disk, head: CheckpointHead, file: str
+) -> Iterator[tuple[int, list[Shard]]]:
+    """Read one file; return its pieces, each with its position in the file and its shards.
 
     Raises:
-        CheckpointError: The file is missing, or is no regular file.
+        DamagedFile: The file is missing or damaged. The iterator raises it for a piece that cannot be read.
     """
-    try:
-        return await disk.file_facts(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    states = await read_states(disk, folder, head.files, file)
 
+    def shards(state: FoundState) -> list[Shard]:
+        origin = f"piece {state.key.shard} of {state.key.home}"
+        read = partial(head.pieces.shards, state.key.name, state.parts, origin)
+        return _readable(folder / file, read)
 
-async def read_small(path: Path, disk: Disk, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes. Raises CheckpointError: it is larger or unreadable."""
-    size = (await file_facts(path, disk)).size
-    if size > most:
-        raise CheckpointError(f"{path} is damaged: it has {size} bytes of at most {most}")
-    try:
-        return await disk.read_part(path, 0, size)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def digest_of(parts: Iterable[Part]) -> str:
-    """Return the SHA-256 of a file in parts, in hexadecimal digits."""
-    digest = sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
+    return ((state.position, shards(state)) for state in states)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
-from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import ConfigError
 from adam_async.messages import (
     ListSaved,
@@ -31,9 +31,9 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.saved_shards import read_saved_list
-from adam_async.parameter_server.piece_states import chunks_of
+from adam_async.parameter_server.piece_states import Catalogue, chunks_of, pieces_by_name
 from adam_async.parameter_server.server_disk import read_saved_stores
-from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.run_record import RunRecord, newest, read_run_record
@@ -64,14 +64,6 @@ MOST_LISTED_SHARDS = 4 * MAX_SHARDS
 reader ignores a store beyond this number."""
 
 
-class ShardSink(Protocol):
-    """Takes the values of shards, with the arrays of their rule."""
-
-    def put(self, shards: Sequence[int], arrays: Sequence[str], tensors: Sequence[NDArray[Any]]) -> None:
-        """Take shards of a message; for errors see `RunTensors.put`."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class FoundStore:
     """A store on the disks of some servers.
@@ -95,6 +87,11 @@ class FoundStore:
     records: dict[str, tuple[tuple[int, int], RunRecord]] = field(default_factory=dict)
 
     @property
+    def catalogue(self) -> Catalogue:
+        """The store, as a server's disk records it."""
+        return Catalogue(self.name, self.record, self.arrays, self.began_ms / 1000)
+
+    @property
     def table(self) -> ShardTable:
         """Table of the store's shards."""
         return shard_table(self.arrays, shard_bytes=self.record.shard_bytes)
@@ -110,17 +107,9 @@ class FoundStore:
         by_order = sorted(self.records.values(), key=lambda each: each[0], reverse=True)
         return newest(record for _, record in by_order)
 
-    def pieces(self) -> dict[tuple[str, int], tuple[ShardSpec, ...]]:
+    def pieces(self) -> dict[StateName, tuple[ShardSpec, ...]]:
         """Return the shards of each piece, by home and number."""
-        of_home: dict[str, list[ShardSpec]] = {}
-        for spec in self.table.shards:
-            of_home.setdefault(self.record.buckets[spec.bucket], []).append(spec)
-        return {
-            (home, number): specs
-            for home in sorted(of_home)
-            for number, specs in enumerate(pieces_of(of_home[home], in_place=self.record.in_place))
-            if specs
-        }
+        return pieces_by_name(self.record, self.table.shards)
 
     def missing(self) -> tuple[str, ...]:
         """Return the homes of the bundles with pieces that no server has; empty if all are there."""
@@ -268,7 +257,9 @@ class SavedShards:
         endpoint = self._endpoint
         return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
 
-    async def read(self, store: FoundStore, sink: ShardSink, cluster: ClusterMap) -> tuple[ShardState, ...]:
+    async def read(
+        self, store: FoundStore, tensors: WholeTensors, cluster: ClusterMap
+    ) -> tuple[ShardState, ...]:
         """Read all shards of a store, each from the server with its newest copy.
 
         Returns the states of the shards, in the order of their numbers.
@@ -277,16 +268,16 @@ class SavedShards:
             CheckpointError: A server no longer has a piece, the piece is damaged, or a server did not answer.
         """
         states: dict[int, ShardState] = {}
-        of_server: dict[str, list[tuple[str, int]]] = {}
+        of_server: dict[str, list[StateName]] = {}
         pieces = store.pieces()
         for key in pieces:
             of_server.setdefault(store.best[key][1], []).append(key)
         room = asyncio.Semaphore(READING_AT_ONCE)
 
-        async def read_server(node: str, keys: Sequence[tuple[str, int]]) -> None:
+        async def read_server(node: str, keys: Sequence[StateName]) -> None:
             async with room, self._connect(cluster.nodes[node].address) as link:
                 for key in keys:
-                    states.update(await self._read_piece(link, store, key, pieces[key], sink))
+                    states.update(await self._read_piece(link, store, key, pieces[key], tensors))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -313,7 +304,7 @@ class SavedShards:
         store: FoundStore,
         key: tuple[str, int],
         specs: Sequence[ShardSpec],
-        sink: ShardSink,
+        tensors: WholeTensors,
     ) -> Mapping[int, ShardState]:
         found: dict[int, ShardState] = {}
         for numbers in chunks_of(specs, store.record.state_arrays + 1):
@@ -321,10 +312,10 @@ class SavedShards:
             ask = ReadSaved(store=store.record.id, home=home, piece=piece, shards=numbers)
             reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
             answer = unpack(reply, ShardStates)
-            states, tensors = read_state_tables(reply.tensors, most_shards=len(numbers))
+            states, arrays = read_state_tables(reply.tensors, most_shards=len(numbers))
             if tuple(state.shard for state in states) != numbers:
                 raise RemoteProtocolError("shards", f"asked for shards {numbers[:8]}, got others")
-            sink.put(numbers, answer.arrays, tensors)
+            tensors.put(numbers, answer.arrays, arrays)
             found.update((state.shard, state) for state in states)
         return found
 

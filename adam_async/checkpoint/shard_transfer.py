@@ -11,13 +11,10 @@ clock. With bsp they answer with the values of exactly this clock, although trai
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
-from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.client.connection import NOT_SERVING
 from adam_async.errors import DeadlineExceeded, ShardUnavailable, first_cause
 from adam_async.messages import (
@@ -83,21 +80,6 @@ class ClockPassed(Exception):
     def __init__(self, clock: int) -> None:
         super().__init__(f"a shard is at clock {clock} already")
         self.clock = clock
-
-
-class ShardValues(Protocol):
-    """Values of shards, with the arrays of their rule."""
-
-    arrays: tuple[str, ...]
-    """Names of the rule's arrays; none for values alone."""
-
-    def bytes_of(self, shard: ShardSpec) -> int:
-        """Return the size of a shard with its rule state, in bytes."""
-        ...
-
-    def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:
-        """Return a shard in the form of a message: values, then the rule's arrays in order; flat."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,21 +148,21 @@ class ShardCopies:
     async def read(
         self,
         cluster: ClusterMap,
-        table: ShardTable,
-        tensors: RunTensors,
+        tensors: WholeTensors,
         *,
-        clocks: Mapping[int, int],
+        clock: int = 0,
         within_s: float,
     ) -> tuple[ShardState, ...]:
         """Copy all shards into `tensors`; returns their states, in the order of their numbers.
 
         Args:
-            clocks: Clock at which a shard is read, by shard; shards without a clock are read as they are.
-            within_s: Time within which the shards must reach the clocks, in seconds.
+            clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: the
+                shards are read as they are.
+            within_s: Time within which the shards must reach the clock, in seconds.
 
         Raises:
-            ClockPassed: In bsp, a shard has passed its clock.
-            DeadlineExceeded: A clock was not reached in time; the error names the replicas behind.
+            ClockPassed: In bsp, a shard has passed the clock.
+            DeadlineExceeded: The clock was not reached in time; the error names the replicas behind.
             RemoteProtocolError: A primary sent other shards, or a clock that no replica can have reached.
             TransportError, ShardUnavailable: A primary did not answer, for `patience_s` after its first
                 failure, or for `copies_s` while its bundle lacks copies.
@@ -189,25 +171,24 @@ class ShardCopies:
         deadline = _Deadline(asyncio.get_running_loop().time() + within_s, within_s)
 
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
-            by_clock: dict[int, list[ShardSpec]] = {}
-            for shard in shards:
-                by_clock.setdefault(clocks.get(shard.id, 0), []).append(shard)
-            for clock, at_clock in by_clock.items():
-                for some in self._chunks(tensors, at_clock):
-                    states = await self._read(link, cluster, some, tensors, clock, deadline)
+            for is_frozen in (False, True):
+                those = [shard for shard in shards if shard.frozen == is_frozen]
+                for some in self._chunks(tensors, those):
+                    at = 0 if is_frozen else clock
+                    states = await self._read(link, cluster, some, tensors, at, deadline)
                     found.update((state.shard, state) for state in states)
 
         store = cluster.run_store
         assert store is not None, "a run has a store"
-        await self._with_primaries(store, table, read_bundle)
-        return tuple(found[shard.id] for shard in table.shards)
+        await self._with_primaries(store, tensors.table, read_bundle)
+        return tuple(found[shard.id] for shard in tensors.table.shards)
 
     async def _read(
         self,
         link: Link,
         cluster: ClusterMap,
         shards: Sequence[ShardSpec],
-        tensors: RunTensors,
+        tensors: WholeTensors,
         clock: int,
         deadline: _Deadline,
     ) -> tuple[ShardState, ...]:
@@ -243,9 +224,7 @@ class ShardCopies:
         tensors.put(numbers, answer.arrays, arrays)
         return states
 
-    async def load(
-        self, store: StoreRecord, table: ShardTable, tensors: ShardValues, states: Sequence[ShardState]
-    ) -> None:
+    async def load(self, store: StoreRecord, tensors: WholeTensors, states: Sequence[ShardState]) -> None:
         """Load all shards of a store into the primaries, which wait for them.
 
         Args:
@@ -258,12 +237,13 @@ class ShardCopies:
 
         async def load_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
             for some in self._chunks(tensors, shards):
-                body = LoadShards(store=store.id, generation=store.generation, arrays=tensors.arrays)
+                names = tensors.arrays_of(some[0])
+                body = LoadShards(store=store.id, generation=store.generation, arrays=names)
                 tables = state_tables([states[shard.id] for shard in some])
                 arrays = [array for shard in some for array in tensors.cut(shard)]
                 await self._load(link, pack(body, [*tables, *arrays]))
 
-        await self._with_primaries(store, table, load_bundle)
+        await self._with_primaries(store, tensors.table, load_bundle)
 
     async def _load(self, link: Link, message: Message) -> None:
         """Send until the server has begun the run; the caller's wait for all servers has a deadline."""
@@ -366,13 +346,14 @@ class ShardCopies:
             channel.drop()
 
     @staticmethod
-    def _chunks(tensors: ShardValues, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
-        """Split shards into groups of one message each."""
-        most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays)))
+    def _chunks(tensors: WholeTensors, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
+        """Split shards into groups of one message and one rule each."""
         some: list[ShardSpec] = []
         room = MESSAGE_BYTES
         for shard in shards:
-            if some and (tensors.bytes_of(shard) > room or len(some) >= most):
+            most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays_of(shard))))
+            is_full = tensors.bytes_of(shard) > room or len(some) >= most
+            if some and (is_full or shard.rule != some[0].rule):
                 yield some
                 some, room = [], MESSAGE_BYTES
             some.append(shard)

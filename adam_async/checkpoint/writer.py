@@ -8,30 +8,30 @@ in a row end the run, because a crash would lose all training since the newest c
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 import msgspec
 
+from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, EpochValues, Manifest
+from adam_async.checkpoint.manifest import epoch_values, folder_name, saved_manifest
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
 from adam_async.messages.loss_sums import LossSum
-from adam_async.model.rules import rule_of
+from adam_async.parameter_server.piece_states import Catalogue, catalogue_of
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import common_and_others
-from adam_async.run.partition import table_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult
-from adam_async.run.step_model import RunModel
-from adam_async.run.training_program import ResumeRecord, TrainingProgram
+from adam_async.run.run_record import RunRecord
+from adam_async.run.training_program import ProgramRecord, ResumeRecord
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,9 @@ Spawn = Callable[[str, Coroutine[Any, Any, None]], asyncio.Task[None]]
 class Reading:
     """All shards of a run, read for one checkpoint."""
 
-    tensors: RunTensors
+    program: ProgramRecord
+    catalogue: Catalogue
+    tensors: WholeTensors
     states: tuple[ShardState, ...]
     read_s: float
     """Duration of the reading in seconds."""
@@ -57,7 +59,6 @@ class Checkpointer:
 
     Args:
         storage_pool: Memory of the servers of this process, which is kept still while it is read.
-        resumed: Starting point of the run, if it continues another one.
     """
 
     def __init__(
@@ -67,9 +68,6 @@ class Checkpointer:
         copies: ShardCopies,
         storage_pool: StoragePool,
         config: Config,
-        model: RunModel,
-        common: Manifest,
-        resumed: ResumeRecord | None,
         spawn: Spawn,
         note: Callable[[str], None],
         progress: Progress,
@@ -81,11 +79,7 @@ class Checkpointer:
         self._note = note
         self._progress = progress
         self._misses = 0
-        self._epochs = EpochValues()
-        self._common = common
-        self._resumed = resumed
         self._config = config
-        self._model = model
         self._timeout_s = config.waits.checkpoint_s
         self._writing: asyncio.Task[None] | None = None
         self.written: list[CheckpointResult] = []
@@ -115,18 +109,18 @@ class Checkpointer:
         await self.settle()
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        tensors = make_tensors(self._model, self._config, self._common.plan)
-        table, frozen = tensors.table, self._model.frozen
-        bound = {int(shard.id): clock for shard in table.shards if clock and shard.tensor not in frozen}
+        program, catalogue = _store_of(cluster)
+        tensors = StoredPieces(catalogue).new_tensors()
         within_s = self._config.waits.clock_s if within_s is None else within_s
         try:
             # All shards are read with the same groups: in place a shard cannot refuse a group that it has.
-            async with self._storage_pool.still(self._common.run):
-                states = await self._copies.read(cluster, table, tensors, clocks=bound, within_s=within_s)
+            async with self._storage_pool.still(program.id):
+                states = await self._copies.read(cluster, tensors, clock=clock, within_s=within_s)
         except (TransportError, DeadlineExceeded) as error:
             self.miss(f"no checkpoint was taken, the servers could not be read: {error}")
             return None
-        return Reading(tensors=tensors, states=states, read_s=loop.time() - begin)
+        read_s = loop.time() - begin
+        return Reading(program=program, catalogue=catalogue, tensors=tensors, states=states, read_s=read_s)
 
     def write_end(
         self,
@@ -142,8 +136,8 @@ class Checkpointer:
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, clock=0, results=results)
-        # All losses are unknown of an epoch whose set the shards have dropped. So they are after the loss of a
-        # dealer if the part of a cut replica that computes the loss pushes no shard.
+        # All losses are unknown of an epoch whose set the shards have dropped. So they are after the loss of
+        # a dealer if the part of a cut replica that computes the loss pushes no shard.
         if isfinite(epochs[-1].train_loss) or not ended.result.get("loss_images", 1):
             self._begin(reading, (ended.number, ended.groups), resume, epochs)
         else:
@@ -168,12 +162,11 @@ class Checkpointer:
         else:
             self._note(NOT_FINITE)
 
-    def _groups_on_all(self, reading: Reading, epoch: int) -> int:
+    @staticmethod
+    def _groups_on_all(reading: Reading, epoch: int) -> int:
         """Return the number of groups of an epoch that all trained shards have."""
         trained = zip(reading.tensors.table.shards, reading.states, strict=True)
-        several = {
-            state.groups.get(epoch, ()) for spec, state in trained if spec.tensor not in self._model.frozen
-        }
+        several = {state.groups.get(epoch, ()) for spec, state in trained if not spec.frozen}
         every, _ = common_and_others(several)
         return int((every[1::2] - every[::2]).sum())
 
@@ -186,20 +179,21 @@ class Checkpointer:
     ) -> None:
         """Begin to write shards that were read for a checkpoint, unless the newest checkpoint has the same
         groups."""
-        manifest = msgspec.structs.replace(
-            self._common,
-            epoch=place[0],
-            groups=place[1],
-            resume=msgspec.structs.replace(resume, skipped=self._resumed.skipped_from(resume.epoch))
-            if self._resumed is not None
-            else resume,
-            epochs=self._epochs.of(epochs),
-            arrays=reading.tensors.arrays,
-        ).with_states(reading.states)
-        if manifest.name == self._folder.latest:
+        if folder_name(*place) == self._folder.latest:
             return  # the run is resumed from this checkpoint, and has not trained since
+        record = RunRecord(
+            program=reading.program,
+            ended=resume.epoch - 1,
+            results=resume.results,
+            epochs=epoch_values(epochs),
+            train_s=resume.train_s,
+        ).bounded()
         checkpoint = Checkpoint(
-            manifest=manifest, weights=reading.tensors.weights, state=reading.tensors.state
+            manifest=saved_manifest(record, place).at_clock_of(reading.states),
+            catalogue=reading.catalogue,
+            record=record,
+            tensors=reading.tensors,
+            states=reading.states,
         )
         self._writing = self._spawn("checkpoint", self._write(checkpoint, reading.read_s))
 
@@ -268,32 +262,11 @@ class Checkpointer:
         self._note(f"{what}; training goes on without it{often}")
 
 
-def make_tensors(model: RunModel, config: Config, plan: dict[str, Any] | None) -> RunTensors:
-    """Allocate all tensors of a run with their rule state."""
-    table = table_of(model, shard_bytes=config.shard_bytes, plan=plan)
-    rule = rule_of(config)
-    return RunTensors(model, table, rule)
-
-
-def common_manifest(
-    run: str, program: TrainingProgram, data: Mapping[str, Any], *, asked_rate: float
-) -> Manifest:
-    """Make a manifest with the fields that all checkpoints of a run share.
-
-    Args:
-        run: Id of the run.
-        asked_rate: Rate that the caller asked for; 0 if the run decided it. Epochs and schedule are those
-            that the run decided, so that a resumed run continues the same rate curve.
-    """
-    return Manifest(
-        run=run,
-        config={**msgspec.to_builtins(program.config), "rate": asked_rate},
-        rate=program.config.rate,
-        spec=program.spec,
-        plan=program.plan,
-        transforms=program.transforms,
-        data=dict(data),
-        epoch=0,
-        groups=0,
-        resume=ResumeRecord(epoch=1, clock=0),
-    )
+def _store_of(cluster: ClusterMap) -> tuple[ProgramRecord, Catalogue]:
+    """Return the program of a run, and the record of its store."""
+    run = cluster.run
+    assert run is not None, "a run is in the map"
+    name, store = next((name, store) for name, store in cluster.stores.items() if store.id == run.id)
+    # The folder has its name once it is whole, so its pieces may be small in place, too.
+    store = msgspec.structs.replace(store, in_place=False)
+    return run, catalogue_of(cluster, name, store, began=0.0)

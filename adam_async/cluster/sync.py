@@ -26,7 +26,7 @@ from typing import Any, Self
 import uvloop
 
 from adam_async.checkpoint import files
-from adam_async.checkpoint.manifest import Checkpoint
+from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.trained_model import Model, check_init
 from adam_async.cluster import local
 from adam_async.data_server.dataset import Dataset, check_dataset

@@ -15,9 +15,11 @@ from typing import Any, Self
 import msgspec
 from numpy.typing import NDArray
 
+from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.manifest import (
-    Checkpoint,
     CheckpointError,
+    DriverNotes,
+    check_kept_arrays,
     check_kept_step,
     kept_model,
     resumed_options,
@@ -47,13 +49,7 @@ from adam_async.driver.role_queries import RoleQueries
 from adam_async.driver.saved_run import SavedRunReader, check_disks
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
 from adam_async.driver.submission import submit, take_over, update_program
-from adam_async.driver.takeover import (
-    Attach,
-    DriverNotes,
-    SavedRun,
-    check_none_waits,
-    run_to_take,
-)
+from adam_async.driver.takeover import Attach, SavedRun, check_none_waits, run_to_take
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import PHOTO
@@ -303,7 +299,7 @@ class Driver:
             self._go_on_with(found)
         if (folder := self._inputs.checkpoints) is not None:
             resume = self._inputs.resume
-            runs = resume.runs if isinstance(resume, SavedRun) else ()
+            runs = resume.manifest.training if isinstance(resume, SavedRun) else ()
             manifest = resume.manifest if resume is not None else None
             await in_time(folder, folder.take_up(manifest, runs=runs), self._waits)
         if not self._inputs.replace:
@@ -426,7 +422,7 @@ class Driver:
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        resumed, runs = await self._read_resumed(prepared)
+        resumed = await self._read_resumed(prepared)
         self._inputs = replace(self._inputs, resume=resumed)
         last_try = loop.time() + self._waits.prepare_s
         lost = ""
@@ -444,7 +440,7 @@ class Driver:
                 self._notes = DriverNotes(
                     asked_rate=self._asked.rate,
                     data=prepared.data,
-                    runs=runs,
+                    runs=resumed.manifest.training if resumed is not None else (),
                 )
                 await self._submit(program, prepared, resumed)
                 try:
@@ -463,20 +459,25 @@ class Driver:
             # Frees the checkpoint's memory; a second run begins from the start.
             self._inputs = replace(self._inputs, resume=None)
 
-    async def _read_resumed(self, prepared: PreparedRun) -> tuple[Checkpoint | None, tuple[str, ...]]:
-        """Return the checkpoint that the run continues, read from the disks if it is there, and the ids of
-        the runs that it continues; for errors see `SavedRunReader.read`."""
+    async def _read_resumed(self, prepared: PreparedRun) -> Checkpoint | None:
+        """Return the checkpoint that the run continues, read from the disks of the servers if it is there.
+
+        Raises:
+            CheckpointError: The checkpoint is of another model; or see `SavedRunReader.read`.
+        """
         resume = self._inputs.resume
         if resume is None:
-            return None, ()
+            return None
         if isinstance(resume, SavedRun):
-            return await self._saved_runs.read(resume, prepared, self.config), resume.runs
-        for problem in resume.problems:
-            self.note(f"an older checkpoint is resumed: {problem}")
-        for remark in resume.remarks:
-            self.note(remark)
-        self.note(f"resumed from {resume.manifest.name}")
-        return resume, (resume.manifest.run,)
+            resume = await self._saved_runs.read(resume, self.config)
+        else:
+            for problem in resume.problems:
+                self.note(f"an older checkpoint is resumed: {problem}")
+            for remark in resume.remarks:
+                self.note(remark)
+            self.note(f"resumed from {resume.manifest.name}")
+        check_kept_arrays(resume.catalogue.arrays, arrays_of(prepared.model, prepared.plan), resume.manifest)
+        return resume
 
     async def _program_of(
         self, prepared: PreparedRun, transforms: tuple[dict[str, Any], ...], groups_in_flight: int

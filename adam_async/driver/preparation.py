@@ -14,31 +14,25 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import (
-    Checkpoint,
     CheckpointError,
+    DriverNotes,
     check_data,
     check_kept_step,
     kept_model,
+    read_notes,
 )
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.tensors import WholeTensors, first_states
 from adam_async.checkpoint.trained_model import Model
-from adam_async.checkpoint.writer import make_tensors
 from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.readiness import Readiness
 from adam_async.driver.settings import RunInputs
-from adam_async.driver.takeover import (
-    Attach,
-    DriverNotes,
-    check_options,
-    joined_results,
-    read_notes,
-)
+from adam_async.driver.takeover import Attach, check_options, joined_results
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, ShardUnavailable, first_cause
-from adam_async.messages import ShardState
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
@@ -46,7 +40,7 @@ from adam_async.model.spec import ModelSpec
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.model_selection import check_fits, check_size, choose_model
-from adam_async.run.partition import check_crossings, plan_run, table_of
+from adam_async.run.partition import arrays_of, check_crossings, plan_run, table_of
 from adam_async.run.result import EpochResult
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.step_model import RunModel, StepModel
@@ -375,18 +369,15 @@ class StartingValues:
 
         Raises:
             ConfigError: The run and the saved model have no tensor in common.
-            CheckpointError: The checkpoint has other tensors than the run.
             DeadlineExceeded: The shards were not placed, or not taken by the servers, within `prepare_s`.
             TransportError, ShardUnavailable: A server refused its shards, or did not answer.
             RunFailed, RoleDied: The run is over.
             StepFailed: The run's step did not return its first values.
         """
         if isinstance(source, Checkpoint):
-            tensors = make_tensors(prepared.model, config, prepared.plan)
-            tensors.fill(source)
-            states = source.manifest.states
+            tensors, states = source.tensors, source.states
         else:
-            tensors = RunTensors(prepared.model, prepared.table(config), None)
+            tensors = WholeTensors(arrays_of(prepared.model, prepared.plan), prepared.table(config))
             fill = partial(fill_from, tensors, prepared.model, source, seed=config.seed)
             if note := await self._pool.run(fill):
                 self._note(note)
@@ -397,7 +388,7 @@ class StartingValues:
             async with asyncio.timeout(waits.prepare_s):
                 store = cluster.run_store
                 assert store is not None, "a placed run has a store"
-                await self._copies.load(store, prepared.table(config), tensors, states)
+                await self._copies.load(store, tensors, states)
         except (ShardUnavailable, TransportError) as error:
             if not isinstance(error, RemoteError):
                 # The loss of a server fails the run in the map, which names the server.
@@ -407,7 +398,7 @@ class StartingValues:
             raise DeadlineExceeded("the servers to take up their shards", waits.prepare_s) from None
 
 
-def fill_from(tensors: RunTensors, network: RunModel, init: Model | None, *, seed: int) -> str:
+def fill_from(tensors: WholeTensors, network: RunModel, init: Model | None, *, seed: int) -> str:
     """Set the tensors of a run to those of a saved model, or draw them.
 
     Args:
@@ -446,8 +437,3 @@ def fill_from(tensors: RunTensors, network: RunModel, init: Model | None, *, see
         )
     left = f"fresh: {', '.join(fresh)}" if fresh else "no fresh tensors"
     return f"{taken} of {len(tensors.weights)} tensors come from the saved model {saved_name!r}; {left}"
-
-
-def first_states(tensors: RunTensors) -> tuple[ShardState, ...]:
-    """Return the states of all shards before any step."""
-    return tuple(ShardState(shard=int(shard.id), version=0, clocks={}) for shard in tensors.table.shards)

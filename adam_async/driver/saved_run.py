@@ -8,10 +8,10 @@ checkpoint in memory. The new run loads this checkpoint into its servers as any 
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from adam_async.checkpoint.manifest import Checkpoint, CheckpointError, Manifest
+from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
+from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
 from adam_async.checkpoint.saved_shards import (
     FoundStore,
     SavedShards,
@@ -19,14 +19,11 @@ from adam_async.checkpoint.saved_shards import (
     newest_whole,
     stores_of_runs,
 )
-from adam_async.checkpoint.writer import make_tensors
 from adam_async.controller.client import Membership
-from adam_async.driver.preparation import PreparedRun
-from adam_async.driver.takeover import SavedRun, at_first_gap, saved_manifest
+from adam_async.driver.takeover import SavedRun, at_first_gap
 from adam_async.errors import ConfigError, RunFailed
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Config
-from adam_async.run.partition import arrays_of
 from adam_async.run.progress import Progress
 from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
@@ -82,19 +79,17 @@ class SavedRunReader:
         found = await self._saved.find("", lambda: self._membership.map)
         return _saved_run(found) if found is not None else None
 
-    async def read(self, run: SavedRun, prepared: PreparedRun, config: Config) -> Checkpoint:
+    async def read(self, run: SavedRun, config: Config) -> Checkpoint:
         """Read the shards of a run.
 
         Raises:
-            CheckpointError: The disks have shards of another model, or values that are not finite; or the run
-                has trained all its epochs.
+            CheckpointError: The disks have values that are not finite, or the run has trained all its epochs.
             TransportError: A server did not answer.
         """
         name, store = run.manifest.run, run.store
-        if store.arrays != tuple(arrays_of(prepared.model, prepared.plan)):
-            raise CheckpointError(f"the disks have the shards of another model than run {name}")
         self._progress.phase = "reading the shards of the run"
-        tensors = make_tensors(prepared.model, config, prepared.plan)
+        catalogue = store.catalogue
+        tensors = StoredPieces(catalogue).new_tensors()
         states = await self._saved.read(store, tensors, self._membership.map)
         for tensor, values in (*tensors.weights.items(), *tensors.state.items()):
             if not np.isfinite(values).all():
@@ -102,14 +97,11 @@ class SavedRunReader:
                     f"{tensor} of run {name} has values on the disks that are not finite: continue "
                     "from a checkpoint (--resume), or begin anew with another --store"
                 )
-        frozen = prepared.model.frozen
-        trained = {int(spec.id) for spec in store.table.shards if spec.tensor not in frozen and spec.nbytes}
+        trained = {int(spec.id) for spec in tensors.table.shards if not spec.frozen and spec.nbytes}
         manifest = at_first_gap(run, states, trained, config.epochs)
         self._note(f"run {name} goes on from the disks of its servers, in epoch {manifest.resume.epoch}")
         return Checkpoint(
-            manifest=msgspec.structs.replace(manifest, arrays=tensors.arrays),
-            weights=tensors.weights,
-            state=tensors.state,
+            manifest=manifest, catalogue=catalogue, record=run.record, tensors=tensors, states=states
         )
 
 

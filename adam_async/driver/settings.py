@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, CheckpointError, resumed_config
+from adam_async.checkpoint.manifest import CheckpointError, resumed_config
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.driver.takeover import Attach, SavedRun
 from adam_async.errors import ConfigError

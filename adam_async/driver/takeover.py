@@ -8,8 +8,8 @@ that the earlier driver evaluated. The weights of these epochs are lost with tha
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, pairwise, takewhile
-from typing import Annotated, Any
+from itertools import chain, count, takewhile
+from typing import Any
 
 import msgspec
 
@@ -18,26 +18,16 @@ from adam_async.checkpoint.manifest import (
     Manifest,
     check_epochs_left,
     check_kept_options,
-    epoch_values,
-    epochs_of,
 )
 from adam_async.checkpoint.saved_shards import FoundStore
-from adam_async.checkpoint.writer import common_manifest
 from adam_async.driver.training_rules import PHASES
 from adam_async.errors import RunFailed
 from adam_async.messages import ShardState
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, skipped_groups
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import has_groups
-from adam_async.run.result import EpochResult
-from adam_async.run.run_record import MOST_RUNS, RunRecord, runs_of
-from adam_async.run.training_program import (
-    ProgramRecord,
-    ResumeRecord,
-    SkippedGroups,
-    TrainingProgram,
-    read_training,
-)
+from adam_async.run.run_record import RunRecord
+from adam_async.run.training_program import ProgramRecord, ResumeRecord, SkippedGroups, TrainingProgram
 
 OPEN: Mapping[str, Any] = {
     "epochs": 0,
@@ -71,72 +61,6 @@ class Attach:
 
     run: str = ""
     given: frozenset[str] = frozenset()
-
-
-class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
-    """The notes that a driver leaves in the record of its run."""
-
-    asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Rate that the caller asked for, as checkpoints have it; 0: the run decides the rate."""
-    data: dict[str, Any] = {}
-    """Description of the data, as a data server gives it."""
-    runs: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_RUNS)] = ()
-    """Ids of the runs that the run continues, the newest first."""
-    epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
-    """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT` epochs, and the earlier epoch
-    with the best validation accuracy, if any."""
-
-    def with_epochs(self, epochs: Sequence[EpochResult]) -> dict[str, Any]:
-        """Return the notes with these evaluated epochs, in the form that a record has."""
-        noted: dict[str, Any] = msgspec.to_builtins(
-            msgspec.structs.replace(self, epochs=epoch_values(_newest_and_best(epochs)))
-        )
-        return noted
-
-
-def _newest_and_best(epochs: Sequence[EpochResult]) -> Sequence[EpochResult]:
-    older, newest = epochs[:-RESULTS_KEPT], epochs[-RESULTS_KEPT:]
-    best = max(older, key=lambda epoch: epoch.validation_accuracy or 0.0, default=None)
-    return newest if best is None or best.validation_accuracy is None else (best, *newest)
-
-
-def _check_epoch(epoch: EpochResult) -> None:
-    """Check the numbers of a noted epoch. Raises ValueError: a number is out of bounds."""
-    accuracies = {"test_accuracy": epoch.test_accuracy, "validation_accuracy": epoch.validation_accuracy}
-    for name, accuracy in accuracies.items():
-        if accuracy is not None and not 0 <= accuracy <= 1:
-            raise ValueError(f"{name} of epoch {epoch.epoch} is {accuracy:g}, not within 0 and 1")
-    for name in ("images", "skipped", "train_s"):
-        if not 0 <= getattr(epoch, name) < 1 << 53:
-            raise ValueError(f"{name} of epoch {epoch.epoch} is {getattr(epoch, name):g}")
-
-
-def read_notes(
-    run: ProgramRecord, *, ended: int, kept: Sequence[dict[str, Any]] = ()
-) -> tuple[DriverNotes, tuple[EpochResult, ...]]:
-    """Read the notes of an earlier driver, and its evaluated epochs in order.
-
-    Args:
-        ended: Number of the last ended epoch.
-        kept: Evaluated epochs, if they are more than those in the notes.
-
-    Raises:
-        RunFailed: The notes are invalid.
-    """
-    try:
-        notes = msgspec.convert(run.notes, DriverNotes)
-        epochs = epochs_of(kept or notes.epochs)
-        numbers = [0, *(epoch.epoch for epoch in epochs), ended + 1]
-        if any(after <= before for before, after in pairwise(numbers)):
-            raise ValueError(f"their epochs are {numbers[1:-1]}, and {ended} have ended")
-        for epoch in epochs:
-            _check_epoch(epoch)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise RunFailed(
-            f"the notes of run {run.id} cannot be read: {error}; take it over with the release of adam-async "
-            "that began it"
-        ) from None
-    return notes, epochs
 
 
 def run_to_take(cluster: ClusterMap, attach: Attach) -> ProgramRecord | None:
@@ -219,8 +143,7 @@ class SavedRun:
         record: The run's record.
         store: Its shards.
         program: Its program.
-        manifest: Options, model and data of the run. The starting point and the states of the shards are
-            those of a run without any epoch, until the shards are read.
+        manifest: Options, model and data of the run. Its starting point counts once the shards are read.
     """
 
     record: RunRecord
@@ -240,30 +163,8 @@ class SavedRun:
         has_trained = resumed is None or self.record.ended >= resumed.epoch
         return self.record.program.phase != "finished" or not has_trained
 
-    @property
-    def runs(self) -> tuple[str, ...]:
-        """Ids of the run and of those that it continues, the newest first."""
-        return (self.manifest.run, *runs_of(self.record.program))[:MOST_RUNS]
-
     def __repr__(self) -> str:
         return f"<SavedRun {self.manifest.run} {self.record.ended} epochs>"
-
-
-def saved_manifest(record: RunRecord) -> Manifest:
-    """Return the options, the model, the data and the evaluated epochs of a run on disks.
-
-    Raises:
-        ConfigError: The program cannot be read.
-        RunFailed: The notes of its driver cannot be read.
-    """
-    notes, epochs = read_notes(record.program, ended=record.ended, kept=record.epochs)
-    common = common_manifest(
-        record.program.id,
-        read_training(record.program),
-        notes.data,
-        asked_rate=notes.asked_rate,
-    )
-    return msgspec.structs.replace(common, epochs=epoch_values(epochs))
 
 
 def at_first_gap(
@@ -313,7 +214,7 @@ def at_first_gap(
         epochs=tuple(each for each in run.manifest.epochs if each["epoch"] < epoch),
     )
     check_epochs_left(manifest, epochs)
-    return manifest.with_states(states)
+    return manifest.at_clock_of(states)
 
 
 def _left(named: tuple[int, int, int], skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:

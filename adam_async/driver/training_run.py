@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Manifest
+from adam_async.checkpoint.manifest import DriverNotes
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.writer import Checkpointer, Spawn, common_manifest
+from adam_async.checkpoint.writer import Checkpointer, Spawn
 from adam_async.client.parameter_client import ParameterClient
 from adam_async.controller.client import Membership
 from adam_async.driver.count_types import EpochCounts, RoleStatistics
@@ -36,7 +36,6 @@ from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.settings import DriverSettings
 from adam_async.driver.submission import update_program
-from adam_async.driver.takeover import DriverNotes
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
 from adam_async.messages import read_number
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
@@ -455,9 +454,6 @@ class TrainingRun:
             copies=self._parts.copies,
             storage_pool=self._parts.settings.storage_pool,
             config=self._config,
-            model=self._prepared.model,
-            common=self._common_manifest(),
-            resumed=self._program.resumed,
             spawn=spawn,
             note=self._parts.warn,
             progress=self._progress,
@@ -474,14 +470,6 @@ class TrainingRun:
             results=self._parts.results,
             progress=self._progress,
             phase=self._phase,
-        )
-
-    def _common_manifest(self) -> Manifest:
-        return common_manifest(
-            self._id,
-            self._program,
-            self._prepared.data,
-            asked_rate=self._notes.asked_rate,
         )
 
 

@@ -13,8 +13,7 @@ from adam_async.parameter_server.apply import appliers_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Applied, Apply, ApplySum, SumApplied
 from adam_async.parameter_server.log_entries import Part, decode_entry, without_shards
-from adam_async.parameter_server.piece_states import Catalogue, load_tensors
-from adam_async.parameter_server.storage import own_shards
+from adam_async.parameter_server.piece_states import Catalogue, load_tensors, new_bundle
 from adam_async.parameter_server.store_work import begin_work
 from adam_async.persistence.keys import Order
 from adam_async.run.shard_table import ShardSpec
@@ -131,16 +130,10 @@ class _Part:
     def __init__(
         self, catalogue: Catalogue, pieces: Mapping[int, Sequence[ShardSpec]], rules: Sequence[Rule]
     ) -> None:
-        record = catalogue.record
-        shards = own_shards([spec for specs in pieces.values() for spec in specs], rules)
         self.pieces = pieces
-        self.bundle = Bundle(
-            shards,
-            clocked=record.slack is not None,
-            summed_weight=record.summed_weight,
-            scale_by_staleness=record.scale_by_staleness,
-        )
-        self._appliers = appliers_of(shards, rules)
+        specs = [spec for specs in pieces.values() for spec in specs]
+        self.bundle = new_bundle(catalogue.record, specs, rules)
+        self._appliers = appliers_of([self.bundle.shards[spec.id] for spec in specs], rules)
 
     def do(self, work: Apply | ApplySum) -> None:
         """Apply a batch or a sum."""

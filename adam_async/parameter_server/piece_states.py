@@ -17,9 +17,17 @@ from numpy.typing import NDArray
 from adam_async.errors import ConfigError, DataError
 from adam_async.messages.bounds import MOST_IN_A_META, Count
 from adam_async.messages.tensors import UNREADABLE
+from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.shard_pieces import PART_BYTES, copy_piece, load_piece, read_piece
+from adam_async.parameter_server.shard_pieces import (
+    PART_BYTES,
+    copy_piece,
+    load_piece,
+    pieces_of,
+    read_piece,
+)
+from adam_async.parameter_server.storage import own_shards
 from adam_async.persistence.keys import LEADING, Order, State, StateKey, StateName, WallTime
 from adam_async.persistence.keys import Part as Bytes
 from adam_async.run.cluster_map import ClusterMap
@@ -104,6 +112,33 @@ def read_run(parts: Sequence[memoryview], origin: str) -> RunRecord:
             f"the record of the run in {origin} is not readable: {error}; move the folder away to begin "
             "without it"
         ) from None
+
+
+def pieces_by_name(record: StoreRecord, table: Sequence[ShardSpec]) -> dict[StateName, tuple[ShardSpec, ...]]:
+    """Return the shards of each piece of a placed store, without the pieces 0.
+
+    Args:
+        table: All shards of the store, by number.
+    """
+    of_home: dict[str, list[ShardSpec]] = {}
+    for spec in table:
+        of_home.setdefault(record.buckets[spec.bucket], []).append(spec)
+    return {
+        StateName(home, number): specs
+        for home in sorted(of_home)
+        for number, specs in enumerate(pieces_of(of_home[home], in_place=record.in_place))
+        if specs
+    }
+
+
+def new_bundle(record: StoreRecord, specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> Bundle:
+    """Return a bundle with new shards, for the pieces of a store on a disk."""
+    return Bundle(
+        own_shards(specs, rules),
+        clocked=record.slack is not None,
+        summed_weight=record.summed_weight,
+        scale_by_staleness=record.scale_by_staleness,
+    )
 
 
 def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order) -> State:

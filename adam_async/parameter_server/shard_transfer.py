@@ -44,12 +44,17 @@ def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
         clock: In bsp, the clock of the values: higher clocks of replicas are lowered to it. None to copy the
             replicas' clocks unchanged.
     """
-    clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
     return ShardCopy(
-        state=ShardState(shard.spec.id, shard.version, clocks, *shard.applied_groups()),
+        state=state_of(shard, clock=clock),
         values=shard.values.copy(),
         rule_state={name: array.copy() for name, array in shard.rule_state.items()},
     )
+
+
+def state_of(shard: Shard, *, clock: int | None = None) -> ShardState:
+    """Return the tables of a shard; for the argument see `copy_shard`."""
+    clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
+    return ShardState(int(shard.spec.id), shard.version, clocks, *shard.applied_groups())
 
 
 def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
@@ -122,7 +127,9 @@ def load_states(
     _check_room(shards, states)
     for target, source in copies:
         np.copyto(target, source)
-    return {_set(shards[ShardId(state.shard)], state) for state in states}
+    for state in states:
+        set_state(shards[ShardId(state.shard)], state)
+    return {ShardId(state.shard) for state in states}
 
 
 def _check_room(shards: Mapping[ShardId, Shard], states: Sequence[ShardState]) -> None:
@@ -135,7 +142,8 @@ def _check_room(shards: Mapping[ShardId, Shard], states: Sequence[ShardState]) -
         raise RemoteProtocolError("sets", f"{length} bounds of groups, {MOST_SETS_BOUNDS} are the most")
 
 
-def _set(shard: Shard, state: ShardState) -> ShardId:
+def set_state(shard: Shard, state: ShardState) -> None:
+    """Set the tables of a shard before its first push."""
     loaded = {Replica(int(replica)): clock for replica, clock in state.clocks.items()}
     slowest = min(loaded.values(), default=0)
     # The live replicas of this run replace those of the checkpoint.
@@ -151,4 +159,3 @@ def _set(shard: Shard, state: ShardState) -> ShardId:
         tables.losses = state.losses
     if shard.pending is not None:
         shard.pending.reached = slowest
-    return shard.spec.id

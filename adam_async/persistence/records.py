@@ -155,8 +155,8 @@ def decode_record(data: bytes, frame: Frame) -> tuple[SegmentRecord, int]:
     return record, content
 
 
-def split_content(data: bytes, sizes: Sequence[int]) -> list[memoryview]:
-    """Return the parts of a content, which is all of `data`."""
+def split_content(data: bytes | memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """Return the parts of a content, with which `data` begins."""
     view, parts, begin = memoryview(data), [], 0
     for size in sizes:
         parts.append(view[begin : begin + size])

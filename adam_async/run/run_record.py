@@ -40,6 +40,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Results of the newest of these epochs, in order, up to the last one."""
     epochs: Values = ()
     """Evaluated epochs in order, as `checkpoint.manifest.epoch_values` gives them."""
+    train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """In a checkpoint, the training time of the epoch in progress, in seconds."""
     is_whole: bool = False
     """Whether the disks have had all shards of the run; shards that are absent now are lost."""
 
@@ -99,7 +101,7 @@ class _Result(msgspec.Struct):
 
 
 class _Notes(msgspec.Struct):
-    """The fields of a driver's notes that a record needs; see `driver.takeover.DriverNotes`."""
+    """The fields of a driver's notes that a record needs; see `checkpoint.manifest.DriverNotes`."""
 
     runs: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_RUNS)] = ()
     epochs: Values = ()

@@ -6,8 +6,8 @@ Product code receives a `Disk` as an argument, so a simulation can replace it.
 suffices for ordinary disks, and keeps the order of the calls. A path
 that is no ordinary file is an error (`ordinary_files.py`). `write_atomic` writes a temporary file, makes its
 bytes durable with ``fdatasync``, renames it, and syncs the folder: after a crash the target is the old file
-or the new one, whole. A set of files is written into a temporary folder, file by file with `write_down`, and
-the folder is then renamed. The code that opens a `Disk` owns it (``async with Disk() as disk``).
+or the new one, whole. A set of files is written into a temporary folder, and the folder is then renamed. The
+code that opens a `Disk` owns it (``async with Disk() as disk``).
 """
 
 import asyncio
@@ -287,17 +287,6 @@ class Disk:
     async def remove_file(self, path: Path) -> None:
         """Remove a file, if it exists."""
         await self.run(_remove_if_there, path)
-
-    async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
-        """Write a new file into a folder without readers; its bytes are durable on return.
-
-        Returns the file's size in bytes. A write that fails or is cancelled leaves a partial file: remove the
-        folder then.
-        """
-        async with self._writing:
-            written = await self._write(path, parts)
-        self._count_write(written)
-        return written
 
     async def write_from(self, path: Path, offset: int, data: Part) -> None:
         """Append to a file of `offset` bytes; with offset 0 replace its content.

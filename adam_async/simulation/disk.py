@@ -262,11 +262,6 @@ class SimulatedDisk(Disk):
     async def remove_file(self, path: Path) -> None:
         await self._ask(partial(self._remove_if_there, path))
 
-    async def write_down(self, path: Path, parts: Iterable[Part]) -> int:
-        written = await self._write(path, parts)
-        self._count_write(written)
-        return written
-
     async def write_from(self, path: Path, offset: int, data: Part) -> None:
         content = bytes(data)
 
@@ -312,7 +307,7 @@ class SimulatedDisk(Disk):
         """
         if path.name in await self.names(path.parent):
             raise FileExistsError(f"{path} exists")
-        await self.write_down(path, [data])
+        self._count_write(await self._write(path, [data]))
 
     async def keep_private(self, path: Path) -> str:
         return ""  # a simulated machine has one user

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
+from adam_async.checkpoint.tensors import WholeTensors, first_states
 from adam_async.client.parameter_client import SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
-from adam_async.messages import ShardState
 from adam_async.model.rules import rule_of
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.bundle_record import DEFAULT_COPIES
 from adam_async.run.cluster_map import ClusterMap, replica_generation
-from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.run.shard_table import shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
-from adam_async.store.arrays import InitialArrays, flat_values
+from adam_async.store.arrays import flat_values
 from adam_async.store.restoring import find_saved, load_saved, same_shards
 from adam_async.store.rules import rule_text
 from adam_async.store.wish import StoreWish, consistency_of
@@ -317,10 +317,10 @@ class Joining:
     ) -> None:
         """Load the values of the caller."""
         assert self._wish.values is not None
-        start = _StartValues(self._wish.values, arrays)
+        values = {record.name: _first_values(self._wish.values[record.name], record) for record in arrays}
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
-        states = [ShardState(shard=int(shard.id), version=0, clocks={}) for shard in table.shards]
-        await copies.load(store, table, start, states)
+        tensors = WholeTensors(arrays, table, values=values)
+        await copies.load(store, tensors, first_states(tensors))
 
     async def _load_saved(
         self, store: StoreRecord, arrays: Sequence[ArrayRecord], copies: ShardCopies
@@ -346,7 +346,7 @@ class Joining:
                 f"{found.record.shard_bytes}, or its arrays in another order: open it without arrays, or "
                 "give it up with create='new'"
             )
-        await load_saved(self._saved, copies, found, store, arrays, membership.map)
+        await load_saved(self._saved, copies, found, store, membership.map)
         return True
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
@@ -370,23 +370,6 @@ class Joining:
             replica=replica,
             generation=store.generation,
         )
-
-
-class _StartValues:
-    """First values of a store, in the form for `ShardCopies`."""
-
-    arrays: tuple[str, ...] = ()
-
-    def __init__(self, given: InitialArrays, records: Sequence[ArrayRecord]) -> None:
-        self._flat = {record.name: _first_values(given[record.name], record) for record in records}
-
-    def bytes_of(self, shard: ShardSpec) -> int:
-        """Return the size of a shard of the store, in bytes."""
-        return shard.nbytes
-
-    def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:
-        """Return the flat values of a shard, as views."""
-        return [self._flat[shard.tensor][shard.start : shard.stop]]
 
 
 def _first_values(given: Any, record: ArrayRecord) -> NDArray[Any]:

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.tensors import WholeTensors, first_states
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset, make_dataset
-from adam_async.driver.preparation import fill_from, first_states, store_of
+from adam_async.driver.preparation import fill_from, store_of
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.run import Replay
 from adam_async.driver.submission import submit
@@ -367,11 +367,11 @@ class Servers:
 
     async def _load(self, placed: ClusterMap, member: Membership, driver: Identity) -> None:
         """Load the first values, as a driver does."""
-        tensors = RunTensors(self.model, self.table, None)
+        tensors = WholeTensors(arrays_of(self.model, None), self.table)
         fill_from(tensors, self.model, None, seed=self.config.seed)
         endpoint = Endpoint(self.network, driver, Traffic(driver.node))
         copies = ShardCopies(endpoint, changes=member.changes, waits=self.waits)
-        await copies.load(placed.run_store, self.table, tensors, first_states(tensors))
+        await copies.load(placed.run_store, tensors, first_states(tensors))
 
     def identity(self, role: str, number: int = 0) -> Identity:
         incarnation = int.from_bytes(self.entropy(7), "little")

@@ -1,14 +1,20 @@
 """Small checkpoints with known numbers, for tests."""
 
 import msgspec
-import numpy as np
 
+from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, Manifest, ShardRecord
+from adam_async.checkpoint.manifest import DriverNotes, saved_manifest
+from adam_async.driver.preparation import store_of
+from adam_async.messages import ShardState
 from adam_async.messages.loss_sums import LossSum
+from adam_async.parameter_server.piece_states import Catalogue
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
-from adam_async.run.training_program import ResumeRecord
+from adam_async.run.run_record import RunRecord
+from adam_async.run.shard_table import NUM_BUCKETS
+from adam_async.run.store_record import ArrayRecord
+from adam_async.run.training_program import TrainingProgram
 
 DATA = {
     "name": "tiny",
@@ -19,41 +25,57 @@ DATA = {
     "test_images": 40,
 }
 
+FILES = ["states-00000001.segment", "states-00000002.segment"]
+"""Files of a small checkpoint: that of its pieces, and the head."""
+
+CONFIG = Config(epochs=3, images_per_group=4, rate=0.05, momentum=0.9, servers=2)
+
+
+def record_of(*, epoch=2, run="run-1", runs=(), data=DATA, spec=None, config=CONFIG):
+    """Return the record of a run in an epoch of 15 groups."""
+    program = TrainingProgram(config=config, spec={"name": "a model"} if spec is None else spec)
+    notes = DriverNotes(asked_rate=config.rate, data=data, runs=runs)
+    record = msgspec.structs.replace(program.record(run, ("driver", 1)), notes=msgspec.to_builtins(notes))
+    results = ({"images": 60, "loss": 2.0},) * (epoch - 1)
+    return RunRecord(program=record, ended=epoch - 1, results=results)
+
 
 def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
     """Return a manifest of a checkpoint within an epoch of 15 groups."""
-    config = {"epochs": 3, "images_per_group": 4, "rate": 0.05, "momentum": 0.9, "servers": 2}
-    resume = ResumeRecord(epoch=epoch, clock=20, results=({"images": 60, "loss": 2.0},) * (epoch - 1))
-    return Manifest(
-        **{
-            "run": run,
-            "config": msgspec.json.decode(msgspec.json.encode(Config(**config))),  # as read from a file
-            "spec": {"name": "a model"},
-            "data": DATA,
-            "epoch": epoch,
-            "groups": groups,
-            "resume": resume,
-            "arrays": ("momentum", "steps"),
-            "shards": (ShardRecord(0, 20, {"0": 20}, 0, 0),),
-            "sets": ({epoch: (0, groups)} if groups else {},),
-            "losses": ({epoch: LossSum(4 * groups, 1 << 70)} if groups else {},),
-            **fields,
-        }
+    return msgspec.structs.replace(saved_manifest(record_of(epoch=epoch, run=run), (epoch, groups)), **fields)
+
+
+def checkpoint_of(groups=3, *, rows=100, epoch=2, weights=None, config=None, **fields):
+    """A checkpoint of Adam in which every value is the number of groups, unless it has other weights."""
+    config = config or msgspec.structs.replace(
+        CONFIG, rule="adam" if weights is None else "sgd", momentum=0.0
     )
-
-
-def checkpoint_of(groups=3, *, rows=100, **fields):
-    """A checkpoint in which every value is the number of groups."""
+    record = record_of(epoch=epoch, config=config, **fields)
+    if weights is None:
+        shapes = {"first/weights": ((rows, 30), "float32"), "first/biases": ((30,), "float64")}
+    else:
+        shapes = {name: (value.shape, value.dtype.name) for name, value in weights.items()}
+    arrays = tuple(ArrayRecord(name, *shape) for name, shape in shapes.items())
+    program = saved_manifest(record)
+    store = store_of(record.program, TrainingProgram(config=config, spec=program.spec), arrays)
+    buckets = tuple(f"ps-{number % 2}" for number in range(NUM_BUCKETS))
+    store = msgspec.structs.replace(store, pieces=1, buckets=buckets, generation=1)
+    catalogue = Catalogue("model", store, arrays, 0.0)
+    tensors = StoredPieces(catalogue).new_tensors()
+    for name, array in (*tensors.weights.items(), *tensors.state.items()):
+        array[...] = groups if weights is None else weights[name]
+    sets = {epoch: (0, groups)} if groups else {}
+    losses = {epoch: LossSum(4 * groups, 1 << 70)} if groups else {}
+    clock = 17 + groups
+    states = tuple(
+        ShardState(int(spec.id), clock, {"0": clock}, sets, losses) for spec in tensors.table.shards
+    )
     return Checkpoint(
-        manifest=manifest_of(groups, **fields),
-        weights={
-            "first/weights": np.full((rows, 30), groups, np.float32),
-            "first/biases": np.full(30, groups, np.float64),
-        },
-        state={
-            "momentum/first/weights": np.full((rows, 30), groups, np.float32),
-            "steps/first/weights": np.full(2, groups, np.int64),
-        },
+        manifest=saved_manifest(record, (epoch, groups)).at_clock_of(states),
+        catalogue=catalogue,
+        record=record,
+        tensors=tensors,
+        states=states,
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint import reader
+from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
@@ -23,16 +23,20 @@ from adam_async.checkpoint.files import (
     open_checkpoints,
     written_folder,
 )
-from adam_async.checkpoint.manifest import (
-    MANIFEST_BYTES,
-    CheckpointError,
-    manifest_file,
-    read_manifest,
-)
+from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
+from adam_async.persistence import written_once
+from adam_async.run.run_record import packed_record
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import checkpoint_of, manifest_of, name_of, written
+from tests.adam_async.checkpoint.checkpoints import (
+    FILES,
+    checkpoint_of,
+    manifest_of,
+    name_of,
+    record_of,
+    written,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -45,18 +49,15 @@ async def test_a_checkpoint_is_read_back_whole(tmp_path):
         found = await load_checkpoint(folder.path, disk)
         files = await disk.names(folder.path / "checkpoint-0002-000003")
     wanted = checkpoint_of(3)
-    assert msgspec.structs.replace(found.manifest, files=(), checksum="") == wanted.manifest
+    assert (found.manifest, found.states) == (wanted.manifest, wanted.states)
+    assert packed_record(found.record) == packed_record(wanted.record)
+    assert found.catalogue == wanted.catalogue
     for ours, theirs in ((found.weights, wanted.weights), (found.state, wanted.state)):
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
             assert ours[name].dtype == array.dtype
             np.testing.assert_array_equal(ours[name], array)
-    assert files == [
-        "manifest.json",
-        "model-00001-of-00001.safetensors",
-        "model.safetensors.index.json",
-        "state-00001-of-00001.safetensors",
-    ]
+    assert files == FILES
     assert size == sum((folder.path / "checkpoint-0002-000003" / file).stat().st_size for file in files)
     assert (found.problems, found.remarks) == ((), ())
 
@@ -99,7 +100,7 @@ async def test_a_named_checkpoint_is_continued_and_newer_ones_stay_until_the_nex
 async def test_a_damaged_checkpoint_that_is_named_is_refused_with_the_way_to_a_whole_one(tmp_path):
     async with Disk() as disk:
         await written(disk, tmp_path, 1, 2)
-        (tmp_path / name_of(2) / "model-00001-of-00001.safetensors").unlink()
+        (tmp_path / name_of(2) / FILES[0]).unlink()
         with pytest.raises(CheckpointError, match=rf"is missing; --resume {tmp_path} continues"):
             await load_checkpoint(tmp_path / name_of(2), disk)
 
@@ -138,9 +139,9 @@ async def test_the_next_start_removes_the_leftovers_of_a_killed_writer(tmp_path)
         folder = await written(disk, tmp_path, 1)
         for name in (".checkpoint-0002-000002.aside", ".checkpoint-0002-000000.gone.aside"):
             await disk.make_folder(tmp_path / name)
-            await disk.write_down(tmp_path / name / "model-00001-of-00001.safetensors", [b"half of it"])
+            await disk.write_atomic(tmp_path / name / FILES[0], [b"half of it"])
         for name in ("latest.123.aside", "notes-of-mine.aside"):
-            await disk.write_down(tmp_path / name, [b"half of it"])
+            await disk.write_atomic(tmp_path / name, [b"half of it"])
         await folder.take_up(await newest_manifest(tmp_path, disk))
         assert await disk.names(tmp_path) == ["checkpoint-0002-000001", "latest", "notes-of-mine.aside"]
 
@@ -149,7 +150,7 @@ async def test_the_next_write_removes_the_leftovers_of_one_that_took_too_long(tm
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1)
         await disk.make_folder(tmp_path / ".checkpoint-0002-000002.aside")
-        await disk.write_down(tmp_path / "latest.123.aside", [b"another task writes this"])
+        await disk.write_atomic(tmp_path / "latest.123.aside", [b"another task writes this"])
         await folder.write(checkpoint_of(3))
         names = await disk.names(tmp_path)
         assert names == [
@@ -175,25 +176,24 @@ async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_i
         found = await load_checkpoint(tmp_path, disk)
         assert found.manifest.groups == 1
         await folder.take_up(found.manifest)
-        again = checkpoint_of(2, rate=0.5)
-        await folder.write(again)
-        assert (await load_checkpoint(tmp_path, disk)).manifest.rate == 0.5
+        await folder.write(checkpoint_of(2, data={"name": "again"}))
+        assert (await load_checkpoint(tmp_path, disk)).manifest.data == {"name": "again"}
 
 
 DAMAGES = {
-    "a bit": (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], "its checksum is wrong"),
-    "cut off": (lambda data: data[:-7], r"it has \d+ bytes of \d+"),
+    "a bit": (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], r"is damaged at byte \d+"),
+    "cut off": (lambda data: data[:-7], r"it has \d+ bytes of \d+|is damaged at byte \d+"),
     "gone": (None, "is missing"),
 }
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "model-00001-of-00001", "state-00001-of-00001", "index"])
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_damaged_file_is_named_and_the_checkpoint_before_is_read(tmp_path, file, damage):
     change, words = DAMAGES[damage]
     async with Disk() as disk:
         await written(disk, tmp_path, 1, 2)
-        (path,) = (tmp_path / "checkpoint-0002-000002").glob(f"*{file}*")
+        path = tmp_path / name_of(2) / file
         data = path.read_bytes()
         path.unlink()
         if change is not None:
@@ -202,10 +202,8 @@ async def test_a_damaged_file_is_named_and_the_checkpoint_before_is_read(tmp_pat
         assert found.manifest.groups == 1
         (problem,) = found.problems
         assert problem.startswith(str(path))
-        # Without its manifest a checkpoint could be one of another run.
-        assert len(found.remarks) == (file == "manifest.json")
-        if file == "manifest.json" and damage != "gone":
-            words = "manifest.json is damaged"
+        # Without its head a checkpoint could be one of another run.
+        assert len(found.remarks) == (file == FILES[-1])
         assert re.search(words, problem)
 
 
@@ -217,11 +215,11 @@ async def test_the_error_of_a_folder_without_whole_checkpoints_names_each_damage
             await load_checkpoint(tmp_path, disk)
         await written(disk, tmp_path, 1, 2)
         for name in ("checkpoint-0002-000001", "checkpoint-0002-000002"):
-            (tmp_path / name / "manifest.json").write_bytes(b"{}")
+            (tmp_path / name / FILES[-1]).write_bytes(b"{}")
         with pytest.raises(CheckpointError) as refused:
             await load_checkpoint(tmp_path, disk)
     for name in ("checkpoint-0002-000001", "checkpoint-0002-000002"):
-        assert f"{tmp_path / name / 'manifest.json'} is damaged" in str(refused.value)
+        assert f"{tmp_path / name / FILES[-1]} is damaged at byte 0" in str(refused.value)
 
 
 @pytest.mark.parametrize("text", [b"checkpoint-0009-000009", b"../../etc", b"\xff", bytes(5000)])
@@ -231,69 +229,73 @@ async def test_a_latest_without_its_checkpoint_is_a_problem_and_the_newest_is_re
         (tmp_path / "latest").write_bytes(text)
         found = await load_checkpoint(tmp_path, disk)
     assert found.manifest.groups == 2
-    assert re.search("which is not there|has 5000 bytes of at most 4096", found.problems[0])
-
-
-def reseal(folder, change):
-    """Change a manifest, and give it the checksum of its new contents, as a forger does."""
-    path = folder / "manifest.json"
-    path.write_bytes(manifest_file(change(read_manifest(path.read_bytes(), "m"))))
-
-
-def with_file(**fields):
-    """Return a function that changes the record of the first file of a manifest."""
-
-    def change(manifest):
-        first, *others = manifest.files
-        files = (msgspec.structs.replace(first, **fields), *others)
-        return msgspec.structs.replace(manifest, files=files)
-
-    return change
+    assert re.search("which is not there|has 5000 bytes, expected at most 4096", found.problems[0])
 
 
 FORGED = {
-    "another folder": (with_file(name="../../secret"), "names the file '../../secret', which no checkpoint"),
-    "an absolute path": (with_file(name="/etc/passwd"), "names the file '/etc/passwd', which no checkpoint"),
-    "twice": (with_file(name="model.safetensors.index.json"), "names model.safetensors.index.json twice"),
-    "a negative size": (with_file(bytes=-1), "a size of -1 bytes"),
-    "an epoch without its loss": (
-        lambda it: msgspec.structs.replace(it, epochs=({},)),
-        "results of its epochs",
+    "another run": ({"record": lambda it: record_of(run="run-2")}, "its records are of different runs"),
+    "another store": (
+        {"catalogue": lambda it: checkpoint_of(1, rows=100_000).catalogue},
+        "has not the pieces of its run",
     ),
-    "another size": (with_file(bytes=1 << 60), r"it has \d+ bytes of 1152921504606846976"),
+    "another epoch": ({"record": lambda it: record_of(epoch=7)}, "was renamed"),
+    "an epoch without its loss": (
+        {"record": lambda it: msgspec.structs.replace(it.record, epochs=({"epoch": 1},))},
+        "the notes of run run-1 cannot be read",
+    ),
+    "another program": (
+        {
+            "record": lambda it: msgspec.structs.replace(
+                it.record, program=msgspec.structs.replace(it.record.program, blob=b"x")
+            )
+        },
+        "run run-1 cannot be read",
+    ),
 }
 
 
+class Forged(Checkpoint):
+    """A checkpoint whose head is not that of its pieces."""
+
+    honest = checkpoint_of(1)
+
+    def pieces(self):
+        return self.honest.pieces()
+
+
 @pytest.mark.parametrize("kind", FORGED)
-async def test_a_forged_manifest_with_a_right_checksum_leads_to_no_other_file(tmp_path, kind):
-    change, words = FORGED[kind]
+async def test_a_head_that_contradicts_its_folder_is_refused(tmp_path, kind):
+    changes, words = FORGED[kind]
+    honest = checkpoint_of(1)
+    names = ("manifest", "catalogue", "record", "tensors", "states")
+    fields = {name: getattr(honest, name) for name in names}
+    fields |= {name: change(honest) for name, change in changes.items()}
     async with Disk() as disk:
-        await written(disk, tmp_path, 1)
-        reseal(tmp_path / name_of(1), change)
+        folder = await written(disk, tmp_path)
+        await folder.write(Forged(**fields))
         with pytest.raises(CheckpointError, match=words):
             await load_checkpoint(tmp_path, disk)
 
 
-async def test_a_file_larger_than_the_memory_is_not_read(tmp_path):
-    size = 1 << 50
+async def test_a_checkpoint_of_an_earlier_format_is_named_with_a_cure(tmp_path):
+    (tmp_path / name_of(1)).mkdir()
+    (tmp_path / name_of(1) / "manifest.json").write_bytes(b"{}")
     async with Disk() as disk:
-        await written(disk, tmp_path, 1)
-        os.truncate(tmp_path / name_of(1) / "model-00001-of-00001.safetensors", size // 1024)  # sparse
-        reseal(tmp_path / name_of(1), with_file(bytes=size // 1024))
-        with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes of memory, and [\d,]+ are available"):
+        with pytest.raises(CheckpointError, match=r"manifest.json has the format of .*: finish the run with"):
             await load_checkpoint(tmp_path, disk)
 
 
-async def test_a_manifest_that_may_need_more_memory_than_there_is_is_not_decoded(tmp_path, monkeypatch):
+async def test_a_file_larger_than_the_memory_is_not_read(tmp_path, monkeypatch):
     async with Disk() as disk:
         await written(disk, tmp_path, 1)
-        size = (tmp_path / name_of(1) / "manifest.json").stat().st_size
-        monkeypatch.setattr(reader, "available_bytes", lambda: 25 * size)
-        with pytest.raises(CheckpointError, match=r"manifest.json needs [\d,]+ bytes of memory"):
-            await newest_manifest(tmp_path, disk)
+        head = (tmp_path / name_of(1) / FILES[-1]).stat().st_size
+        for free in (head, 0):
+            monkeypatch.setattr(written_once, "available_bytes", lambda free=free: free)
+            with pytest.raises(CheckpointError, match=rf"needs [\d,]+ bytes of memory, and {free:,} are"):
+                await load_checkpoint(tmp_path, disk)
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize("file", FILES)
 async def test_links_and_pipes_are_not_read(tmp_path, file):
     async with Disk() as disk:
         await written(disk, tmp_path, 1)
@@ -305,18 +307,6 @@ async def test_links_and_pipes_are_not_read(tmp_path, file):
         path.unlink()
         os.mkfifo(path)
         with pytest.raises(CheckpointError, match=f"{file} cannot be read: it is a link, a folder, a pipe"):
-            await load_checkpoint(tmp_path, disk)
-
-
-async def test_a_manifest_that_nests_too_deeply_or_is_too_large_is_damaged(tmp_path):
-    async with Disk() as disk:
-        await written(disk, tmp_path, 1)
-        path = tmp_path / name_of(1) / "manifest.json"
-        path.write_bytes(b'{"format": ' + b"[" * 100_000)
-        with pytest.raises(CheckpointError, match=r"nests too deeply|is not the JSON"):
-            await load_checkpoint(tmp_path, disk)
-        os.truncate(path, MANIFEST_BYTES + 1)  # sparse
-        with pytest.raises(CheckpointError, match=f"bytes of at most {MANIFEST_BYTES}"):
             await load_checkpoint(tmp_path, disk)
 
 
@@ -332,9 +322,13 @@ class FullDisk(Disk):
         if self.left < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def write_down(self, path, parts):
+    async def write_from(self, path, offset, data):
         self._count()
-        return await super().write_down(path, parts)
+        await super().write_from(path, offset, data)
+
+    async def append_made(self, path, offset, make):
+        self._count()
+        return await super().append_made(path, offset, make)
 
     async def write_atomic(self, path, parts):
         self._count()
@@ -410,6 +404,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
+from adam_async.run.run_record import packed_record
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 

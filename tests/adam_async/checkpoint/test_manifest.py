@@ -1,33 +1,26 @@
 """Content of a checkpoint, and the options of a resumed run."""
 
-import json
 from math import isnan, nan
 
 import msgspec
-import numpy as np
 import pytest
-from safetensors.numpy import load
 
 from adam_async.checkpoint.manifest import (
     CheckpointError,
-    EpochValues,
     check_data,
+    check_kept_arrays,
     epoch_values,
     folder_name,
-    index_file,
-    manifest_file,
-    read_manifest,
     resumed_config,
     resumed_options,
-    split,
-    tensor_file,
+    saved_manifest,
 )
 from adam_async.checkpoint.names import age_order, is_folder_name
-from adam_async.messages.loss_sums import LossSum
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import decide
 from adam_async.run.option_sources import make_config
-from tests.adam_async.checkpoint.checkpoints import DATA, manifest_of, result_of
+from adam_async.run.store_record import ArrayRecord
+from tests.adam_async.checkpoint.checkpoints import DATA, manifest_of, record_of, result_of
 
 
 def test_names_sort_as_checkpoints_were_taken_however_many_there_are():
@@ -45,72 +38,28 @@ def test_names_of_checkpoints_are_recognised(name):
     assert not is_folder_name(name)
 
 
-def test_a_tensor_file_is_read_by_the_library():
-    arrays = {
-        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "b/c": np.array([1.5, np.inf]),
-        "counts": np.array([2**40], np.int64),
-        "nothing": np.empty((0, 3), np.float32),
-    }
-    data = b"".join(tensor_file(arrays))
-    found = load(data)
-    assert found.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
-    assert int.from_bytes(data[:8], "little") % 8 == 0
-
-
-def test_tensors_are_spread_over_files_in_order_and_a_large_one_has_its_own():
-    sizes = {"a": 3, "b": 5, "c": 20, "d": 1, "e": 8}
-    arrays = {name: np.zeros(size, np.uint8) for name, size in sizes.items()}
-    assert list(split("model", arrays, limit=8).values()) == [["a", "b"], ["c"], ["d"], ["e"]]
-    assert list(split("model", arrays, limit=8))[1] == "model-00002-of-00004.safetensors"
-    assert list(split("state", arrays, limit=100)) == ["state-00001-of-00001.safetensors"]
-    assert split("state", {}) == {}
-
-
-def test_the_index_has_the_file_of_each_parameter():
-    arrays = {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)}
-    index = json.loads(index_file({"one": ["a"], "two": ["b"]}, arrays))
-    assert index == {"metadata": {"total_size": 16}, "weight_map": {"a": "one", "b": "two"}}
-
-
-def test_a_manifest_is_read_back_whole():
-    manifest = manifest_of(epochs=epoch_values([result_of(1), result_of(2, loss=nan)]))
-    found = read_manifest(manifest_file(manifest), "m")
-    assert msgspec.structs.replace(found, checksum="") == manifest
+def test_a_manifest_has_the_facts_of_the_record_of_its_run():
+    values = epoch_values([result_of(1), result_of(2, loss=nan)])
+    record = msgspec.structs.replace(record_of(epoch=3, runs=("a", "b")), epochs=values, train_s=2.5)
+    found = saved_manifest(record, (2, 15))
+    assert (found.run, found.training, found.name) == ("run-1", ("run-1", "a", "b"), "checkpoint-0002-000015")
+    assert (found.config["momentum"], found.config["rate"], found.rate, found.data) == (0.9, 0.05, 0.05, DATA)
+    assert (found.resume.epoch, len(found.resume.results), found.resume.train_s) == (3, 2, 2.5)
     first, second = found.epoch_results
     assert first == result_of(1)
     assert isnan(second.train_loss)
 
 
-def test_any_changed_character_of_a_manifest_is_noticed():
-    text = manifest_file(manifest_of())
-    for place in range(len(text)):
-        for bit in (0, 5, 7):  # bit 5 is the case of a letter, and bit 7 is not ASCII
-            changed = text[:place] + bytes([text[place] ^ 1 << bit]) + text[place + 1 :]
-            with pytest.raises(CheckpointError):
-                read_manifest(changed, "m")
-
-
-@pytest.mark.parametrize("losses", [(), ({2: LossSum(0, 1)},), ({2: LossSum(-1, None)},)])
-def test_losses_that_no_shard_can_have_are_damage(losses):
-    with pytest.raises(CheckpointError, match="m is damaged: its sets of groups: "):
-        read_manifest(manifest_file(manifest_of(losses=losses)), "m")
-
-
-@pytest.mark.parametrize("number", [0, 9])
-def test_a_manifest_of_another_format_is_named_with_a_cure(number):
-    text = manifest_file(manifest_of(format=f"adam-async/checkpoint/{number}"))
-    named = f"m has the format 'adam-async/checkpoint/{number}'; this version reads .*: finish the run with"
-    with pytest.raises(CheckpointError, match=named):
-        read_manifest(text, "m")
-
-
-def test_a_manifest_is_an_object():
-    with pytest.raises(CheckpointError, match="m is damaged: it is not the JSON of a manifest"):
-        read_manifest(b"[]", "m")
+def test_arrays_of_another_model_are_refused_with_the_first_difference():
+    one, other = ArrayRecord("a", (3,)), ArrayRecord("b", (2, 3))
+    check_kept_arrays((one, other), (one, other), manifest_of())
+    for there, words in (
+        ((one,), "run run-1 lacks parameter b; it is of another model"),
+        ((one, other, ArrayRecord("x", (1,))), "has a superfluous parameter x"),
+        ((one, ArrayRecord("b", (2, 4))), r"has ArrayRecord\(name='b', shape=\(2, 4\).*, and the model "),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            check_kept_arrays(there, (one, other), manifest_of())
 
 
 def test_a_resumed_run_may_have_other_numbers_of_roles_and_more_epochs():
@@ -187,16 +136,3 @@ def test_other_data_are_refused_with_the_difference():
     check_data(manifest_of(), {**DATA, "source": "elsewhere"})
     with pytest.raises(CheckpointError, match="data whose train_images is 60, but here it is 61"):
         check_data(manifest_of(), {**DATA, "train_images": 61})
-
-
-def test_each_epoch_of_a_run_is_converted_once():
-    values, epochs = EpochValues(), [result_of(1), result_of(2, loss=nan)]
-    first = values.of(epochs)
-    epochs.append(result_of(3))
-    later = values.of(epochs)
-    assert first == epoch_values(epochs[:2])
-    assert later == epoch_values(epochs)
-    assert [one is other for one, other in zip(first, later, strict=False)] == [True, True]
-    assert values.of(epochs[:1]) == epoch_values(epochs[:1])
-    another = [result_of(1, loss=2.0), *epochs[1:]]
-    assert values.of(another) == epoch_values(another)

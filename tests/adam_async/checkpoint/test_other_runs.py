@@ -3,10 +3,9 @@
 import pytest
 
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint, newest_manifest
-from adam_async.checkpoint.manifest import read_manifest
-from adam_async.run.run_record import MOST_RUNS
+from adam_async.checkpoint.reader import checkpoint_manifest
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import checkpoint_of, name_of, written
+from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of, name_of, written
 
 
 async def moved_in(disk, path, groups):
@@ -50,11 +49,14 @@ async def test_a_checkpoint_of_another_run_with_the_name_of_a_new_one_gets_a_nam
         kept = [f"{name_of(3)}.kept", f"{name_of(3)}.kept1"]
         assert await disk.names(path) == [name_of(1), name_of(3), *kept, "latest"]
         assert folder.renamed == kept[1]
+        await disk.remove_folder(path / name_of(3))
         for name in kept:
-            assert read_manifest((path / name / "manifest.json").read_bytes(), name).run == "another"
+            (path / name).rename(path / name_of(3))
+            assert (await checkpoint_manifest(path / name_of(3), disk)).run == "another"
+            (path / name_of(3)).rename(path / name)
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("other", [1, 9])
 async def test_with_a_damaged_latest_one_of_the_same_training_is_read_before_those_of_other_runs(
     tmp_path, file, other
@@ -63,7 +65,7 @@ async def test_with_a_damaged_latest_one_of_the_same_training_is_read_before_tho
     async with Disk() as disk:
         folder = await written(disk, path, 2)
         await folder.take_up(await newest_manifest(path, disk))
-        await folder.write(checkpoint_of(3, run="run-2"))
+        await folder.write(checkpoint_of(3, run="run-2", runs=("run-1",)))
         await moved_in(disk, path, other)
         (path / name_of(3) / file).unlink()
         found = await load_checkpoint(path, disk)
@@ -73,7 +75,7 @@ async def test_with_a_damaged_latest_one_of_the_same_training_is_read_before_tho
         found = await load_checkpoint(path, disk)
         assert found.manifest.run == "another"
         # Without the manifest of the newest one its run is unknown.
-        assert file == "manifest.json" or found.remarks[0] == (
+        assert file == FILES[-1] or found.remarks[0] == (
             f"{path / name_of(other)} is of another run than the newest one, perhaps of another training"
         )
 
@@ -110,7 +112,7 @@ async def test_a_checkpoint_whose_manifest_cannot_be_read_for_a_while_is_removed
         for groups in (1, 2, 3, 9):
             await folder.write(checkpoint_of(groups), keep=4)
         continued = await newest_manifest(tmp_path / name_of(3), disk)
-        away = [tmp_path / name_of(groups) / "manifest.json" for groups in (1, 9)]
+        away = [tmp_path / name_of(groups) / FILES[-1] for groups in (1, 9)]
         for path in away:
             path.rename(path.with_name("away"))
         await folder.take_up(continued)
@@ -122,22 +124,13 @@ async def test_a_checkpoint_whose_manifest_cannot_be_read_for_a_while_is_removed
         assert await disk.names(tmp_path) == [*map(name_of, (4, 5)), "latest"]
 
 
-async def test_a_manifest_names_the_newest_runs_that_its_run_continues(tmp_path):
-    async with Disk() as disk:
-        folder = await written(disk, tmp_path, 1)
-        runs = [f"driver-{number}" for number in range(MOST_RUNS + 1)]
-        for number, run in enumerate(runs, start=2):
-            await folder.take_up(await newest_manifest(tmp_path, disk))
-            await folder.write(checkpoint_of(number, run=run))
-        assert (await newest_manifest(tmp_path, disk)).runs == tuple(runs[-2:0:-1])
-
-
 async def test_checkpoints_of_all_runs_that_a_run_continues_are_removed_in_time(tmp_path):
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1, 2)
         for number in (3, 4):
             await folder.take_up(await newest_manifest(tmp_path, disk))
-            await folder.write(checkpoint_of(number, run=f"run-{number}"), keep=9)
+            runs = tuple(f"run-{earlier}" for earlier in (3, 1) if earlier < number)
+            await folder.write(checkpoint_of(number, run=f"run-{number}", runs=runs), keep=9)
         await folder.take_up(await newest_manifest(tmp_path / name_of(2), disk))
         await folder.write(checkpoint_of(5, run="run-5"), keep=2)
         assert await disk.names(tmp_path) == [name_of(2), name_of(5), "latest"]

@@ -13,7 +13,7 @@ import pytest
 
 from adam_async.checkpoint import shard_transfer
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError, manifest_file, read_manifest
+from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.model.named import mlp
@@ -21,6 +21,7 @@ from adam_async.parameter_server import clock_snapshot
 from adam_async.report.report import _totals
 from adam_async.run.config import Config, Waits
 from adam_async.runtime.disk import Disk
+from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of, written
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic, joiner
 from tests.adam_async.cluster.test_elastic import MODES as ELASTIC
 from tests.adam_async.runs import (
@@ -156,12 +157,12 @@ async def test_a_run_resumed_within_an_epoch_has_the_bits_of_one_that_never_stop
 
 async def test_an_exact_checkpoint_has_the_groups_of_whole_steps_and_no_other_updates(tmp_path):
     config = config_of(checkpoint_every=10, images_per_group=1, **MODES["bsp"])
-    found = (await stopped_from(config, tmp_path, (1, 1), dataset=tiny_dataset(MORE))).manifest
-    clock = found.resume.clock
-    assert found.sets == ({1: (0, 2 * clock)},)
-    assert [losses[1].images for losses in found.losses] == [2 * clock]
-    assert {clock for state in found.shards for clock in state.clocks.values()} == {clock}
-    assert {state.version for state in found.shards} == {clock}
+    found = await stopped_from(config, tmp_path, (1, 1), dataset=tiny_dataset(MORE))
+    clock = found.manifest.resume.clock
+    for state in found.states:
+        assert state.groups == {1: (0, 2 * clock)}
+        assert state.losses[1].images == 2 * clock
+        assert {state.version, *state.clocks.values()} == {clock}
 
 
 async def test_a_reader_without_room_for_its_copies_slows_training_down_and_gets_the_exact_shards(
@@ -219,7 +220,7 @@ async def resumed_once(config, path, *, groups=60):
 async def test_a_run_killed_within_an_epoch_and_resumed_has_every_group_once_on_every_shard(mode, tmp_path):
     config = config_of(checkpoint_every=10, images_per_group=1, **ASYNCHRONOUS[mode])
     found = await stopped_from(config, tmp_path, (2, 1))
-    for state in found.manifest.states:
+    for state in found.states:
         ranges = state.groups[2]
         counted = 60 + sum(stop - start for start, stop in zip(ranges[::2], ranges[1::2], strict=True))
         # One version for each push of up to so many groups.
@@ -244,7 +245,7 @@ async def test_in_place_each_image_counts_once_in_a_checkpoint_and_in_the_run_th
         training.cancel()
     found = await newest(path)
     assert 0 < found.manifest.groups < TALLIED_IMAGES
-    (tally,) = {state.groups[found.manifest.epoch] for state in found.manifest.states if state.groups}
+    (tally,) = {state.groups[found.manifest.epoch] for state in found.states if state.groups}
     trained = (found.manifest.epoch - 1) * TALLIED_IMAGES + sum(tally[1::2]) - sum(tally[::2])
     assert sum(tally_of(found.weights)) == trained
     resumed = await train(config, resume=path, **inputs)
@@ -267,7 +268,7 @@ async def test_shards_that_were_read_at_different_times_get_the_groups_that_each
     groups = 8 * MORE
     found = await stopped_from(config_of(**options), tmp_path, (1, 1), dataset=tiny_dataset(groups))
     assert found.manifest.groups < groups
-    assert len(found.manifest.sets) > 1
+    assert len({tuple(state.groups.items()) for state in found.states}) > 1
     await resumed_once(config_of(**{**options, "servers": 2}), tmp_path, groups=groups)
 
 
@@ -318,7 +319,7 @@ async def test_loaded_shards_equal_the_read_ones_with_rule_state_versions_and_cl
             # In this iteration of the loop no worker can know that training begins.
             await until(lambda: all(server.state is not None for server in cluster.servers))
             shards = {n: shard for server in cluster.servers for n, shard in server.state.shards.items()}
-            for state in found.manifest.shards:
+            for state in found.states:
                 shard = shards[state.shard]
                 part = slice(shard.spec.start, shard.spec.stop)
                 values = found.weights[shard.spec.tensor].reshape(-1)[part]
@@ -328,7 +329,7 @@ async def test_loaded_shards_equal_the_read_ones_with_rule_state_versions_and_cl
                     np.testing.assert_array_equal(shard.rule_state[name], array)
                 assert shard.rule_state["steps"][0] == shard.version == state.version
             training.cancel()
-    assert sum(state.version for state in found.manifest.shards) == 15 * len(found.manifest.shards)
+    assert sum(state.version for state in found.states) == 15 * len(found.states)
 
 
 @pytest.mark.slow
@@ -453,7 +454,7 @@ async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
 async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_path):
     config = config_of()
     await stopped_from(config, tmp_path, (2, 15))
-    damaged = tmp_path / "checkpoint-0002-000015" / "model-00001-of-00001.safetensors"
+    damaged = tmp_path / "checkpoint-0002-000015" / FILES[0]
     damaged.write_bytes(damaged.read_bytes()[:-1])
     resumed = await train(config, resume=tmp_path)
     assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
@@ -466,12 +467,10 @@ async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_p
 async def test_events_name_a_newer_checkpoint_of_another_run_and_its_new_name(tmp_path):
     config, path = config_of(epochs=2), tmp_path / "own"
     await train(msgspec.structs.replace(config, epochs=1), checkpoint=path)
-    await train(config, checkpoint=tmp_path / "other")
     other = "checkpoint-0002-000015"
+    async with Disk() as disk:
+        await (await written(disk, tmp_path / "other")).write(checkpoint_of(15, run="another"))
     (tmp_path / "other" / other).rename(path / other)
-    file = path / other / "manifest.json"  # here all clusters give their first run the same id
-    manifest = read_manifest(file.read_bytes(), "m")
-    file.write_bytes(manifest_file(msgspec.structs.replace(manifest, run="another")))
     events = events_of(await train(config, resume=path))
     assert events[0] == f"newer ones in {path} ({other}) are of another run or damaged, and stay"
     assert f"a {other} of another run or damaged is renamed to {other}.kept" in events

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint import saved_shards
+from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
 from adam_async.messages import (
@@ -28,7 +29,6 @@ from adam_async.run.run_record import RunRecord, packed_record
 from adam_async.run.store_record import ArrayRecord, RuleRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from adam_async.store.restoring import SavedValues
 from tests.adam_async.cluster_maps import node as node_record
 from tests.adam_async.cluster_maps import run_record, store_record
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of
@@ -277,7 +277,7 @@ async def test_shards_on_a_disk_with_longer_tables_are_refused_before_they_are_d
         (store,) = (await saved.survey("a-name", cluster)).stores
         store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
         with pytest.raises(CheckpointError, match="versions has 100 rows, 1 are the most"):
-            await saved.read(store, SavedValues(), cluster)
+            await saved.read(store, StoredPieces(store.catalogue).new_tensors(), cluster)
 
 
 async def test_a_failed_reading_leaves_its_caller_uncancelled():
@@ -286,5 +286,6 @@ async def test_a_failed_reading_leaves_its_caller_uncancelled():
         (store,) = (await saved.survey("a-name", cluster)).stores
         store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
         with pytest.raises(CheckpointError, match="store 'a-name' cannot be read from the disks"):
-            await saved.read(store, SavedValues(), cluster)  # the server answers each request with its list
+            tensors = StoredPieces(store.catalogue).new_tensors()
+            await saved.read(store, tensors, cluster)  # the server answers each request with its list
         assert asyncio.current_task().cancelling() == 0

@@ -8,15 +8,17 @@ import pytest
 
 from adam_async.checkpoint import shard_transfer
 from adam_async.checkpoint.shard_transfer import ClockPassed, ShardCopies
-from adam_async.checkpoint.writer import make_tensors
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import DeadlineExceeded, ShardUnavailable
 from adam_async.messages.shard_states import MOST_CLOCKS
+from adam_async.model.rules import rule_of
 from adam_async.parameter_server import answers
 from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.parameter_server.statistics import count_server
 from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.partition import arrays_of
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, address_of, servers_of, until
@@ -31,11 +33,11 @@ def copies_of(servers, waits=PATIENT, changes=None):
 
 async def read(servers, *, clock=0, waits=PATIENT, changes=None, within_s=None):
     """Read all shards of the servers."""
-    tensors = make_tensors(servers.model, servers.config, None)
-    clocks = dict.fromkeys(servers.shards(), clock) if clock else {}
+    arrays = arrays_of(servers.model, None)
+    tensors = WholeTensors(arrays, servers.table, [rule_of(servers.config)])
     copies = copies_of(servers, waits, changes)
     within_s = waits.clock_s if within_s is None else within_s
-    states = await copies.read(servers.map, servers.table, tensors, clocks=clocks, within_s=within_s)
+    states = await copies.read(servers.map, tensors, clock=clock, within_s=within_s)
     return tensors, states
 
 

@@ -26,7 +26,7 @@ def small_groups(**options) -> Config:
 
 
 async def stop_in(config, folder, epoch):
-    """Train, and stop after the first groups of an epoch; return the checkpoint's manifest and the result."""
+    """Train, and stop after the first groups of an epoch; return the checkpoint and the result."""
     async with cluster_of(config, checkpoint=folder) as cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
         (server,) = cluster.data_servers
@@ -39,7 +39,7 @@ async def stop_in(config, folder, epoch):
         cluster.stop()
         result = await training
     async with Disk() as disk:
-        return (await load_checkpoint(folder, disk)).manifest, result
+        return await load_checkpoint(folder, disk), result
 
 
 @pytest.mark.parametrize("mode", STOPPED)
@@ -49,10 +49,10 @@ async def test_a_run_resumed_from_its_stop_has_the_bits_of_one_that_never_stoppe
     stopped, result = await stop_in(config, tmp_path, 2)
     resumed = await train(config, resume=tmp_path)
 
-    assert stopped.epoch == 2
-    assert 0 < stopped.groups < GROUPS
-    assert result.epochs[-1].images == stopped.groups
-    assert max([losses[2].images for losses in stopped.losses if losses]) == stopped.groups
+    assert stopped.manifest.epoch == 2
+    assert 0 < stopped.manifest.groups < GROUPS
+    assert result.epochs[-1].images == stopped.manifest.groups
+    assert max([each.losses[2].images for each in stopped.states if each.losses]) == stopped.manifest.groups
     assert [epoch.images for epoch in resumed.epochs] == [GROUPS] * len(whole.epochs)
     same_bits(resumed.weights, whole.weights)
 
@@ -73,7 +73,7 @@ async def test_a_stop_loses_no_trained_image_and_trains_none_twice(options, tmp_
     stopped, result = await stop_in(config, tmp_path, 1)
     resumed = await train(config, resume=tmp_path)
 
-    assert (stopped.epoch, result.epochs[-1].images) == (1, stopped.groups)
+    assert (stopped.manifest.epoch, result.epochs[-1].images) == (1, stopped.manifest.groups)
     assert [epoch.images for epoch in resumed.epochs] == [GROUPS] * 3
 
 
@@ -91,6 +91,6 @@ async def test_a_stop_without_counts_of_the_data_server_keeps_its_checkpoint_and
     monkeypatch.setattr(RoleCounts, "dealer", silent)
     stopped, result = await stop_in(small_groups(**MODES["serial"]), tmp_path, 2)
     assert asked
-    assert stopped.groups > 0
+    assert stopped.manifest.groups > 0
     assert result.weights
     assert [epoch.epoch for epoch in result.epochs] == [1]

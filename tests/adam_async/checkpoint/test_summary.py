@@ -8,7 +8,7 @@ from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.verification import checkpoints_in, summary_of
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import checkpoint_of
+from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of
 
 NAMES = ["checkpoint-0002-000004", "checkpoint-0002-000003"]
 
@@ -19,8 +19,8 @@ async def test_a_summary_has_the_facts_of_the_manifest_and_of_the_files(tmp_path
         await folder.take_up(None)
         await folder.write(checkpoint_of(3))
         size = await folder.write(checkpoint_of(4))
-        os.utime(tmp_path / NAMES[0] / "manifest.json", (0, 86_400))
-        (tmp_path / NAMES[1] / "state-00001-of-00001.safetensors").unlink()
+        os.utime(tmp_path / NAMES[0] / FILES[-1], (0, 86_400))
+        (tmp_path / NAMES[1] / FILES[0]).unlink()
         before = disk.statistics().read_bytes
         assert await checkpoints_in(tmp_path, disk) == (tmp_path, NAMES, [])
         new, old = [await summary_of(tmp_path / name, disk, latest=name == NAMES[0]) for name in NAMES]
@@ -41,16 +41,16 @@ async def test_a_summary_has_the_facts_of_the_manifest_and_of_the_files(tmp_path
         "",
     )
     assert (old.whole, old.latest) == (False, False)
-    assert old.problem.endswith("state-00001-of-00001.safetensors is missing")
+    assert old.problem.endswith(f"{FILES[0]} is missing")
 
 
-async def test_a_checkpoint_with_a_damaged_manifest_has_the_place_of_its_name(tmp_path):
+async def test_a_checkpoint_with_a_damaged_head_has_the_place_of_its_name(tmp_path):
     (tmp_path / NAMES[0]).mkdir()
-    (tmp_path / NAMES[0] / "manifest.json").write_bytes(b"{}")
+    (tmp_path / NAMES[0] / FILES[-1]).write_bytes(b"{}")
     async with Disk() as disk:
         found = await summary_of(tmp_path / NAMES[0], disk, latest=True)
     assert (found.epoch, found.groups, found.whole, found.bytes) == (2, 4, False, 0)
-    assert "manifest.json is damaged" in found.problem
+    assert f"{FILES[-1]} is damaged" in found.problem
 
 
 async def test_a_folder_without_checkpoints_is_refused_with_the_command_for_it(tmp_path):

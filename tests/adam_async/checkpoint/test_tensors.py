@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.manifest import Checkpoint, CheckpointError
-from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.rules import make_rule
-from adam_async.run.partition import table_of
-from tests.adam_async.checkpoint.checkpoints import manifest_of
+from adam_async.run.partition import arrays_of, table_of
+from adam_async.run.shard_table import shard_table
+from adam_async.run.store_record import ArrayRecord
 from transport import RemoteProtocolError
 
 MODEL = Network(digits())
+ARRAYS = arrays_of(MODEL, None)
 TABLE = table_of(MODEL, shard_bytes=4 << 10)
 RULES = {
     "sgd": make_rule("sgd"),
@@ -26,7 +27,7 @@ RULES = {
 
 def filled(rule):
     """Tensors in which no two numbers are equal."""
-    tensors = RunTensors(MODEL, TABLE, RULES[rule])
+    tensors = WholeTensors(ARRAYS, TABLE, [RULES[rule]])
     at = 0
     for array in (*tensors.weights.values(), *tensors.state.values()):
         array[...] = np.arange(at, at + array.size).reshape(array.shape)
@@ -36,12 +37,14 @@ def filled(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_shards_joined_in_any_order_are_the_whole(rule):
-    whole, copy = filled(rule), RunTensors(MODEL, TABLE, RULES[rule])
+    whole, copy = filled(rule), WholeTensors(ARRAYS, TABLE, [RULES[rule]])
     numbers = [shard.id for shard in TABLE.shards][::-1]
     for start in range(0, len(numbers), 3):
         some = numbers[start : start + 3]
         copy.put(
-            some, whole.arrays, [tensor for number in some for tensor in whole.cut(TABLE.shards[number])]
+            some,
+            whole.arrays_of(TABLE.shards[0]),
+            [tensor for number in some for tensor in whole.cut(TABLE.shards[number])],
         )
     for ours, theirs in ((copy.weights, whole.weights), (copy.state, whole.state)):
         assert ours.keys() == theirs.keys()
@@ -55,7 +58,7 @@ def test_a_count_of_the_rule_has_one_entry_per_shard():
         steps = tensors.state[f"steps/{name}"]
         assert steps.dtype == np.int64
         assert [int(tensors.cut(shard)[3][0]) for shard in shards] == steps.tolist()
-    assert tensors.arrays == ("mean", "square", "steps")
+    assert tensors.arrays_of(TABLE.shards[0]) == ("mean", "square", "steps")
 
 
 def test_the_size_of_a_shard_is_that_of_its_weights_and_its_state():
@@ -75,22 +78,18 @@ def test_shards_of_another_kind_are_refused_with_the_difference():
             tensors.put([0], arrays, given)
 
 
-def checkpoint_with(weights, state):
-    return Checkpoint(manifest=manifest_of(3), weights=weights, state=state)
-
-
-def test_a_checkpoint_fills_everything_and_one_of_another_model_is_refused():
-    whole, copy = filled("momentum"), RunTensors(MODEL, TABLE, RULES["momentum"])
-    copy.fill(checkpoint_with(whole.weights, whole.state))
-    for name, array in whole.weights.items():
-        np.testing.assert_array_equal(copy.weights[name], array)
-    first = next(iter(whole.weights))
-    fewer = {name: array for name, array in whole.weights.items() if name != first}
-    for weights, state, words in (
-        (fewer, whole.state, f"checkpoint-0002-000003 lacks parameter {first}"),
-        ({**whole.weights, "x": np.zeros(1)}, whole.state, "has a superfluous parameter x"),
-        (whole.weights, {}, "lacks rule state momentum/"),
-        ({**whole.weights, first: np.zeros(3)}, whole.state, "is float64 of .3., but the run has float32"),
-    ):
-        with pytest.raises(CheckpointError, match=words):
-            copy.fill(checkpoint_with(weights, state))
+def test_arrays_of_several_rules_have_those_of_their_own_and_values_alone_have_none():
+    arrays = (ArrayRecord("a", (3,)), ArrayRecord("b", (2, 2), "float64", rule=1))
+    table = shard_table(arrays)
+    tensors = WholeTensors(arrays, table, [RULES["sgd"], RULES["adam"]])
+    assert [tensors.arrays_of(shard) for shard in table.shards] == [(), ("mean", "square", "steps")]
+    assert [tensors.bytes_of(shard) for shard in table.shards] == [12, 96]
+    assert {name: array.shape for name, array in tensors.state.items()} == {
+        "mean/b": (2, 2),
+        "square/b": (2, 2),
+        "steps/b": (1,),
+    }
+    values = {"a": np.ones(3, np.float32), "b": np.zeros((2, 2))}
+    alone = WholeTensors(arrays, table, values=values)
+    assert alone.weights["b"] is values["b"]
+    assert [len(alone.cut(shard)) for shard in table.shards] == [1, 1]

@@ -12,21 +12,25 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint.files import open_checkpoints
-from adam_async.checkpoint.manifest import CheckpointError, check_kept_step, epoch_values
+from adam_async.checkpoint.manifest import (
+    CheckpointError,
+    DriverNotes,
+    check_kept_step,
+    epoch_values,
+    read_notes,
+    saved_manifest,
+)
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.submission import take_over, update_program
 from adam_async.driver.takeover import (
     Attach,
-    DriverNotes,
     SavedRun,
     at_first_gap,
     check_none_waits,
     check_options,
     joined_results,
-    read_notes,
     run_to_take,
-    saved_manifest,
 )
 from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.messages import ShardState

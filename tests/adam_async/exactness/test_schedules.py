@@ -138,8 +138,8 @@ async def test_a_resumed_run_goes_on_along_the_schedule(schedule, mode, tmp_path
     every = 4 if mode == "bsp" else 0  # in the other modes only the end of an epoch is exact
     config = config_of(schedule, dtype="float64", checkpoint_every=every, **RESUMED[mode])
     found = await stopped_from(config, tmp_path, (1, 4))
-    epoch, sets = found.manifest.resume.epoch, found.manifest.sets
-    ranges = sets[0].get(epoch, ())  # all shards have the same groups
+    epoch = found.manifest.resume.epoch
+    ranges = found.states[0].groups.get(epoch, ())  # all shards have the same groups
     trained = {n for first, stop in zip(ranges[::2], ranges[1::2], strict=True) for n in range(first, stop)}
     left = [epoch - 1 + number / GROUPS for number in range(GROUPS) if number not in trained]
     left += [later + number / GROUPS for later in range(epoch, EPOCHS) for number in range(GROUPS)]

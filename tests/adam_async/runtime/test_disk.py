@@ -72,8 +72,8 @@ async def test_a_folder_written_aside_takes_its_name_as_a_whole(tmp_path: Path) 
     aside, target = tmp_path / "in" / ".aside", tmp_path / "in" / "target"
     async with Disk() as disk:
         await disk.make_folder(aside)
-        assert await disk.write_down(aside / "a", [b"one ", memoryview(b"file")]) == 8
-        assert await disk.write_down(aside / "b", []) == 0
+        await disk.write_atomic(aside / "a", [b"one ", memoryview(b"file")])
+        await disk.write_atomic(aside / "b", [])
         await disk.sync_folder(aside)
         await disk.rename(aside, target)
 
@@ -86,7 +86,7 @@ async def test_a_folder_that_holds_something_is_not_replaced_but_can_be_removed(
     async with Disk() as disk:
         for name in ("new", "old"):
             await disk.make_folder(tmp_path / name)
-            await disk.write_down(tmp_path / name / "file", [name.encode()])
+            await disk.write_atomic(tmp_path / name / "file", [name.encode()])
         with pytest.raises(OSError, match="old"):
             await disk.rename(tmp_path / "new", tmp_path / "old")
         assert await disk.read_bytes(tmp_path / "old" / "file") == b"old"
@@ -398,7 +398,6 @@ async def test_no_call_reads_or_writes_what_is_no_ordinary_file_or_waits_for_it(
             read_pieces,
             lock,
             lambda: disk.write_from(path, 0, b"content"),
-            lambda: disk.write_down(path, [b"content"]),
             lambda: disk.append_made(path, 0, lambda: [b"content"]),
             lambda: disk.append_durably(path, 1, b"content"),
             lambda: disk.append_durably(path, 0, b"content"),
@@ -464,7 +463,7 @@ async def test_any_other_error_of_a_sync_is_an_error(tmp_path: Path, monkeypatch
         with pytest.raises(OSError, match="failed"):
             await disk.sync_folder(tmp_path)
         with pytest.raises(OSError, match="failed"):
-            await disk.write_down(tmp_path / "file", [b"content"])
+            await disk.write_atomic(tmp_path / "file", [b"content"])
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the folder /proc of Linux")

@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import numpy as np
-
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.names import is_folder_name
@@ -66,6 +64,6 @@ def test_power_lost_at_any_moment_leaves_the_checkpoint_before_or_the_new_one():
         assert groups in (done, done + 1)
         assert found.problems == ()
         assert all((array == groups).all() for array in found.weights.values())
-        np.testing.assert_array_equal(found.state["steps/first/weights"], [groups, groups])
+        assert (found.state["steps/first/weights"] == groups).all()
 
     assert len(seen) > 5

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import KEPT, CheckpointFolder
-from adam_async.checkpoint.manifest import Checkpoint, Manifest
 from adam_async.run.config import Config
 from adam_async.simulation.scenario import Ledger, Violation
 
@@ -28,19 +28,20 @@ class CheckedFolder(CheckpointFolder):
         Raises:
             Violation: See `check_checkpoint`.
         """
-        check_checkpoint(checkpoint.manifest, self._config)
+        check_checkpoint(checkpoint, self._config)
         manifest = checkpoint.manifest
         self._ledger.counts["checkpoints within an epoch"] += manifest.epoch == manifest.resume.epoch
         return await super().write(checkpoint, keep=keep)
 
 
-def check_checkpoint(manifest: Manifest, config: Config) -> None:
+def check_checkpoint(checkpoint: Checkpoint, config: Config) -> None:
     """Check the shards of a checkpoint against its groups, except frozen shards, which have version 0.
 
     Raises:
         Violation: In bsp the shards are not at one clock; or a shard has fewer updates than its groups need.
     """
-    shards = [state for state in manifest.states if state.version]
+    manifest = checkpoint.manifest
+    shards = [state for state in checkpoint.states if state.version]
     clocks = {clock for state in shards for clock in state.clocks.values()}
     if config.synchronous and clocks != {manifest.resume.clock}:
         raise Violation("exact checkpoints", f"{manifest.name}: shards at clocks {sorted(clocks)}")

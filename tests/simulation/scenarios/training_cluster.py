@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import Checkpoint
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import DIGITS_FILE

@@ -1,0 +1,138 @@
+"""Pure: a checkpoint in memory, and its shards as pieces of a store on a disk.
+
+The pieces are those of a server's disk (`parameter_server/piece_states.py`): all shards of a run, as its
+servers had them, without the sessions of its workers. Beside them are the record of the store and that of the
+run. So a folder of them is all that a run needs to go on, on any number of servers.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.manifest import Manifest
+from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.errors import DataError
+from adam_async.messages import ShardState
+from adam_async.model.rules import rule_of
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.piece_states import (
+    Catalogue,
+    catalogue_state,
+    load_tensors,
+    new_bundle,
+    piece_state,
+    pieces_by_name,
+    run_state,
+    tensors_of,
+)
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import set_state, state_of
+from adam_async.persistence.keys import State, StateName
+from adam_async.run.run_record import RunRecord
+from adam_async.run.shard_table import shard_table
+from transport import RemoteProtocolError
+
+
+class StoredPieces:
+    """The pieces of a store, by its record."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        record = catalogue.record
+        self.catalogue = catalogue
+        self.table = shard_table(catalogue.arrays, shard_bytes=record.shard_bytes)
+        self.specs = pieces_by_name(record, self.table.shards)
+        self._rules = [rule_of(rule) for rule in record.rules]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all values and of the elementwise arrays of their rules, in bytes."""
+        return sum(
+            [each.nbytes * (1 + len(self._rules[each.rule].state_names)) for each in self.catalogue.arrays]
+        )
+
+    def new_tensors(self) -> WholeTensors:
+        """Allocate all tensors of the store, with the state of its rules."""
+        return WholeTensors(self.catalogue.arrays, self.table, self._rules)
+
+    def bundle(self, name: StateName) -> Bundle:
+        """Return a bundle with new shards of a piece."""
+        return new_bundle(self.catalogue.record, self.specs[name], self._rules)
+
+    def shards(self, name: StateName, parts: Sequence[memoryview], origin: str) -> list[Shard]:
+        """Return the shards of a piece on a disk.
+
+        Args:
+            origin: Name of the piece, for errors.
+
+        Raises:
+            DataError: The store has no such piece, or the parts are none of it.
+        """
+        if name not in self.specs:
+            raise DataError(f"{origin} is no piece of store {self.catalogue.record.id}")
+        bundle, specs = self.bundle(name), self.specs[name]
+        try:
+            load_tensors(bundle, specs, self.table.shards, tensors_of(parts, origin))
+        except RemoteProtocolError as error:
+            raise DataError(f"{origin} does not fit its store: {error}") from None
+        return [bundle.shards[spec.id] for spec in specs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Checkpoint:
+    """A checkpoint in memory, or a run that was read from the disks of its servers."""
+
+    manifest: Manifest
+    catalogue: Catalogue
+    record: RunRecord
+    tensors: WholeTensors
+    states: tuple[ShardState, ...]
+    """Versions, clocks and groups of the shards, in the order of their numbers."""
+    problems: tuple[str, ...] = ()
+    """Damage of newer checkpoints in the same folder."""
+    remarks: tuple[str, ...] = ()
+    """Remarks on the other checkpoints of the folder, and on the choice of this one."""
+
+    @property
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        """Values by tensor, each in its shape."""
+        return self.tensors.weights
+
+    @property
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or one number per shard of it."""
+        return self.tensors.state
+
+    def pieces(self) -> Iterator[State]:
+        """Yield all pieces, one copy at a time."""
+        stored = StoredPieces(self.catalogue)
+        for (home, piece), specs in stored.specs.items():
+            bundle = stored.bundle(StateName(home, piece))
+            for spec in specs:
+                shard = bundle.shards[spec.id]
+                names = self.tensors.arrays_of(spec)
+                own = (shard.values, *(shard.rule_state[name] for name in names))
+                for to, array in zip(own, self.tensors.cut(spec), strict=True):
+                    np.copyto(to, array)
+                set_state(shard, self.states[int(spec.id)])
+            version = max(shard.version for shard in bundle.shards.values())
+            yield piece_state(bundle, home, piece, specs, order=(0, version))
+
+    def head(self) -> list[State]:
+        """Return the record of the store, and that of the run."""
+        return [catalogue_state(self.catalogue), run_state(self.record, (1, self.record.ended))]
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.manifest.name} of run {self.manifest.run}>"
+
+
+def put_shards(tensors: WholeTensors, shards: Iterable[Shard]) -> dict[int, ShardState]:
+    """Take shards with their rule state into whole tensors; return their states by number."""
+    states: dict[int, ShardState] = {}
+    for shard in shards:
+        names = tensors.arrays_of(shard.spec)
+        tensors.put([int(shard.spec.id)], names, [shard.values, *(shard.rule_state[name] for name in names)])
+        states[int(shard.spec.id)] = state_of(shard)
+    return states
