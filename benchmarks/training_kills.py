@@ -43,7 +43,7 @@ import numpy as np
 import uvloop
 
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import RunTensors
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.cluster.networks import network_for
 from adam_async.controller.client import Membership
 from adam_async.data_server.order import EpochOrders
@@ -55,7 +55,8 @@ from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, skipped_groups
 from adam_async.run.config import Config, Waits
-from adam_async.run.partition import table_of
+from adam_async.run.partition import arrays_of
+from adam_async.run.shard_table import shard_table
 from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
@@ -227,9 +228,10 @@ class Audit:
         if not cluster.in_progress or cluster.run is None:
             raise TimeoutError
         program = read_training(cluster.run)
-        table = table_of(self.network, shard_bytes=SHARD_BYTES, plan=program.plan)
-        tensors = RunTensors(self.network, table, None)
-        states = await copies.read(cluster, table, tensors, clocks={}, within_s=READ_S)
+        arrays = arrays_of(self.network, program.plan)
+        table = shard_table(arrays, shard_bytes=SHARD_BYTES)
+        tensors = WholeTensors(arrays, table)
+        states = await copies.read(cluster, tensors, within_s=READ_S)
         self._note_results(member.map)
         self.audits += 1
         counts = tensors.weights["tally.count"]
