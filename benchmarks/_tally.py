@@ -55,8 +55,9 @@ class Tally(Layer):
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
         """Count the images."""
         high, low = np.rint(slots.inputs[0].reshape(-1, slots.images)[:2] * 255).astype(np.int64)
+        numbers = high * 256 + low
         out[:] = 0
-        np.subtract.at(out, high * 256 + low, 1)
+        np.subtract.at(out, numbers[numbers < IMAGES], 1)  # others are in the planner's trial
 
 
 def write_files(folder: Path) -> tuple[Path, Path]:

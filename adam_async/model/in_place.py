@@ -16,6 +16,10 @@ from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
 from adam_async.model.rules import Rule, RuleState, Sgd
 
+CALL_WORK = 100_000_000
+"""Number of multiply-adds, forward, up to which groups are trained in one call. The call takes about 20 ms: a
+reader of the weights waits for its end."""
+
 
 class InPlaceStep:
     """Forward, backward and rule on given memory. Holds no arrays; any number of threads may share it.
@@ -88,8 +92,8 @@ class InPlaceStep:
     ) -> Iterator[list[StepOutcome]]:
         """Load groups and train on them, one after the other; see `train`. Yields the outcomes of each call.
 
-        If `Engine.can_descend_groups` allows it, one call without the interpreter's lock trains all
-        neighbouring groups of one size, so no thread waits for the lock between two groups.
+        If `Engine.can_descend_groups` allows it, one call without the interpreter's lock trains
+        neighbouring groups of one size up to `CALL_WORK`, so no thread waits for the lock between them.
 
         Args:
             weights: See `train`.
@@ -114,7 +118,10 @@ class InPlaceStep:
                 and type(self._rule) is Sgd
                 and engine.can_descend_groups(context, together)
             ):
-                yield engine.descend_groups(weights, state, context, scratch, self._rule, together, steps)
+                at_once = max(CALL_WORK // max(self._network.multiply_adds * images, 1), 1)
+                for at in range(0, len(together), at_once):
+                    some = together[at : at + at_once]
+                    yield engine.descend_groups(weights, state, context, scratch, self._rule, some, steps)
                 continue
             for group in together:
                 context.load(group.images, group.labels, dice=dice, keys=group.keys)

@@ -13,6 +13,7 @@ from adam_async.model import (
     ModelSpec,
     Network,
     Sgd,
+    in_place,
     mlp,
     named_model,
     new_rule_state,
@@ -90,6 +91,18 @@ def test_each_group_names_what_it_refused_and_the_next_is_trained(kernels):
     assert [bool(np.isfinite(outcome.loss)) for outcome in outcomes] == [True, False, True]
     assert all(np.isfinite(values).all() for values in place.weights.values())
     assert place.steps[0] == 3
+
+
+@pytest.mark.parametrize(("work", "groups_of_calls"), [(1, [1] * 5), (1000, [2, 2, 1]), (10**9, [5])])
+def test_a_call_takes_as_many_groups_as_their_work_permits(work, groups_of_calls, monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(in_place, "CALL_WORK", work)
+    network = Network(mlp((8, 6, 10), input_shape=(8,)), kernels="numba")
+    place = Place(network, Sgd())
+    where = (place.weights, place.state, place.context, place.scratch)
+    groups = inputs(network, (4,) * 5, dtype=np.float32)
+    calls = place.step.train_groups(*where, groups, steps=place.steps, dice=Dice(3))
+    assert [len(outcomes) for outcomes in calls] == groups_of_calls
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
