@@ -6,9 +6,8 @@ the run on a disk collects them from the versions of the map, and keeps them bes
 on from them without any file of its driver.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from typing import Annotated, Any, Self, cast
+from collections.abc import Iterable
+from typing import Annotated, Self, cast
 
 import msgspec
 
@@ -153,19 +152,10 @@ def followed(record: RunRecord, cluster: ClusterMap, *, is_whole: bool) -> RunRe
     if (run.changed, ended, is_whole) == (record.program.changed, record.ended, record.is_whole):
         return record
     if lacking := ended - record.ended:
-        found = tuple(map(_plain, cluster.results[-lacking:]))
+        found = cluster.results[-lacking:]
         results = (*(results if len(found) == lacking else ()), *found)
     epochs = _joined(record.epochs, _notes_of(run).epochs)
     return RunRecord(program=run, ended=ended, results=results, epochs=epochs, is_whole=is_whole).bounded()
-
-
-def _plain(result: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the fields of a result that a record may have: a peer may have set others in the map."""
-    found: dict[str, Value] = {}
-    for name, value in result.items():
-        with suppress(msgspec.ValidationError):
-            found[name] = msgspec.convert(value, Value)
-    return found
 
 
 def newest(records: Iterable[RunRecord]) -> RunRecord | None:

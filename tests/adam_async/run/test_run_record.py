@@ -131,13 +131,6 @@ def test_a_record_keeps_the_ranges_of_skipped_groups():
     assert read_run_record(packed_record(record)) == record
 
 
-def test_a_field_of_a_result_that_no_record_may_have_costs_only_itself():
-    skipped = {"images": 4, "skipped_groups": [[0, 3]]}
-    cluster = ClusterMap(run=run_record(), ended=1, results=({**skipped, "x": [[[]]], "y": {"z": 1}},))
-    record = followed(begun(run_record(), ()), cluster, is_whole=False)
-    assert read_run_record(packed_record(record)).results == ({"images": 4, "skipped_groups": [(0, 3)]},)
-
-
 @pytest.mark.parametrize("part", ["terms", "result", "notes"])
 def test_a_record_with_a_larger_program_than_the_map_may_have_is_refused_before_it_is_decoded(part):
     program = msgspec.structs.replace(run_record(), **{part: {"x": [[]] * (MOST_VALUE_BYTES + 1)}})
