@@ -112,7 +112,7 @@ class Conversation:
     def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int] | None:
         """Encode a message that fits one write; return its frame and its number of tensor bytes.
 
-        Returns None for a payload over ``gather_bytes``, which only `encode` can encode.
+        Returns None for a payload over ``gather_bytes``, which only `encode_large` can encode.
 
         Raises:
             LocalProtocolError: No frame can hold the message.
@@ -146,6 +146,12 @@ class Conversation:
             if release is not None:
                 release()
             return Outgoing([frame], len(frame), tensor_bytes, len(frame) - tensor_bytes)
+        return self.encode_large(kind, request_id, message, release)
+
+    def encode_large(
+        self, kind: int, request_id: int, message: Message, release: Callable[[], object] | None = None
+    ) -> Outgoing:
+        """Encode a message whose payload is over ``gather_bytes``; see `encode`."""
         tensors = message.tensors
         described, specs, total, tensor_bytes, _ = lay_out(tensors, self.config.max_message_bytes)
         meta = pack_meta(message, described, self.config.max_meta_bytes)

@@ -134,7 +134,9 @@ class TcpLink(Link, asyncio.BufferedProtocol):
     ) -> tuple[int, int]:
         """Send a message that is large, or may have to wait for one; return its payload and other bytes."""
         conversation = self._conversation
-        outgoing = conversation.encode(kind, request_id, message, release)
+        # With an empty queue the message was too large for `encode_small`.
+        encode = conversation.encode if conversation.queued_bytes else conversation.encode_large
+        outgoing = encode(kind, request_id, message, release)
         # A whole frame passes a large message in progress, unless the caller requires its order.
         lent = release is LENT
         if outgoing.rest or (ordered and conversation.queuing):

@@ -150,23 +150,18 @@ def is_finite(values: NDArray[Any], rate: float = 1.0) -> bool:
     return rate <= 1 or float(np.abs(values).max(initial=0.0)) * rate <= largest(values.dtype)
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def is_surely_finite(values: NDArray[Any], rate: float) -> bool:
     """Return whether the sum of squares proves that every value and its product with a rate are finite."""
     return sqrt(squares(values)) * max(rate, 1.0) <= largest(values.dtype)
 
 
 def squares(values: NDArray[Any]) -> float:
-    """Return the sum of squares; inf if it overflows or a value is not finite.
-
-    Call this function where NumPy does not warn of an overflow.
-    """
+    """Return the sum of squares; inf if it overflows or a value is not finite."""
     flat = values.reshape(-1)
-    total = float(np.dot(flat, flat))
+    total = float(np.vdot(flat, flat))  # unlike `dot`, it does not warn of an overflow
     return total if isfinite(total) else inf
 
 
-@np.errstate(over="ignore", invalid="ignore")
 def product_bound(x_IK: NDArray[Any], errors_RK: NDArray[Any]) -> float:
     """Bound every element of errors x^T, by Cauchy and Schwarz."""
     return sqrt(squares(x_IK)) * sqrt(squares(errors_RK))
