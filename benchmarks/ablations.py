@@ -4,10 +4,10 @@
     python -m benchmarks.ablations --guards [--scenario NAME] [--only TEXT] [--json FILE]
 
 `tests.ablations` has the safeguards. A separate process runs a scenario without one safeguard, seed 1, 2, 3,
-... until a run fails. A patch of a named function removes the safeguard, or a replacement of source text in a
-copy of the packages. A row per safeguard: the number of seeds (0: not found within `--seeds`), the safeguard,
+... until a run fails. A replacement of source text in a copy of the packages removes the safeguard. A row per
+safeguard: the number of seeds (0: not found within `--seeds`), the safeguard,
 the broken invariant, and the test that guards it directly. An assertion of the code counts as a check.
-Another exception that no check raises, such as a TypeError of a patch, counts only if the safeguard declares
+Another exception that no check raises, such as a TypeError, counts only if the safeguard declares
 its type (`Ablation.errors`). Otherwise further seeds run, and a line shows the number of such runs with the
 first exception. Without `--all`, the benchmark skips safeguards whose removal seeds seldom show; with it,
 their rows have the reason.
@@ -29,11 +29,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ablations.ablation import ROOT, Ablation
 from tests.ablations.every import EVERY
-from tests.ablations.plugin import name_of
-from tests.ablations.safeguards import Ablation
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("adam_async", "dataflow", "transport")
 BESIDE = ("tests", "pyproject.toml")
 """Further files of a copy."""
@@ -41,20 +39,15 @@ BESIDE = ("tests", "pyproject.toml")
 FAILED = 1
 """Exit code of pytest after a failed test. Other codes than 0 and this one mean that pytest could not run."""
 
-PLUGIN = "tests.ablations.plugin"
-"""Module that applies the patch named in the environment."""
-
 RUN = """
-import importlib, json, sys
-if sys.argv[3]:
-    importlib.import_module(sys.argv[3])
+import json, sys
 from adam_async.simulation.runner import run_seed
 from tests.simulation.scenarios import SCENARIOS
 scenario, seeds = SCENARIOS[sys.argv[1]], int(sys.argv[2])
 found = {"seeds": 0, "invariant": "", "text": "", "errors": 0, "error": ""}
 for seed in range(1, seeds + 1):
     result = run_seed(scenario, seed)
-    if result.is_error and result.invariant not in ("AssertionError", *sys.argv[4:]):
+    if result.is_error and result.invariant not in ("AssertionError", *sys.argv[3:]):
         found["errors"] += 1
         found["error"] = found["error"] or f"seed {seed}: {result.invariant}: {result.text}"
     elif not result.ok:
@@ -80,35 +73,19 @@ def copied() -> Iterator[Path]:
 
 @contextmanager
 def removed(ablation: Ablation, folder: Path) -> Iterator[None]:
-    """Replace the source text of a safeguard in a copy during the block; a patch needs no replacement.
-
-    Raises:
-        SystemExit: The source does not have the text exactly once.
-    """
-    if ablation.patch is not None:
-        yield
-        return
+    """Remove a safeguard from a copy during the block."""
     path = folder / ablation.file
     source = path.read_text()
-    times = source.count(ablation.old)
-    if times != 1:
-        raise SystemExit(
-            f"{ablation.name}: {ablation.file} has {ablation.old!r} {times} times instead of once"
-        )
-    path.write_text(source.replace(ablation.old, ablation.new))
+    path.write_text(ablation.removed_from(source))
     try:
         yield
     finally:
         path.write_text(source)
 
 
-def run(
-    command: Sequence[str], folder: Path, ablation: Ablation | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run Python on the packages of a copy; the environment names the patch of an ablation."""
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python on the packages of a copy."""
     here = {"PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if ablation is not None and ablation.patch is not None:
-        here["ADAM_ABLATION"] = name_of(ablation.patch)
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -126,28 +103,22 @@ def seeds_until_found(ablation: Ablation, limit: int) -> dict[str, object]:
         The number of seeds, or 0 if none found it; the invariant with the observation; the number of runs
         that ended with other exceptions, and the first of these.
     """
-    plugin = PLUGIN if ablation.patch is not None else ""
     with copied() as folder, removed(ablation, folder):
-        command = ["-c", RUN, ablation.scenario, str(limit), plugin, *ablation.errors]
-        done = run(command, folder, ablation)
+        done = run(["-c", RUN, ablation.scenario, str(limit), *ablation.errors], folder)
     if done.returncode:
         raise SystemExit(f"{ablation.name}: {done.stderr[-2000:]}")
     found: dict[str, object] = json.loads(done.stdout)
     return found
 
 
-def run_tests(
-    tests: Sequence[str], folder: Path, ablation: Ablation | None = None
-) -> subprocess.CompletedProcess[str]:
+def run_tests(tests: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy up to the first failure.
 
     The tests run without `conftest.py`, which would compile the kernels of every copy, and with fixed
     examples.
     """
     options = ["--noconftest", "--hypothesis-profile=ci", "-p", "no:cacheprovider"]
-    if ablation is not None and ablation.patch is not None:
-        options += ["-p", PLUGIN]
-    return run(["-m", "pytest", "-q", "-x", *options, *tests], folder, ablation)
+    return run(["-m", "pytest", "-q", "-x", *options, *tests], folder)
 
 
 def is_caught(ablation: Ablation, folder: Path) -> bool:
@@ -157,7 +128,7 @@ def is_caught(ablation: Ablation, folder: Path) -> bool:
         SystemExit: The test neither passed nor failed.
     """
     with removed(ablation, folder):
-        done = run_tests([ablation.guard], folder, ablation)
+        done = run_tests([ablation.guard], folder)
     if done.returncode not in (0, FAILED):
         raise SystemExit(f"{ablation.name}: {ablation.guard} cannot be run:\n{done.stdout[-2000:]}")
     return done.returncode == FAILED
@@ -193,7 +164,7 @@ def count_seeds(ablations: Sequence[Ablation], limit: int) -> list[dict[str, obj
         rows.append(
             {
                 "name": ablation.name,
-                "removal": ablation.file if ablation.patch is None else ablation.patch.__name__,
+                "removal": ablation.file,
                 "scenario": ablation.scenario,
                 "guard": ablation.guard,
                 "expected": ablation.breaks,

@@ -1,165 +1,211 @@
-"""Safeguards of stores on disks and their removals: more rows of `benchmarks.ablations`.
+"""Safeguards of stores on disks and their removals.
 
 The scenario `power` finds most of them. A row that no seed is expected to find has the reason.
 """
 
 from functools import partial
 
-from tests.ablations import disk_patches
-from tests.ablations.safeguards import Ablation
+from tests.ablations.ablation import Ablation
 
-STORE = "tests/adam_async/persistence/"
-CRASHES = STORE + "test_crash_points.py::"
-CRASHES += "test_a_crash_at_any_point_loses_nothing_confirmed_and_leaves_whole_states"
-REPAIRS = STORE + "test_crash_points.py::"
-REPAIRS += "test_a_crash_at_any_point_of_a_repair_changes_no_state_and_hides_no_loss"
-APPENDS = "tests/adam_async/parameter_server/test_ordered_appends.py::"
-REPLAY = "tests/adam_async/parameter_server/test_entry_replay.py::"
-SERVER = "tests/adam_async/parameter_server/test_server_disk.py::"
+FOLDER, SERVER = "adam_async/persistence/", "adam_async/parameter_server/"
+CONTENTS, OPENING, ROUNDS = FOLDER + "contents.py", FOLDER + "opening.py", FOLDER + "rounds.py"
+FILES = FOLDER + "folder.py"
+TESTS, SERVER_TESTS = "tests/adam_async/persistence/test_", "tests/adam_async/parameter_server/test_"
+DAMAGE, TROUBLE, STORE = (
+    TESTS + "damage.py::test_",
+    TESTS + "disk_trouble.py::test_",
+    TESTS + "store.py::test_",
+)
+CRASH = TESTS + "crash_points.py::test_a_crash_at_any_point_"
+CRASHES = CRASH + "loses_nothing_confirmed_and_leaves_whole_states"
+APPENDS, DISK = SERVER_TESTS + "ordered_appends.py::test_", SERVER_TESTS + "server_disk.py::test_"
+REPLAY = SERVER_TESTS + "entry_replay.py::test_"
+NEWER = "tests/adam_async/checkpoint/test_saved_shards.py::"
+NEWER += "test_of_two_copies_the_one_with_the_newer_last_entry_counts"
 
 _row = partial(Ablation, scenario="power")
-
 
 DISKS = (
     _row(
         "the newest state counts, in any file",
-        disk_patches.take_states_read_last,
-        guard=STORE + "test_damage.py::test_states_of_a_damaged_file_hide_no_newer_ones",
+        CONTENTS,
+        "if known is None or known[0].order < record.key.order:",
+        "if True:",
+        DAMAGE + "states_of_a_damaged_file_hide_no_newer_ones",
         seldom="files are read as they were made, so only a repair after damage writes an older state last",
     ),
     _row(
         "a round is confirmed after its sync",
-        disk_patches.confirm_without_sync,
-        guard=CRASHES,
+        FILES,
+        "self._position\n        try:\n            await self._disk.sync_file(path)\n",
+        "self._position\n        try:\n            pass\n",
+        CRASHES,
         breaks="loss bound, durable, no false damage, or older state",
     ),
     _row(
         "a failed sync ends the server",
-        disk_patches.survive_failed_syncs,
-        guard=STORE + "test_disk_trouble.py::"
-        "test_no_sync_is_tried_again_and_nothing_is_acknowledged_after_a_failed_one",
+        FILES,
+        "        except OSError as error:\n            raise disk_failed(path, error) from error\n"
+        "        self.syncs += 1\n        self._durable = max(",
+        "        except OSError:\n            pass\n        self.syncs += 1\n        self._durable = max(",
+        TROUBLE + "no_sync_is_tried_again_and_nothing_is_acknowledged_after_a_failed_one",
         breaks="I11, or loss bound",
     ),
     _row(
         "a damaged frame is not read",
-        disk_patches.read_damaged_frames,
-        guard=STORE + "test_damage.py::"
-        "test_a_flipped_bit_anywhere_is_reported_or_costs_nothing_and_no_damaged_byte_is_returned",
+        FOLDER + "frames.py",
+        "return len(payload) == size and crc32(payload) == crc",
+        "return True",
+        DAMAGE + "a_flipped_bit_anywhere_is_reported_or_costs_nothing_and_no_damaged_byte_is_returned",
         breaks="recovered state, or an error of a server",
     ),
     _row(
         "a torn tail is cut off, and an opened folder synced",
-        disk_patches.keep_torn_tails,
-        guard=CRASHES,
+        OPENING,
+        "    torn = {each.segment for each in contents.torn}\n    for",
+        "    return\n    for",
+        CRASHES,
         breaks="no false damage, or older state",
     ),
     _row(
         "the part that did not fit is cut off",
-        disk_patches.keep_parts_that_did_not_fit,
-        guard=STORE + "test_disk_trouble.py::"
-        "test_a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room",
+        FILES,
+        "await self._cut_off(path, begin)",
+        "pass",
+        TROUBLE + "a_full_disk_costs_no_state_on_it_and_rounds_go_on_once_there_is_room",
         breaks="an error of a server",
         errors=("DiskFailed",),
     ),
     _row(
         "a folder has one owner",
-        disk_patches.open_folders_of_others,
-        guard=STORE + "test_store.py::test_a_folder_of_another_owner_is_refused_and_left_as_it_is",
+        OPENING,
+        "    start = found.start\n",
+        "    return\n",
+        STORE + "a_folder_of_another_owner_is_refused_and_left_as_it_is",
         seldom="the name of a folder has the digest of its store's id, so only an operator can mix them up",
     ),
     _row(
         "superseded files are removed after the sync of the round",
-        disk_patches.remove_before_sync,
-        guard=CRASHES,
+        ROUNDS,
+        "        superfluous = folder.superfluous(floors)\n",
+        "        superfluous = folder.superfluous(floors)\n"
+        "        for segment in superfluous:\n"
+        "            await folder._disk.remove_file(folder.path / segment)\n",
+        CRASHES,
         breaks="no false damage, or loss bound",
     ),
     _row(
         "a durable push is acknowledged after its append",
-        disk_patches.acknowledge_before_append,
-        guard=APPENDS + "test_a_step_waits_until_its_entry_is_on_the_disk",
+        SERVER + "ordered_appends.py",
+        "self._append(step, position, generation, parts))\n",
+        "self._append(step, position, generation, parts))\n"
+        "        step.is_done = True\n        self._advance()\n",
+        APPENDS + "a_step_waits_until_its_entry_is_on_the_disk",
         breaks="durable",
     ),
     _row(
         "a primary numbers its entries by its own steps",
-        disk_patches.number_behind_all_steps,
-        guard=APPENDS + "test_only_entries_of_this_server_count_for_their_positions",
+        SERVER + "ordered_appends.py",
+        "return sum([step.item is not None for step in self._steps])",
+        "return len(self)",
+        APPENDS + "only_entries_of_this_server_count_for_their_positions",
         seldom="messages of the earlier primary wait for the disk only in the first milliseconds of a new "
         "one, and an entry with another position is appended again",
     ),
     _row(
         "the first durable push waits until the store is on all disks",
-        disk_patches.append_before_all_disks,
-        guard=SERVER + "test_a_primary_appends_no_entry_before_all_primaries_have_the_store_on_their_disks",
+        SERVER + "store_disk.py",
+        "return self._is_whole and home in self._complete and self._is_run_on_disk",
+        "return home in self._complete",
+        DISK + "a_primary_appends_no_entry_before_all_primaries_have_the_store_on_their_disks",
         seldom="a loss of all servers must come between the first writings of two of them",
     ),
     _row(
         "each piece comes from the server with the newest copy",
-        disk_patches.take_first_copy,
-        guard="tests/adam_async/checkpoint/test_saved_shards.py::"
-        "test_of_two_copies_the_one_with_the_newer_last_entry_counts",
+        "adam_async/checkpoint/saved_shards.py",
+        "if key not in store.best or store.best[key][0] < order:",
+        "if key not in store.best:",
+        NEWER,
         breaks="durable, or loss bound",
     ),
     _row(
         "generations of entries come before positions",
-        disk_patches.compare_positions_alone,
-        guard="tests/adam_async/checkpoint/test_saved_shards.py::"
-        "test_of_two_copies_the_one_with_the_newer_last_entry_counts",
+        "adam_async/checkpoint/saved_shards.py",
+        "(piece.home, piece.piece), (piece.generation, piece.position)",
+        "(piece.home, piece.piece), (0, piece.position)",
+        NEWER,
         seldom="all servers must end before the others have as many entries as a primary that was cut off",
     ),
     _row(
         "an entry that was never committed is not applied to a newer piece",
-        disk_patches.replay_older_generations,
-        guard=REPLAY + "test_an_entry_of_an_older_generation_than_that_of_a_piece_is_not_applied_to_it",
+        SERVER + "entry_replay.py",
+        "if at < position and newest <= generation and",
+        "if at < position and",
+        REPLAY + "an_entry_of_an_older_generation_than_that_of_a_piece_is_not_applied_to_it",
         seldom="all servers must end before a primary that was cut off and joins again has written a round",
     ),
     _row(
         "a log that began anew does not follow earlier pieces",
-        disk_patches.replay_over_new_begins,
-        guard=REPLAY + "test_entries_after_a_new_begin_of_the_log_follow_only_pieces_at_or_after_it",
+        SERVER + "entry_replay.py",
+        "self._ended |= behind",
+        "self.orders.update(dict.fromkeys(behind, order))",
+        REPLAY + "entries_after_a_new_begin_of_the_log_follow_only_pieces_at_or_after_it",
         seldom="all servers must end before a server that joins again has written a round",
     ),
     _row(
         "arrays from the disk of a joining server have the digest of the primary's",
-        disk_patches.take_offered_arrays_unseen,
-        guard="tests/adam_async/parameter_server/test_offered_pieces.py::"
-        "test_a_disk_with_other_bits_at_the_same_position_is_not_used",
+        SERVER + "offered_pieces.py",
+        "return mine == theirs",
+        "return True",
+        SERVER_TESTS + "offered_pieces.py::test_a_disk_with_other_bits_at_the_same_position_is_not_used",
         seldom="all simulated servers have one arithmetic, and disks have committed states only",
     ),
     _row(
         "an earlier store stays until the new one is on the disks",
-        disk_patches.remove_earlier_stores_at_once,
-        guard=SERVER + "test_a_store_supersedes_another_one_once_all_primaries_have_reported_it",
+        SERVER + "server_disk.py",
+        "mine.catalogue is None or not is_saved(cluster, record):",
+        "mine.catalogue is None:",
+        DISK + "a_store_supersedes_another_one_once_all_primaries_have_reported_it",
         breaks="loss bound, or durable",
     ),
     _row(
         "a round in progress is not on the disk",
-        disk_patches.forget_round_in_progress,
-        guard=STORE + "test_disk_trouble.py::test_a_round_in_progress_is_not_on_disk_at_its_first_instant",
+        ROUNDS,
+        "return self._current is not None",
+        "return False",
+        TROUBLE + "a_round_in_progress_is_not_on_disk_at_its_first_instant",
         breaks="all copies return, or a store comes back",
     ),
     _row(
         "only a complete round covers entries",
-        disk_patches.call_rounds_complete,
-        guard=STORE + "test_store.py::test_a_complete_round_makes_applied_entries_superfluous_and_no_others",
+        ROUNDS,
+        "        # A copy, because a release",
+        "        current.is_complete = True\n        # A copy, because a release",
+        STORE + "a_complete_round_makes_applied_entries_superfluous_and_no_others",
         breaks="all copies return, or durable",
     ),
     _row(
         "a folder is set aside before its removal",
-        disk_patches.remove_in_place,
-        guard=SERVER + "test_a_removal_that_a_crash_cuts_short_leaves_no_store",
+        SERVER + "store_disk.py",
+        "self._ports.states, self.folder.with_name(REMOVED + self.folder.name)",
+        "self._ports.states, self.folder",
+        DISK + "a_removal_that_a_crash_cuts_short_leaves_no_store",
         breaks="no false damage",
     ),
     _row(
         "after damage a floor counts only for listed states",
-        disk_patches.trust_floors_after_damage,
-        guard=STORE
-        + "test_damage.py::test_no_two_damaged_frames_let_an_older_state_count_as_one_at_the_floor",
+        CONTENTS,
+        "    rounds = _rounds(scans)\n    by_number",
+        "    return {}, True\n    by_number",
+        DAMAGE + "no_two_damaged_frames_let_an_older_state_count_as_one_at_the_floor",
         seldom="a disk must lose a state together with the record of its round (one seed of 1,000)",
     ),
     _row(
         "the record of damage comes before new names",
-        disk_patches.record_damage_nowhere,
-        guard=REPAIRS,
+        FILES,
+        "        record = self._list_of_states()\n        self._previous",
+        "        self._lost.clear()\n        return self.directory()\n        self._previous",
+        CRASH + "of_a_repair_changes_no_state_and_hides_no_loss",
         seldom="a seed damages a disk once, and seldom loses power during the few writes of its repair",
     ),
 )

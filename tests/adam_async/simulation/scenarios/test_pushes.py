@@ -11,12 +11,7 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.simulation.plan import Case, Fault, Options, in_order
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from adam_async.simulation.wire import Conditions
-from tests.ablations.patches import Patch
-from tests.adam_async.parameter_server.replication.ablations import (
-    commit_alone,
-    drop_tail,
-    keep_conflicting_entries,
-)
+from tests.ablations.every import NAMED
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.scenarios.bundle_watch import (
@@ -93,17 +88,17 @@ def test_a_primary_is_lost_and_then_its_successor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("patch", "kind", "invariant"),
+    ("safeguard", "kind", "invariant"),
     [
-        (keep_conflicting_entries, "split", "committed"),
-        (drop_tail, "successors", "one log"),
-        (commit_alone, "kill", "committed"),
+        ("the new primary's entry takes the place of an uncommitted one", "split", "committed"),
+        ("a member keeps its tail when a new primary begins", "successors", "one log"),
+        ("an entry is committed once all members in sync hold it", "kill", "committed"),
     ],
 )
 def test_a_loss_in_the_moment_that_needs_a_safeguard_finds_its_removal(
-    patch: Patch, kind: str, invariant: str, monkeypatch: pytest.MonkeyPatch
+    safeguard: str, kind: str, invariant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch(monkeypatch.setattr)
+    NAMED[safeguard].remove(monkeypatch.setattr)
 
     # After a power cut the first member in sync takes over; a kill lets any of them do so.
     fault = Fault(at_s=3.0, kind=kind, lasts_s=1.0, amount=1.0)

@@ -1,19 +1,14 @@
 """A cluster that trains under faults: properties of every seed, and failures without a safeguard."""
 
-from typing import Any
-
 import msgspec
 import pytest
 
-from adam_async.driver import driver, training_rules
-from adam_async.parameter_server.push_queue import PushQueue
-from adam_async.parameter_server.state import ServerState
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.driver import driver
 from adam_async.simulation.plan import Fault, Options, Plan, Setting
 from adam_async.simulation.runner import SeedResult, draw_case, run_case, run_seed
 from adam_async.simulation.wire import Conditions
-from tests.ablations.patches import Patch, apply_pushes_again, keep_groups_of_lost_replicas, replaces
-from tests.adam_async.parameter_server.replication.ablations import commit_alone
+from tests.ablations.ablation import Ablation
+from tests.ablations.every import NAMED
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.adam_async.simulation.scenarios.cases import plain_training, with_faults
 from tests.simulation.scenarios import SCENARIOS, training, training_faults
@@ -128,7 +123,12 @@ def test_a_driver_that_begins_another_run_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_that_ends_with_its_driver_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_without_driver(monkeypatch.setattr)
+    Ablation(
+        "a run waits for its driver",
+        "adam_async/driver/training_rules.py",
+        'if run.phase == "preparing" and not cluster.driven:',
+        "if not cluster.driven:",
+    ).remove(monkeypatch.setattr)
     result = lost_driver({}, KILL)
 
     assert result.invariant == "a run is taken over"
@@ -175,47 +175,36 @@ def test_a_restarted_worker_does_not_train_in_a_place_of_another_one() -> None:
     assert run_case(TRAIN, msgspec.structs.replace(case, plan=plan)).text == ""
 
 
-@replaces(ServerState, "_order")
-def acknowledge_and_forget(order: Any, self: ServerState, event: Any) -> Any:
-    """Acknowledge a push in place of queueing it."""
-    queue, self._queue = self._queue, PushQueue()
-    try:
-        effects = order(self, event)
-        return [*effects, *map(self._acknowledgement, self._queue)]
-    finally:
-        self._queue = queue
-
-
-@replaces(training_rules, "_fail_if_lost")
-def fail_without_driver(fail_if_lost: Any, cluster: ClusterMap) -> ClusterMap:
-    """Fail a run that trains as soon as its driver is lost."""
-    if cluster.run is None or cluster.run.over or cluster.driven:
-        found: ClusterMap = fail_if_lost(cluster)
-        return found
-    failed = msgspec.structs.replace(cluster.run, phase="failed", reason="its driver was lost")
-    return msgspec.structs.replace(cluster, run=failed)
-
-
 ABLATIONS = {
-    "a repeated push is applied again": (apply_pushes_again, "I2"),
-    "a push is acknowledged and forgotten": (acknowledge_and_forget, "I1"),
-    "a lost replica keeps its groups": (keep_groups_of_lost_replicas, "the run ends"),
+    NAMED["a repeated push is applied once"]: "I2",
+    Ablation(
+        "an acknowledged push is queued",
+        "adam_async/parameter_server/state.py",
+        "        self._queue.add(queued)\n        return []\n",
+        "        return [self._acknowledgement(queued)]\n",
+    ): "I1",
+    Ablation(
+        "a lost replica leaves its groups",
+        "adam_async/data_server/state.py",
+        "self._epoch.replicas_changed(logs, event.version)",
+        "pass",
+    ): "the run ends",
 }
 
 
 def test_an_entry_that_a_primary_commits_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit_alone(monkeypatch.setattr)
+    NAMED["an entry is committed once all members in sync hold it"].remove(monkeypatch.setattr)
     cases = [draw_case(TRAIN, seed) for seed in range(12)]
     broken = (run_case(TRAIN, case) for case in cases if "copies" in case.plan.options.settings)
 
     assert next((result.invariant for result in broken if not result.ok), "") == "committed"
 
 
-@pytest.mark.parametrize(("patch", "invariant"), ABLATIONS.values(), ids=ABLATIONS)
+@pytest.mark.parametrize(("ablation", "invariant"), ABLATIONS.items(), ids=[each.name for each in ABLATIONS])
 def test_a_run_fails_after_the_removal_of_a_safeguard(
-    patch: Patch, invariant: str, monkeypatch: pytest.MonkeyPatch
+    ablation: Ablation, invariant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch(monkeypatch.setattr)
+    ablation.remove(monkeypatch.setattr)
     broken = (run_case(TRAIN, plain_training(seed)) for seed in range(2, 12))
 
     assert next((result.invariant for result in broken if not result.ok), "") == invariant

@@ -1,20 +1,14 @@
 """Unauthenticated clients: properties of every seed, and failures without a safeguard."""
 
-from typing import Any
-from unittest.mock import ANY
-
 import pytest
 
 from adam_async.simulation.runner import draw_case, run_seed
-from tests.ablations.patches import Patch, replaces, replaces_property
+from tests.ablations.ablation import Ablation
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
-from transport import Message, decoder, handshake
-from transport.admission import Admission
-from transport.handshake import Handshake
+from transport import Message
 from transport.link import Link
-from transport.tcp import TcpLink
 
 pytestmark = pytest.mark.thorough
 
@@ -41,60 +35,46 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
     assert elsewhere == run_seed(UNAUTHENTICATED, 2).replay_hash
 
 
-@replaces(Handshake, "_check_proof")
-def take_any_proof(_: Any, self: Handshake, body: bytes, expected: bytes) -> None:
-    """Take any token."""
-    self.peer = self._candidate
-
-
-@replaces(Handshake, "_open")
-def open_records_of_other_kinds(opened: Any, self: Handshake, record: bytes, expected: int) -> Any:
-    """Take a record of any kind as the expected one."""
-    magic, version, kind, has_token = handshake._HEAD.unpack_from(record)
-    if kind != handshake._REJECT:
-        head = handshake._HEAD.pack(magic, version, expected, has_token)
-        record = head + record[handshake._HEAD.size :]
-    return opened(self, record, expected)
-
-
-@replaces_property(Admission, "over_limit")
-def admit_every_connection(_: Any) -> bool:
-    """Regard the number of connections as within the limit."""
-    return False
-
-
-@replaces(decoder, "_DECODE")
-def take_any_checksum(decode: Any, *args: Any) -> Any:
-    """Give a frame a checksum that equals every other one."""
-    *fields, _ = decode(*args)
-    return (*fields, ANY)
-
-
-@replaces(TcpLink, "_wake_senders")
-def wake_at_low_water_alone(wake: Any, self: TcpLink) -> None:
-    """Leave senders waiting unless few bytes are unsent."""
-    if self.unsent_bytes <= self._config.low_water_bytes:
-        wake(self)
-
-
 REFUSED = "unauthenticated clients are refused"
 ABLATIONS = {
-    "a token is checked": (take_any_proof, REFUSED),
-    "a record of another kind is not answered": (open_records_of_other_kinds, REFUSED),
-    "connections above the limit are closed": (admit_every_connection, REFUSED),
-    "a checksum is checked": (take_any_checksum, "who breaks a rule is shown out"),
-    "senders that wait for room are woken when the whole queue leaves at once": (
-        wake_at_low_water_alone,
-        "all are answered",
-    ),
+    Ablation(
+        "a token is checked",
+        "transport/handshake.py",
+        "if not hmac.compare_digest(body[: len(expected)], expected):",
+        "if False:",
+    ): REFUSED,
+    Ablation(
+        "a record of another kind is not answered",
+        "transport/handshake.py",
+        "if kind != expected:",
+        "if False:",
+    ): REFUSED,
+    Ablation(
+        "connections above the limit are closed",
+        "transport/admission.py",
+        "return len(self._source_of) > self._limit",
+        "return False",
+    ): REFUSED,
+    Ablation(
+        "a checksum is checked",
+        "transport/decoder.py",
+        "if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:",
+        "if False:",
+    ): "who breaks a rule is shown out",
+    Ablation(
+        "senders that wait for room are woken when the whole queue leaves at once",
+        "transport/tcp.py",
+        "if self._room and (self._writing or unsent <= self._config.low_water_bytes):",
+        "if self._room and unsent <= self._config.low_water_bytes:",
+    ): "all are answered",
 }
 
 
-@pytest.mark.parametrize(("patch", "invariant"), ABLATIONS.values(), ids=ABLATIONS)
+@pytest.mark.parametrize(("ablation", "invariant"), ABLATIONS.items(), ids=[each.name for each in ABLATIONS])
 def test_a_run_fails_after_the_removal_of_a_safeguard(
-    patch: Patch, invariant: str, monkeypatch: pytest.MonkeyPatch
+    ablation: Ablation, invariant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch(monkeypatch.setattr)
+    ablation.remove(monkeypatch.setattr)
 
     assert run_seed(UNAUTHENTICATED, 2).invariant == invariant
 
