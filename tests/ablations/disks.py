@@ -163,8 +163,8 @@ DISKS = (
     _row(
         "an earlier store stays until the new one is on the disks",
         SERVER + "server_disk.py",
-        "mine.catalogue is None or not is_saved(cluster, record):",
-        "mine.catalogue is None:",
+        "if not isinstance(words, list) or word not in words:",
+        "if False:",
         DISK + "a_store_supersedes_another_one_once_all_primaries_have_reported_it",
         breaks="loss bound, or durable",
     ),
