@@ -50,12 +50,14 @@ ABLATIONS = (
         PRIMARY,
         "            committed = min(committed, peer.piece_at)\n",
         "            pass\n",
+        seed=1,
     ),
     _row(
         "a piece is sent once the entries in it are held",
         PRIMARY,
         "if peer.unsent is None or peer.held < peer.unsent[0].position:",
         "if peer.unsent is None:",
+        seed=2,
     ),
     _row(
         "applied entries stay until all have applied them",

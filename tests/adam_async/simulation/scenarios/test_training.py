@@ -180,8 +180,8 @@ ABLATIONS = {
     Ablation(
         "an acknowledged push is queued",
         "adam_async/parameter_server/state.py",
-        "        self._queue.add(queued)\n        return []\n",
-        "        return [self._acknowledgement(queued)]\n",
+        "if not queued.accepted and not queued.unapplied and self.idle:",
+        "if True:",
     ): "I1",
     Ablation(
         "a lost replica leaves its groups",
