@@ -179,7 +179,7 @@ GROUP_SETS = (
     _row(
         "the groups of a shard in bsp are those of its values",
         FOLDER + "shard.py",
-        "sets = without_groups(sets, push.groups)",
+        "sets = without_groups(sets, (epoch, *named))",
         "pass",
         TESTS + "test_clock_snapshot.py::"
         "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
@@ -196,7 +196,7 @@ GROUP_SETS = (
     _row(
         "the losses of a shard in bsp are those of its values",
         FOLDER + "shard.py",
-        "losses = without_losses(losses, push.groups[0], push.weight, push.loss_sum)",
+        "losses = without_losses(losses, epoch, push.weight, push.loss_sum)",
         "pass",
         TESTS + "test_clock_snapshot.py::"
         "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
