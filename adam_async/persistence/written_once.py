@@ -22,6 +22,9 @@ from adam_async.persistence.settings import FlushSettings
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
 
+HEAD_BYTES = 64 << 20
+"""Maximum size of a head, in bytes; 100,000 pieces and their records need a quarter of it."""
+
 
 class DamagedFile(DataError):
     """A file of a folder that was written once is not as it was written.
@@ -133,7 +136,9 @@ async def read_head(disk: Disk, folder: Path, *, contents: int) -> Head:
     if newest is None:
         raise DamagedFile(folder, "has no files of shards")
     path = folder / str(newest)
-    data, read = await _read(disk, path, None)
+    if (size := await _size(disk, path, None)) > HEAD_BYTES:
+        raise DamagedFile(path, f"is damaged: it has {size} bytes, and a head has at most {HEAD_BYTES}")
+    data, read = await _read(disk, path, None, size)
     start, last = read.start, read.records[-1].record if read.records else None
     if start is None or not isinstance(last, RoundRecord):
         raise DamagedFile(folder / str(newest._replace(number=newest.number + 1)), "is missing")
@@ -187,7 +192,7 @@ def _states_of(data: bytes, found: Scan) -> list[FoundState]:
     ]
 
 
-async def _read(disk: Disk, path: Path, run: str | None, expected: int | None = None) -> tuple[bytes, Scan]:
+async def _read(disk: Disk, path: Path, run: str | None, expected: int) -> tuple[bytes, Scan]:
     size = await _size(disk, path, expected)
     if size > (free := available_bytes()):
         raise DamagedFile(path, _memory_text(size, free))
