@@ -117,6 +117,7 @@ class Checkpoint:
                 for to, array in zip(own, self.tensors.cut(spec), strict=True):
                     np.copyto(to, array)
                 set_state(shard, self.states[int(spec.id)])
+            bundle.share_equal_tables()
             version = max(shard.version for shard in bundle.shards.values())
             yield piece_state(bundle, home, piece, specs, order=(0, version))
 

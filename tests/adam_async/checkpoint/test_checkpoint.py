@@ -1,0 +1,37 @@
+"""The pieces of a checkpoint are those of a server's disk, for the shards of its run."""
+
+import numpy as np
+import pytest
+
+from adam_async.checkpoint.checkpoint import StoredPieces, put_shards
+from adam_async.errors import DataError
+from adam_async.persistence.keys import StateName
+from adam_async.run.config import Config
+from tests.adam_async.checkpoint.checkpoints import checkpoint_of
+
+
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+def test_pieces_have_all_shards_with_their_rule_state_and_tables(consistency):
+    config = Config(rule="adam", consistency=consistency, images_per_group=4, shard_bytes=2048)
+    checkpoint = checkpoint_of(3, config=config)
+    stored = StoredPieces(checkpoint.catalogue)
+    tensors, states = stored.new_tensors(), {}
+    for state in checkpoint.pieces():
+        parts = [memoryview(part) for part in state.parts]
+        states |= put_shards(tensors, stored.shards(state.key.name, parts, "a piece"))
+    assert tuple(states[number] for number in sorted(states)) == checkpoint.states
+    for ours, theirs in ((tensors.weights, checkpoint.weights), (tensors.state, checkpoint.state)):
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[name], array) for name, array in theirs.items())
+
+
+def test_small_shards_with_equal_tables_have_them_once_in_a_piece():
+    arrays = {f"array-{number}": np.zeros(1, np.float32) for number in range(2000)}
+    for state in checkpoint_of(weights=arrays).pieces():
+        assert state.nbytes < 40_000  # a table for each shard takes 80,000
+
+
+def test_a_piece_that_its_store_does_not_have_is_refused():
+    stored = StoredPieces(checkpoint_of().catalogue)
+    with pytest.raises(DataError, match="it is no piece of store run-1"):
+        stored.shards(StateName("ps-9", 1), [], "it")
