@@ -47,7 +47,7 @@ from adam_async.controller.permissions import (
 from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import info_problem
 from adam_async.driver.worker_assignment import assign_workers
-from adam_async.messages.bounds import Clock, Count, Images, ReplicaNumber, Row
+from adam_async.messages.bounds import Count, Images, Row
 from adam_async.run.cluster_map import (
     DATA_FACTS,
     NO_SLOT,
@@ -56,13 +56,11 @@ from adam_async.run.cluster_map import (
     DealerRecord,
     EpochRecord,
     NodeRecord,
+    ResultFields,
     failure_of,
 )
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
 from adam_async.run.training_program import KIND, ProgramRecord, TrainingTerms
-
-MOST_BEHIND = 1 << 16
-"""Maximum number of replicas with skipped groups; data servers have the same limit."""
 
 
 class _WorkerInfo(msgspec.Struct):
@@ -78,19 +76,6 @@ class _DataInfo(msgspec.Struct):
     train_images: Images = 0
     test_images: Images = 0
     digest: str = ""
-
-
-class _Result(msgspec.Struct, forbid_unknown_fields=True):
-    """Fields of `EpochRecord.result`; servers keep them in the record of the run, which has no others."""
-
-    images: Count = 0
-    loss: float | None = None
-    loss_images: Count = 0
-    train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    clock: Clock = 0
-    skipped: Images = 0
-    skipped_groups: tuple[tuple[Count, Count], ...] = ()
-    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_BEHIND)] = ()
 
 
 _INFO: Mapping[str, type[msgspec.Struct]] = {"worker": _WorkerInfo, "data": _DataInfo}
@@ -234,7 +219,7 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecor
     if fixed != old:
         return f"only drain, ended and result of epoch {old.number} of run {old.run} can be set"
     try:
-        result = msgspec.convert(record.result, _Result)
+        result = msgspec.convert(record.result, ResultFields)
     except msgspec.ValidationError as error:
         return f"result: {error}"
     ends, ranges = [0, *chain.from_iterable(result.skipped_groups), old.groups], result.skipped_groups

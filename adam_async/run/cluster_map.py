@@ -8,11 +8,12 @@ it with `compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<na
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from adam_async.errors import RunFailed
+from adam_async.messages.bounds import Clock, Count, Images, ReplicaNumber
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.store_record import ArraysPiece, StoreRecord, served_word
 from adam_async.run.training_program import ProgramPiece, ProgramRecord, program_prefix
@@ -40,6 +41,9 @@ DATA_FACTS = ("shape", "classes", "train_images", "test_images", "digest")
 
 STORE_ROLES = ("ps", "client", "reader")
 """Roles that use stores. They wait for a controller for `Waits.controller_s`, and stay in a learned map."""
+
+MOST_BEHIND = 1 << 16
+"""Maximum number of replicas with skipped groups."""
 
 MOST_REASON = 2048
 """Maximum length of `NodeRecord.failed`, and of a notice, in characters."""
@@ -81,6 +85,19 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_SLOT = {"replica": -1, "partition": 0, "placed": 0}
 """Values of the fields of a node that has no replica and no part."""
+
+
+class ResultFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of `EpochRecord.result`; servers keep them in the record of the run, which has no others."""
+
+    images: Count = 0
+    loss: float | None = None
+    loss_images: Count = 0
+    train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    clock: Clock = 0
+    skipped: Images = 0
+    skipped_groups: tuple[tuple[Count, Count], ...] = ()
+    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_BEHIND)] = ()
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):

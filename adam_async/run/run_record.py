@@ -13,7 +13,7 @@ import msgspec
 
 from adam_async.messages.bounds import MOST_VALUE_BYTES, Count
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import ClusterMap, ResultFields
 from adam_async.run.training_program import ProgramRecord
 
 MOST_RUNS = 64
@@ -70,7 +70,7 @@ def read_run_record(packed: bytes | memoryview) -> RunRecord:
         if any(len(part) > MOST_VALUE_BYTES for part in (program.terms, program.result, program.notes)):
             raise ValueError(f"a part of its program is above {MOST_VALUE_BYTES} bytes")
         record = _RECORDS.decode(packed)
-        msgspec.convert((record.epochs, record.results), tuple[tuple[_Epoch, ...], tuple[_Result, ...]])
+        msgspec.convert((record.epochs, record.results), tuple[tuple[_Epoch, ...], tuple[ResultFields, ...]])
         return record
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is no record of a run: {error}") from None
@@ -93,10 +93,6 @@ _SIZES = msgspec.msgpack.Decoder(_Sizes)
 
 class _Epoch(msgspec.Struct):
     epoch: Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _Result(msgspec.Struct):
-    skipped_groups: tuple[tuple[Count, Count], ...] = ()
 
 
 class _Notes(msgspec.Struct):

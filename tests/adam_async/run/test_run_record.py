@@ -105,6 +105,8 @@ def test_invalid_notes_of_a_driver_count_as_none(notes):
         packed_record(record_of(1, epochs=({},))),
         packed_record(record_of(1, epochs=({"epoch": 1}, {"epoch": "a"}))),
         packed_record(record_of(1, results=({"skipped_groups": 3},))),
+        packed_record(record_of(1, results=({"skipped": [1]},))),
+        packed_record(record_of(1, results=({"behind": True},))),
         packed_record(record_of(1, results=({"skipped_groups": ((1,),)},))),
     ],
 )
