@@ -31,7 +31,6 @@ from adam_async.checkpoint.reader import checkpoint_manifest, read_checkpoint
 from adam_async.parameter_server.piece_states import CONTENTS
 from adam_async.persistence.keys import Identity
 from adam_async.persistence.written_once import write_once
-from adam_async.run.run_record import MOST_RUNS
 from adam_async.runtime.disk import Disk
 
 _T = TypeVar("_T")
@@ -65,8 +64,8 @@ class CheckpointFolder:
         continues."""
         self._unsure: set[str] = set()
         """Names of checkpoints from before the run whose manifests could not be read yet."""
-        self._runs: tuple[str, ...] = ()
-        """Ids of the run and of the runs that it continues in this folder, the newest first."""
+        self._runs: set[str] = set()
+        """Ids of the run and of the runs that it continues."""
         self.renamed = ""
         """New name of another run's checkpoint that the last write renamed; empty if it renamed none."""
 
@@ -85,7 +84,7 @@ class CheckpointFolder:
             CheckpointError: The folder has checkpoints, but none that the run continues; or it cannot be
                 written to.
         """
-        self.latest, self._left, self._known, self._unsure, self._runs = "", set(), set(), set(), ()
+        self.latest, self._left, self._known, self._unsure, self._runs = "", set(), set(), set(), set()
         continued = None
         try:
             await self._disk.make_folder(self.path)
@@ -95,7 +94,7 @@ class CheckpointFolder:
             if any(map(is_folder_name, names)):
                 continued = await self._continued(resumed, runs)
                 self.latest = continued.name
-                self._runs = _newest_runs((*continued.training, *runs))
+                self._runs = {*continued.training, *runs}
                 self._unsure = set(filter(is_folder_name, names))
                 self._left = set(_newer(names, self.latest))
                 await self._sort_out()
@@ -160,7 +159,7 @@ class CheckpointFolder:
         self._known.add(name)
         self._unsure.discard(name)
         self._left.discard(name)
-        self._runs = _newest_runs((checkpoint.manifest.run, *self._runs))
+        self._runs.add(checkpoint.manifest.run)
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
             await self._remove_old(keep)
         return size
@@ -190,7 +189,7 @@ class CheckpointFolder:
         # A manifest may be unreadable for a moment only: memory was short, or the disk was busy.
         there = self._unsure.intersection(await self._disk.names(self.path))
         runs = await _runs_by_name(self.path, sorted(there, key=age_order), self._disk)
-        self._known.update(name for name, each in runs.items() if not set(each).isdisjoint(self._runs))
+        self._known.update(name for name, each in runs.items() if not self._runs.isdisjoint(each))
         self._unsure = there.difference(runs)
 
     async def _make_room(self, name: str) -> None:
@@ -430,10 +429,6 @@ def _newer(names: Iterable[str], name: str) -> list[str]:
     """Return the names of the checkpoints that are newer than the one called `name`, the oldest first."""
     newer = [each for each in names if is_folder_name(each) and age_order(each) > age_order(name)]
     return sorted(newer, key=age_order)
-
-
-def _newest_runs(runs: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(runs))[:MOST_RUNS]
 
 
 async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[str, tuple[str, ...]]:

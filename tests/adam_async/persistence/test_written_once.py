@@ -82,13 +82,6 @@ async def test_a_file_that_is_not_as_it_was_written_is_named(folder, name):
         assert refused.value.file == name
 
 
-async def test_a_head_without_its_end_counts_as_missing(folder):
-    (folder / NAMES[2]).unlink()
-    (folder / NAMES[1]).rename(folder / "elsewhere")
-    with pytest.raises(DamagedFile, match=f"{NAMES[1]} is missing"):
-        await read(folder)
-
-
 async def test_a_head_beyond_its_bound_is_not_read(folder):
     os.truncate(folder / NAMES[2], written_once.HEAD_BYTES + 1)  # sparse
     with pytest.raises(DamagedFile, match=f"and a head has at most {written_once.HEAD_BYTES}"):
