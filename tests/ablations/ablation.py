@@ -52,18 +52,22 @@ class Ablation:
 
         Args:
             change: The `setattr` of pytest's `monkeypatch`.
+
+        Raises:
+            ValueError: No function has the text: it is read when the module is imported.
         """
         source = (ROOT / self.file).read_text()
         module = import_module(self.file.removesuffix(".py").replace("/", "."))
-        before, after = (
-            list(_functions(compile(text, self.file, "exec", dont_inherit=True)))
-            for text in (source, self.removed_from(source))
-        )
-        for old, new in zip(before, after, strict=True):
+        texts = (source, self.removed_from(source))
+        compiled = [_functions(compile(text, self.file, "exec", dont_inherit=True)) for text in texts]
+        changed = [(old, new) for old, new in zip(*compiled, strict=True) if old != new]
+        if not changed:
+            raise ValueError(f"{self.name}: no function of {self.file} has {self.old!r}")
+        for old, new in changed:
             found = attrgetter(old.co_qualname)(module)
             function = unwrap(found.fget if isinstance(found, property) else found)
-            if function.__code__ == old != new:
-                change(function, "__code__", new)
+            assert function.__code__ == old, f"{old.co_qualname} is not that of {self.file}"
+            change(function, "__code__", new)
 
 
 def _functions(code: CodeType) -> Iterator[CodeType]:

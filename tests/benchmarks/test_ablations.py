@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from adam_async.controller.consensus.membership import Members
 from benchmarks.ablations import check_guards, copied, count_seeds, removed, seeds_until_found
 from tests.ablations.ablation import ROOT
 from tests.ablations.every import EVERY, NAMED
@@ -61,6 +62,16 @@ def test_a_safeguard_is_removed_for_the_duration_of_the_block_and_in_the_copy_al
             removed(replace(BOUND, old="what no source has"), folder),
         ):
             pass
+
+
+def test_a_safeguard_is_removed_from_functions_in_memory_until_the_change_is_undone():
+    quorum = NAMED["a majority is more than half"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        quorum.remove(monkeypatch.setattr)
+        assert Members(("a", "b")).quorum == 1
+    assert Members(("a", "b")).quorum == 2
+    with pytest.raises(ValueError, match=r"no function of .*bounds\.py has 'Seconds = "):
+        BOUND.remove(setattr)
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """The consensus core without one of its safeguards: the rows with a direct test, and those without one."""
 
-from contextlib import contextmanager
 from functools import partial
-
-import pytest
 
 from tests.ablations.ablation import Ablation
 from tests.ablations.controllers import CONTROLLERS, CORE, LOG
@@ -12,27 +9,6 @@ from tests.adam_async.controller.consensus.scenarios import (
     an_entry_of_an_earlier_term_is_committed_with_one_of_the_leaders_own,
     entries_that_do_not_follow_a_snapshot_go,
 )
-
-
-@contextmanager
-def without(ablation):
-    """Remove a safeguard for the duration of the block."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        ablation.remove(monkeypatch.setattr)
-        yield
-
-
-def seeds_until_found(ablation: Ablation, run, limit: int) -> tuple[int, str]:
-    """Run seeds until one fails. Returns how many it took and what was found; 0 if none was."""
-    with without(ablation):
-        seeds = [ablation.seed, *(seed for seed in range(limit) if seed != ablation.seed)]
-        for taken, seed in enumerate(seeds, 1):
-            try:
-                run(seed)
-            except Exception as error:  # whatever breaks, breaks because of what was removed
-                return taken, f"seed {seed}: {type(error).__name__}: {error}"
-    return 0, "nothing"
-
 
 _row = partial(Ablation, seed=0)
 
