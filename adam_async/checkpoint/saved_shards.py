@@ -36,7 +36,7 @@ from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
-from adam_async.run.run_record import RunRecord, newest, read_run_record
+from adam_async.run.run_record import RunRecord, newest, read_run_record, runs_of
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_sizes, shard_table
 from adam_async.run.store_checks import MAX_SHARDS, check_placed_store
 from adam_async.run.store_record import ArrayRecord, StoreRecord
@@ -340,7 +340,12 @@ def newest_whole(
         answered: Servers that have listed their stores; None if the answer of no further server may come.
     """
     is_one_whole = any(store.is_whole for store in stores)
+    # The clocks of servers may differ, so a run that a whole one continues does not count, whenever it began.
+    runs = [store.run for store in stores if store.is_whole]
+    continued = {id for run in runs if run is not None for id in runs_of(run.program)}
     for store in stores:
+        if store.record.program in continued:
+            continue
         if store.is_whole:
             return store, True
         missing, run = {*store.missing()}, store.run

@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from adam_async.checkpoint import saved_shards
-from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, Survey
+from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, Survey, newest_whole
 from adam_async.errors import StoreError
 from adam_async.run.cluster_map import DISK
+from adam_async.run.run_record import RunRecord
 from adam_async.store.restoring import find_saved
-from tests.adam_async.cluster_maps import ARRAYS, bundle_map, store_record
+from tests.adam_async.cluster_maps import ARRAYS, bundle_map, run_record, store_record
 
 
 class Surveys(SavedShards):
@@ -70,3 +71,20 @@ async def test_an_older_store_does_not_count_while_servers_of_a_newer_one_are_mi
         match="the shards of ps-1 of store 'a-name' are not on the disks of ps-0: start all servers",
     ):
         await found(monkeypatch, survey_of(PARTIAL, OLD, servers=("ps-0",)))
+
+
+def test_a_run_that_a_whole_one_continues_does_not_count_whenever_it_began():
+    """The clock of a server that the second run has no longer may be ahead."""
+
+    def of_run(id, began_ms, *, runs=(), lacks=()):
+        record = store_record(id, program=id, buckets=("ps-0", "ps-1") * 32)
+        store = FoundStore(id, record, ARRAYS, began_ms)
+        store.best = {key: ((1, 1), "ps-0") for key in store.pieces() if key[0] not in lacks}
+        program = msgspec.structs.replace(run_record(id), notes={"runs": runs})
+        store.records["ps-0"] = (1, 1), RunRecord(program=program, is_whole=True)
+        return store
+
+    first, second = of_run("run-1", 2, lacks=("ps-1",)), of_run("run-2", 1, runs=("run-1",))
+    assert newest_whole([first, second], ("ps-0", "ps-1")) == (second, True)
+    other = of_run("run-2", 1)
+    assert newest_whole([first, other], ("ps-0", "ps-1")) == (first, False)
