@@ -3,11 +3,10 @@
 import pytest
 
 from adam_async.controller.consensus import core
-from adam_async.controller.consensus.outbox import Outbox
-from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.simulation.disk import SimulatedDisk
 from adam_async.simulation.runner import draw_case, run_seed
 from adam_async.simulation.scenario import Scenario
+from tests.ablations.every import NAMED
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.simulation.scenarios.controllers import CONTROLLERS
 from tests.simulation.scenarios.restarts import RESTARTS, ROUNDS
@@ -69,28 +68,18 @@ def test_writes_that_are_not_forced_down_are_missed_after_a_restart(monkeypatch)
     assert broken(RESTARTS, 0) in ("DamagedLog", "I7")
 
 
-@pytest.mark.thorough
-def test_a_vote_that_is_not_durable_is_reported(monkeypatch) -> None:
-    def cast(self, term, vote):
-        self.term, self.vote = term, vote
+@pytest.mark.parametrize(
+    ("safeguard", "scenario", "seeds", "invariant"),
+    [
+        pytest.param("a vote is durable", RESTARTS, 6, "I7", marks=pytest.mark.thorough),
+        pytest.param("a promise is sent after its sync", CONTROLLERS, 4, "I7", marks=pytest.mark.thorough),
+        pytest.param("a repeated request is applied once", CONTROLLERS, 8, "I6", marks=pytest.mark.slow),
+    ],
+)
+def test_a_removed_safeguard_is_reported(safeguard, scenario, seeds, invariant, monkeypatch) -> None:
+    NAMED[safeguard].remove(monkeypatch.setattr)
 
-    monkeypatch.setattr(core.Core, "_cast", cast)
-
-    assert any(broken(RESTARTS, seed) == "I7" for seed in range(6))
-
-
-@pytest.mark.thorough
-def test_promises_before_they_are_durable_are_reported(monkeypatch) -> None:
-    monkeypatch.setattr(Outbox, "next", lambda self: self._held.popleft()[1] if self._held else None)
-
-    assert any(broken(CONTROLLERS, seed) == "I7" for seed in range(4))
-
-
-@pytest.mark.slow
-def test_questions_applied_twice_are_reported(monkeypatch) -> None:
-    monkeypatch.setattr(ReplicatedState, "_set", lambda self, question: self._compare_and_set(question))
-
-    assert any(broken(CONTROLLERS, seed) == "I6" for seed in range(8))
+    assert any(broken(scenario, seed) == invariant for seed in range(seeds))
 
 
 @pytest.mark.slow

@@ -2,12 +2,11 @@
 
 import pytest
 
-from adam_async.parameter_server import sender_checks
 from adam_async.parameter_server.question_checks import QuestionChecks
-from adam_async.parameter_server.state import ServerState
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.plan import Case, Fault, Options, Plan
 from adam_async.simulation.runner import run_case, run_seed
+from tests.ablations.every import NAMED
 from tests.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGETS
 from tests.simulation.scenarios.hostile_training import HOSTILE, draw_plan
 
@@ -66,17 +65,17 @@ def test_a_question_that_contradicts_the_run_and_is_answered_is_reported(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("owner", "name", "removed", "invariant"),
+    ("safeguard", "invariant"),
     [
-        (ServerState, "_is_unnamed", lambda *_: False, "tables stay shared"),
-        (sender_checks, "MOST_SESSIONS", 1 << 20, "sessions are bounded"),
+        ("a session that the map does not name splits no tables", "tables stay shared"),
+        ("a peer has few sessions that the map does not name", "sessions are bounded"),
     ],
 )
 def test_tables_that_an_invented_session_splits_are_reported(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, removed: object, invariant: str
+    monkeypatch: pytest.MonkeyPatch, safeguard: str, invariant: str
 ) -> None:
     assert run_case(HOSTILE, struck_by("split", "ps-0")).ok
-    monkeypatch.setattr(owner, name, removed)
+    NAMED[safeguard].remove(monkeypatch.setattr)
     assert run_case(HOSTILE, struck_by("split", "ps-0")).invariant == invariant
 
 
