@@ -193,9 +193,8 @@ class StoreDisk:
         Args:
             version: Version of the map that the record is of.
         """
-        if record == self._run:
+        if record == self._run or self._catalogue is None:  # the folder is being read, or cannot be read
             return
-        assert self._catalogue is not None
         _, position = self._run_order
         self._run = record
         # Also records of other servers are compared by their order.
@@ -452,6 +451,7 @@ class StoreDisk:
             DiskFailed: A write failed.
             ConfigError, DataError: The store cannot be read, and has a bundle again.
         """
+        catalogue = self._catalogue
         if not await self.end():
             return
         try:
@@ -461,6 +461,7 @@ class StoreDisk:
                 raise
             self._ports.notice(f"store {self.id} cannot be read from the disk: {error}")
         if self._savers and not is_over and self._serving is None:
+            self._catalogue = self._catalogue or catalogue  # a full disk may lack the record
             self._start()
 
     async def end(self, *, for_good: bool = False) -> bool:
@@ -548,14 +549,19 @@ class StoreDisk:
         return key.order, tensors_of(parts, origin)
 
     async def reopen(self) -> None:
-        """Open the folder, and read its catalogue.
+        """Open the folder, and read its catalogue, unless the disk follows the store again.
 
         Raises:
             ConfigError, DataError: See `SegmentStore.opened`; or the catalogue cannot be read.
         """
         async with self._changing:
+            if self._serving is not None:
+                return  # the store has come back
             self._catalogue = None  # after an error nothing can be read
-            self._catalogue = await self._open()
+            found = await self._open()
+            if self._serving is not None:
+                return  # as above: `begin` has set the catalogue
+            self._catalogue = found
             for home, keys in self._segments.recovery.entries.items():
                 if self._catalogue is not None and keys:
                     await self._replay(home, keys)

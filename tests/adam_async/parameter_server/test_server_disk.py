@@ -31,7 +31,7 @@ from adam_async.run.run_record import RunRecord
 from adam_async.run.store_record import ArrayRecord, RuleRecord, served_word
 from tests.adam_async.cluster_maps import bundle_map, run_record, store_record
 from tests.adam_async.parameter_server.copies import PIECES, Copy
-from tests.adam_async.runs import until
+from tests.adam_async.runs import turns, until
 
 FILE = "states-00000001.segment"
 ARRAYS = (ArrayRecord("w", (8,)),)
@@ -496,6 +496,55 @@ async def test_damage_that_is_found_when_a_bundle_leaves_costs_its_store_and_not
         store._catalogue = catalogue_of(buckets=("ps-0",), generation=1)  # no server writes such a record
         store._segments.mark(CATALOGUE, 1, 0)
         assert store.left(saver)
+        store.note_run(RunRecord(program=run_record()), 1)
         await store.retire(is_over=False)
         assert not store.is_saved
+        store.note_run(RunRecord(program=run_record(), ended=1), 2)
     assert "store store-1 cannot be read from the disk" in [text.split(":")[0] for text in notices]
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["during the last write", "during the reading"])
+async def test_a_store_may_come_back_before_its_first_write(tmp_path, monkeypatch, is_early):
+    """Its disk is full, so the folder has no record of the store when it is read."""
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+
+        def spawn(name, work):
+            return group.create_task(work, name=name)
+
+        states, room, reading, go_on = disk.ports.states, asyncio.Event(), asyncio.Event(), asyncio.Event()
+        make, append = states.make_folder, states.append_made
+
+        async def append_if_there_is_room(*arguments):
+            if not room.is_set():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return await append(*arguments)
+
+        async def make_later(folder):
+            reading.set()
+            await go_on.wait()
+            await make(folder)
+
+        def come_back():
+            store.begin(catalogue_of(began=2.0), spawn)
+            joined(store, "ps-0", ready={"ps-0"})
+
+        monkeypatch.setattr(states, "append_made", append_if_there_is_room)
+        store = disk.of("store-1")
+        store.begin(catalogue_of(), spawn)
+        saver = joined(store, "ps-0", ready={"ps-0"})
+        await until(lambda: store.is_serving)
+        assert store.left(saver)
+        monkeypatch.setattr(states, "make_folder", make_later)
+        retiring = spawn("retires", store.retire(is_over=False))
+        if is_early:
+            await turns()
+            come_back()
+        await reading.wait()
+        if not is_early:
+            come_back()
+        go_on.set()
+        room.set()
+        await retiring
+        await until(lambda: store.is_complete)
+        assert store.catalogue.began == (1.0 if is_early else 2.0)
+        await store.end(for_good=True)
