@@ -555,7 +555,7 @@ class StoreDisk:
             ConfigError, DataError: See `SegmentStore.opened`; or the catalogue cannot be read.
         """
         async with self._changing:
-            if self._serving is not None:
+            if self.is_followed:
                 return  # the store has come back
             self._catalogue = None  # after an error nothing can be read
             found = await self._open()
