@@ -9,14 +9,24 @@ from adam_async.persistence.keys import StateName
 from adam_async.run.config import Config
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 
+RULES = {
+    "sgd": {"rule": "sgd"},
+    "nesterov": {"rule": "sgd", "momentum": 0.9, "nesterov": True},
+    "adagrad": {"rule": "adagrad"},
+    "adamw": {"rule": "adamw", "weight_decay": 0.1},
+}
+
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp"])
-def test_pieces_have_all_shards_with_their_rule_state_and_tables(consistency):
-    config = Config(rule="adam", consistency=consistency, images_per_group=4, shard_bytes=2048)
+@pytest.mark.parametrize("rule", RULES)
+def test_pieces_have_all_shards_with_their_rule_state_and_tables(rule, consistency):
+    config = Config(**RULES[rule], consistency=consistency, images_per_group=4, shard_bytes=2048)
     checkpoint = checkpoint_of(3, config=config)
+    for start, array in enumerate((*checkpoint.weights.values(), *checkpoint.state.values())):
+        array[...] = (np.arange(array.size) + 10_000 * start).reshape(array.shape)
     stored = StoredPieces(checkpoint.catalogue)
     tensors, states = stored.new_tensors(), {}
-    for state in checkpoint.pieces():
+    for state in reversed([*checkpoint.pieces()]):
         parts = [memoryview(part) for part in state.parts]
         states |= put_shards(tensors, stored.shards(state.key.name, parts, "a piece"))
     assert tuple(states[number] for number in sorted(states)) == checkpoint.states

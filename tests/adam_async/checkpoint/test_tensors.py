@@ -20,8 +20,6 @@ RULES = {
     "momentum": make_rule("sgd", momentum=0.9),
     "adagrad": make_rule("adagrad"),
     "adam": make_rule("adam"),
-    "adamw": make_rule("adamw", weight_decay=0.1),
-    "nesterov": make_rule("sgd", momentum=0.9, nesterov=True),
 }
 
 
@@ -33,23 +31,6 @@ def filled(rule):
         array[...] = np.arange(at, at + array.size).reshape(array.shape)
         at += array.size
     return tensors
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_shards_joined_in_any_order_are_the_whole(rule):
-    whole, copy = filled(rule), WholeTensors(ARRAYS, TABLE, [RULES[rule]])
-    numbers = [shard.id for shard in TABLE.shards][::-1]
-    for start in range(0, len(numbers), 3):
-        some = numbers[start : start + 3]
-        copy.put(
-            some,
-            whole.arrays_of(TABLE.shards[0]),
-            [tensor for number in some for tensor in whole.cut(TABLE.shards[number])],
-        )
-    for ours, theirs in ((copy.weights, whole.weights), (copy.state, whole.state)):
-        assert ours.keys() == theirs.keys()
-        for name, array in theirs.items():
-            np.testing.assert_array_equal(ours[name], array)
 
 
 def test_a_count_of_the_rule_has_one_entry_per_shard():
