@@ -104,7 +104,8 @@ class FoundStore:
     @property
     def run(self) -> RunRecord | None:
         """The newest record of the run; None in the store of a client, or if no server has the record."""
-        by_order = sorted(self.records.values(), key=lambda each: each[0], reverse=True)
+        # A server that changes its record twice in a version of the map has the order of the next version.
+        by_order = sorted(self.records.values(), key=lambda each: (each[0], each[1].ended), reverse=True)
         return newest(record for _, record in by_order)
 
     def pieces(self) -> dict[StateName, tuple[ShardSpec, ...]]:

@@ -129,6 +129,8 @@ def test_the_newest_record_of_all_servers_counts_and_an_unreadable_one_costs_onl
     assert _merge(found, "ps-3", of_run(5, id="another"), "")[1] == "it has the record of run 'another'"
     (store,) = found["store-1"]
     assert store.run.ended == 2
+    _merge(found, "ps-4", of_run(3, order=(1, 7)), "")
+    assert store.run.ended == 3, "of equal orders the record with more epochs counts"
     assert store.best == {("ps-0", 1): ((1, 7), "ps-0")}
     found = {}
     assert _merge(found, "ps-0", listed(), "")[1].startswith("it has another name")
