@@ -84,6 +84,7 @@ UNCOUNTED = (
     r"class LocalNetwork",
     r"def _check_local",
     r"class (TrainedInPlace|InPlaceTrainer)\b",
+    r"def (still|counted_by)\(",
 )
 """Patterns of lines that do not count, with the lines indented below them."""
 
