@@ -30,7 +30,7 @@ from adam_async.run.user_code import NamedStep, check_named, named_functions
 MAY_CHANGE = frozenset(
     (
         "data damaged cache spill transforms epochs epoch_fraction epoch_rule replicas threads in_flight "
-        "pin_threads slow servers data_servers controllers processes weights kernels evaluation "
+        "pin_threads slow servers data_servers controllers processes weights protocol kernels evaluation "
         "until_accuracy patience keep_best keep_going keep checkpoint_every checkpoint_misses memory "
         "memory_budget checksum record read_ahead ack flush_s waits"
     ).split()

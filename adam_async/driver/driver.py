@@ -53,6 +53,7 @@ from adam_async.driver.takeover import Attach, SavedRun, check_none_waits, run_t
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import PHOTO
+from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
@@ -68,6 +69,7 @@ from adam_async.run.training_program import ProgramRecord, ResumeRecord, Trainin
 from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import CommonStatistics, Traffic
+from transport import LocalNetwork
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
 """Text of the error for a call of `train` outside the cluster's `async with` block."""
@@ -485,13 +487,19 @@ class Driver:
         """Decide the open options, and make the program of the run."""
         data, inputs = prepared.data, self._inputs
         images = data["train_images"] - self._asked.validation
-        self.config = decide(
+        config = decide(
             self._asked,
             groups_in_flight,
             images,
             squared_norm_of(data),
             photographs=prepared.spec.name == PHOTO,
         )
+        model, one_process = prepared.model, isinstance(self._settings.network, LocalNetwork)
+        if isinstance(model, Network):
+            nbytes = model.num_parameters * model.dtype.itemsize
+            protocol = config.protocol_in(one_process=one_process, model_bytes=nbytes)
+            config = msgspec.structs.replace(config, protocol=protocol)
+        self.config = config
         return TrainingProgram(
             config=self.config,
             spec=prepared.spec.to_dict(),

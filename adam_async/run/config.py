@@ -79,6 +79,10 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.meet_s or self.dial_s
 
 
+SUMS_BYTES = 64 << 20
+"""Maximum size of a model whose workers send sums in one process by default, in bytes."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of one training run. Field names are those of the command line, with underscores."""
 
@@ -194,7 +198,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     record: bool = False
     """Whether roles record the order, read versions and batch boundaries that a replay needs."""
     protocol: Literal["auto", "delta", "factors"] = "auto"
-    """Form of the weight gradients of dense layers in messages; auto takes the smaller one."""
+    """Form of the weight gradients of dense layers in messages; auto takes the smaller one, but sums (delta)
+    of small models in one process."""
     weights: Literal["auto", "copy", "aliased"] = "auto"
     """Train on a copy, or in place on the servers' memory (aliased); auto is in place if possible."""
     validation: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -464,6 +469,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.weights == "copy" or not (one_process and cadence and plain):
             return "copy"
         return "aliased"
+
+    def protocol_in(self, *, one_process: bool, model_bytes: int) -> Literal["auto", "delta", "factors"]:
+        """Return the form of gradients: the wanted one, or sums if fewer bytes would gain nothing.
+
+        Args:
+            one_process: Whether servers and workers share their memory.
+            model_bytes: Size of the model's parameters; each push buffer takes as much with sums.
+        """
+        # Several compute threads form the products of factors, and a server's loop one after the other. But a
+        # step of several groups and the log of several copies are smaller with factors, and in bsp the bits
+        # of a run depend on no link.
+        is_kept = self.ack == "durable" or self.copies_in_force > 1 or self.synchronous
+        is_alone = self.push_every == self.partitions == 1 and self.weights == "copy"
+        sums = one_process and is_alone and not is_kept and model_bytes <= SUMS_BYTES
+        return "delta" if self.protocol == "auto" and sums else self.protocol
 
     @property
     def workers(self) -> int:

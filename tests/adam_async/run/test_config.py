@@ -5,7 +5,14 @@ import pytest
 
 from adam_async.errors import ConfigError
 from adam_async.messages.bounds import MOST_RANGES
-from adam_async.run.config import MOST, MOST_GROUPS_OF_STEP, Config, default_in_flight, replica_in_flight
+from adam_async.run.config import (
+    MOST,
+    MOST_GROUPS_OF_STEP,
+    SUMS_BYTES,
+    Config,
+    default_in_flight,
+    replica_in_flight,
+)
 from adam_async.run.option_sources import (
     make_config,
 )
@@ -142,6 +149,26 @@ def test_where_clocks_meet_at_its_end_all_of_an_epoch_is_trained(consistency, fr
 def test_options_that_need_a_copy_exclude_training_in_place_by_default(values):
     assert make_config({}).weights_in(one_process=True) == "aliased"
     assert make_config(values).weights_in(one_process=True) == "copy"
+
+
+@pytest.mark.parametrize(
+    ("options", "place", "chosen"),
+    [
+        ({}, {}, "delta"),
+        ({"consistency": "ssp:2"}, {}, "delta"),
+        ({"protocol": "factors"}, {}, "factors"),
+        ({"consistency": "bsp"}, {}, "auto"),
+        ({"push_every": 2}, {}, "auto"),
+        ({"partitions": 2}, {}, "auto"),
+        ({"weights": "auto"}, {}, "auto"),
+        ({"servers": 3, "controllers": 3, "copies": 2}, {}, "auto"),
+        ({}, {"one_process": False}, "auto"),
+        ({}, {"model_bytes": SUMS_BYTES + 1}, "auto"),
+    ],
+)
+def test_workers_of_one_process_send_sums_if_fewer_bytes_would_gain_nothing(options, place, chosen):
+    config = Config(**{"weights": "copy", **options})
+    assert config.protocol_in(**{"one_process": True, "model_bytes": SUMS_BYTES, **place}) == chosen
 
 
 def test_threads_share_the_cores_and_never_fall_to_zero():
