@@ -72,6 +72,10 @@ PART_TENSORS = 256
 PIECE_BYTES = 1 << 20
 """Maximum size of the values of a piece of several shards, in bytes; one round of the loop copies a piece."""
 
+IN_PLACE_BYTES = 1 << 29
+"""Maximum size of the values of the one piece in place, in bytes: with the arrays of the rule a state on a
+disk has at most 4 GiB. A larger bundle has the usual pieces."""
+
 PIECE_SHARDS = 1024
 """Maximum number of shards of a piece."""
 
@@ -154,8 +158,8 @@ _shards = msgspec.msgpack.Decoder(ShardsState)
 
 def pieces_of(shards: Sequence[ShardSpec], *, in_place: bool) -> list[tuple[ShardSpec, ...]]:
     """Cut the shards of a bundle into pieces, from piece 1 on; piece 0 has none of them."""
-    if in_place:
-        return [(), tuple(shards)] if shards else [()]
+    if in_place and 0 < sum([spec.nbytes for spec in shards]) <= IN_PLACE_BYTES:
+        return [(), tuple(shards)]
     pieces: list[tuple[ShardSpec, ...]] = [()]
     size = 0
     for spec in shards:

@@ -172,6 +172,15 @@ def test_pieces_are_bounded_in_bytes_and_in_shards(monkeypatch):
     assert [len(piece) for piece in pieces] == [0, 3, 2]
 
 
+def test_in_place_all_shards_are_one_piece_unless_it_is_too_large_for_a_state_on_a_disk(monkeypatch):
+    monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 8)
+    monkeypatch.setattr(shard_pieces, "IN_PLACE_BYTES", 80)
+    specs = [spec_of(number, f"t{number}", 0, 2) for number in range(6)]
+    assert pieces_of(specs[:5], in_place=True) == [(), tuple(specs[:5])]
+    assert pieces_of(specs, in_place=True) == pieces_of(specs, in_place=False)
+    assert pieces_of([], in_place=True) == [()]
+
+
 def changed(tensors, **fields):
     """Change a field of the details."""
     details = msgspec.structs.replace(shard_pieces._shards.decode(tensors[0].tobytes()), **fields)
