@@ -10,7 +10,7 @@ checkpoint removes the newer ones only after its own first checkpoint is durable
 
 **A run removes its own checkpoints only**: the checkpoints that it wrote, and those of the runs that it
 continues. The record of a run names these runs. Other checkpoints stay, also those with an
-unreadable manifest; if a new checkpoint needs the name of such a checkpoint, the writer renames the
+unreadable head; if a new checkpoint needs the name of such a checkpoint, the writer renames the
 existing one. **A reader prefers the training of `latest`**, because the folder may have checkpoints of other
 trainings: if the checkpoint that `latest` names is damaged, the reader takes the one before it of the same
 training.
@@ -63,7 +63,7 @@ class CheckpointFolder:
         """Names of the checkpoints that the run may remove: its own, and those of the runs that it
         continues."""
         self._unsure: set[str] = set()
-        """Names of checkpoints from before the run whose manifests could not be read yet."""
+        """Names of checkpoints from before the run whose heads could not be read yet."""
         self._runs: set[str] = set()
         """Ids of the run and of the runs that it continues."""
         self.renamed = ""
@@ -185,8 +185,8 @@ class CheckpointFolder:
         self._left.intersection_update(self._unsure)
 
     async def _sort_out(self) -> None:
-        """Read the ids of the runs of checkpoints whose manifests could not be read before."""
-        # A manifest may be unreadable for a moment only: memory was short, or the disk was busy.
+        """Read the ids of the runs of checkpoints whose heads could not be read before."""
+        # A head may be unreadable for a moment only: memory was short, or the disk was busy.
         there = self._unsure.intersection(await self._disk.names(self.path))
         runs = await _runs_by_name(self.path, sorted(there, key=age_order), self._disk)
         self._known.update(name for name, each in runs.items() if not self._runs.isdisjoint(each))
@@ -264,15 +264,17 @@ async def open_checkpoints(
     if is_folder_name(path.name):
         raise CheckpointError(f"--checkpoint {path} has the name of one checkpoint: choose another name")
     disk = await stack.enter_async_context(Disk(name="checkpoints"))
-    found = await load_checkpoint(resume, disk) if resume is not None else None
+    found = await load_checkpoint(resume, disk, path) if resume is not None else None
     return CheckpointFolder(path, disk), found
 
 
-async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
+async def load_checkpoint(folder: Path, disk: Disk, written: Path | None = None) -> Checkpoint:
     """Read the newest whole checkpoint of a folder, with its tensors.
 
     Args:
         folder: A folder of checkpoints, or one checkpoint in it; the function then reads only this one.
+        written: The folder into which a run that continues writes; a remark names the checkpoints that the
+            run removes there.
 
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
@@ -282,12 +284,12 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     newer = _newer(await _names(above, disk), found.manifest.name)
     training, runs = {*found.manifest.training}, await _runs_by_name(above, newer, disk)
     own = [each for each in newer if not training.isdisjoint(runs.get(each, ()))]
-    if name and own:
+    if name and own and written is not None and _is_same(written, above):
         there = ", ".join(own)
-        remarks.append(f"newer ones in {above} ({there}) are removed once the run has written one there")
+        remarks.append(f"newer checkpoints in {above} ({there}) are removed after the run's first checkpoint")
     if others := [each for each in newer if each not in own]:
         there = ", ".join(others)
-        remarks.append(f"newer ones in {above} ({there}) are of another run or damaged, and stay")
+        remarks.append(f"newer checkpoints in {above} ({there}) are of another run or damaged, and stay")
     return replace(found, problems=tuple(problems), remarks=tuple(remarks))
 
 
@@ -328,7 +330,7 @@ async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
         folder: As for `load_checkpoint`.
 
     Raises:
-        CheckpointError: The folder has no readable manifest; the error names the damage of each.
+        CheckpointError: The folder has no readable head; the error names the damage of each.
     """
     return (await _newest(folder, disk, checkpoint_manifest))[0]
 
@@ -363,7 +365,7 @@ async def candidates_in(folder: Path, disk: Disk, *, most: int | None = None) ->
     """Return the checkpoints of a folder in reading order, and the problems of the folder itself.
 
     Args:
-        most: Maximum number of checkpoints beside the latest one; None: all. The manifest of each is read.
+        most: Maximum number of checkpoints beside the latest one; None: all. The head of each is read.
 
     Raises:
         CheckpointError: The folder cannot be read.
@@ -438,6 +440,10 @@ async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[
         with suppress(CheckpointError):
             runs[name] = (await checkpoint_manifest(folder / name, disk)).training
     return runs
+
+
+def _is_same(folder: Path, other: Path) -> bool:
+    return folder.resolve() == other.resolve()
 
 
 def _is_stray(name: str) -> bool:

@@ -60,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     """Description of the data by the data server."""
     epoch: int = 0
-    """Epoch of the checkpoint, taken within the epoch or at its end."""
+    """Epoch of the checkpoint, taken within the epoch or at its end; 0 for a run on disks."""
     groups: int = 0
     """Number of groups of `epoch` that all trained shards have; in a checkpoint at its end, the number of all
     groups, including skipped ones."""
@@ -75,6 +75,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The name of the checkpoint's folder."""
         return folder_name(self.epoch, self.groups)
+
+    @property
+    def title(self) -> str:
+        """The checkpoint, or the run on the disks of its servers, for messages."""
+        return self.name if self.epoch else f"run {self.run}"
 
     @property
     def training(self) -> tuple[str, ...]:
@@ -268,7 +273,7 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     if wanted.schedule == "auto":
         warm_up = wanted.warm_up or kept.warm_up
         wanted = msgspec.structs.replace(wanted, schedule=kept.schedule, warm_up=warm_up)
-    check_kept_options([name for name in FIELDS if name not in MAY_CHANGE], wanted, kept, manifest.name)
+    check_kept_options([name for name in FIELDS if name not in MAY_CHANGE], wanted, kept, manifest.title)
     check_epochs_left(manifest, wanted.epochs)
     return wanted
 
@@ -377,7 +382,7 @@ def resumed_transforms(
     """
     check_named(
         manifest.transforms,
-        manifest.name,
+        manifest.title,
         allowed={*named_functions(asked), *functions},
         besides=", or --transforms FILE that names them",
     )
@@ -398,6 +403,6 @@ def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
         here, there = data.get(key), manifest.data.get(key)
         if here != there:
             raise CheckpointError(
-                f"{manifest.name} was trained on data whose {key} is {there}, but here it is {here}; "
+                f"{manifest.title} was trained on data whose {key} is {there}, but here it is {here}; "
                 "give the same data with --data"
             )

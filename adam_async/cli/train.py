@@ -36,7 +36,7 @@ from adam_async.cli.options import WAITING, TrainOptions
 from adam_async.cli.results import Kept, announce_replaced, keep_results, write_results
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.signals import EARLY
-from adam_async.cli.terminal import Terminal, explain
+from adam_async.cli.terminal import USAGE, Terminal, explain
 from adam_async.cli.token import read_token
 from adam_async.cli.train_checks import (
     check_code,
@@ -187,7 +187,8 @@ async def _train(
             interrupted = isinstance(error, asyncio.CancelledError) or EARLY.interrupted
             if kept is not None and (line := kept.sentence(interrupted=interrupted)):
                 terminal.notice(line)
-            if options.store is not None and driver is not None:
+            cannot = not interrupted and explain(error)[0] == USAGE  # the same options are refused again
+            if options.store is not None and driver is not None and not cannot:
                 terminal.notice(f"the same command goes on from the shards in {options.store}")
             if result is None and driver is not None and options.report is not None:
                 ended = "interrupted" if interrupted else explain(error)[1]
@@ -277,7 +278,7 @@ async def _read_contents(
     if resumed is not None:
         if options.allow_functions:
             transforms = resumed.transforms
-        announce_imports(resumed_transforms(resumed, transforms), resumed.name, terminal)
+        announce_imports(resumed_transforms(resumed, transforms), resumed.title, terminal)
     await disk.run(check_results, options)
     await disk.run(check_spill, config)
     if options.out is not None:
@@ -297,7 +298,7 @@ async def _load_dataset(
 ) -> Dataset:
     """Load the images, in the size that the model needs."""
     cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
-    spec = kept_model(resumed.spec, None, resumed.name) if resumed is not None else None
+    spec = kept_model(resumed.spec, None, resumed.title) if resumed is not None else None
     first = contents.init.network.spec if contents.init is not None else None
     size = image_size(config.size, config.model, text=contents.model_text, spec=spec, init=first)
     return await load_data(config.data, disk, environment, damaged=config.damaged, cache=cache, size=size)
@@ -345,7 +346,7 @@ async def _measure_before(
         dataset=dataset,
         data=data,
         model_text=contents.model_text,
-        spec=kept_model(resumed.spec, None, resumed.name) if resumed is not None else None,
+        spec=kept_model(resumed.spec, None, resumed.title) if resumed is not None else None,
         init=contents.init.network.spec if contents.init is not None else None,
         layers=import_layers(imports.layers),
     )
@@ -427,7 +428,7 @@ async def configure(
     )
     if resumed is not None:
         named = any(layer.get("data") is not None for layer in layers)
-        check_data_named(config.data, resumed.name, allowed=named or options.allow_functions)
+        check_data_named(config.data, resumed.title, allowed=named or options.allow_functions)
         config = resumed_config(resumed, config)
     if options.allow_functions and resumed is None:
         raise ConfigError(

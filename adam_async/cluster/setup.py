@@ -135,7 +135,7 @@ class ClusterSetup:
         if self.store is not None:
             async with Disk() as disk:
                 manifest = await manifest_in(self.store, disk) or manifest
-        return kept_model(manifest.spec, inputs.spec, manifest.name) if manifest is not None else inputs.spec
+        return kept_model(manifest.spec, inputs.spec, manifest.title) if manifest is not None else inputs.spec
 
     def server_folder(self, node: str) -> Path | None:
         """Return the folder in which a server keeps its shards; None for memory only."""

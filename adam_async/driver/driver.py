@@ -538,7 +538,7 @@ class Driver:
         if resumed is not None:
             self.progress.epochs.extend(resumed.manifest.epoch_results)
         if source is not None:
-            self.progress.phase = f"loading {resumed.manifest.name if resumed else 'the saved model'}"
+            self.progress.phase = f"loading {resumed.manifest.title if resumed else 'the saved model'}"
         async with asyncio.TaskGroup() as group:
             failure = raise_failure(self._membership, run)
             watch = group.create_task(failure, name=f"{self._identity.node}/failure")
@@ -698,5 +698,5 @@ def _resuming(inputs: RunInputs) -> RunInputs:
     if inputs.resume is None:
         return inputs
     manifest = inputs.resume.manifest
-    check_kept_step(manifest.spec, inputs.step, manifest.name)
-    return replace(inputs, spec=kept_model(manifest.spec, inputs.spec, manifest.name))
+    check_kept_step(manifest.spec, inputs.step, manifest.title)
+    return replace(inputs, spec=kept_model(manifest.spec, inputs.spec, manifest.title))

@@ -57,7 +57,7 @@ class ServerDisk:
                 await stack.enter_async_context(states.hold(self.folder / "lock"))
             except BlockingIOError:
                 raise ConfigError(
-                    f"{self.folder} is that of a server that is running; give this one another"
+                    f"{self.folder} is in use by a running server: end that server, or give another folder"
                 ) from None
             except OSError as error:
                 raise ConfigError(

@@ -110,7 +110,8 @@ class Recovery:
             shown.append(f"{len(self.lost) - MOST_SHOWN} more")
         losses = f"the newest state of {listed(shown)} is lost" if shown else "no state is lost"
         entries = ", and log entries may be missing" if any(each.has_entries for each in self.damages) else ""
-        return f"{'; '.join(map(str, self.damages))}; {losses}{entries}; other copies have to fill in"
+        cure = "; other copies have to fill in" if shown or entries else ""
+        return f"{'; '.join(map(str, self.damages))}; {losses}{entries}{cure}"
 
 
 def _state_text(name: StateName) -> str:

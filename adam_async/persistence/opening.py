@@ -76,7 +76,9 @@ async def opened(
             contents = contents_of(scans, names)
             await _settle(disk, path, scans, contents)
         except BlockingIOError:
-            raise ConfigError(f"{path} is that of a server that is running; give this one another") from None
+            raise ConfigError(
+                f"{path} is in use by a running server: end that server, or give another folder"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"{path} cannot be used: {error.strerror or error}; give the server a folder that it can "

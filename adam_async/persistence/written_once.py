@@ -217,7 +217,9 @@ async def _size(disk: Disk, path: Path, expected: int | None) -> int:
     except OSError as error:
         raise DamagedFile(path, f"cannot be read: {error.strerror or error}") from None
     if expected is not None and size != expected:
-        raise DamagedFile(path, f"is damaged: it has {size} bytes of {expected}", min(size, expected))
+        raise DamagedFile(
+            path, f"is damaged: it has {size:,} bytes, and was written with {expected:,}", min(size, expected)
+        )
     return size
 
 

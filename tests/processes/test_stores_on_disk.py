@@ -280,4 +280,4 @@ def test_a_folder_that_another_server_uses_is_refused(tmp_path: Path) -> None:
         where, start = started_by_hand(stack)
         start("ps", "--dir", str(tmp_path), "--controller")
         output = run("ps", "--dir", str(tmp_path), "--controller", where, code=2)
-    assert "is that of a server that is running; give this one another" in output
+    assert "is in use by a running server: end that server, or give another folder" in output

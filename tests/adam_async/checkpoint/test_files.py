@@ -83,18 +83,32 @@ async def test_a_named_checkpoint_is_continued_and_newer_ones_stay_until_the_nex
         folder = await written(disk, tmp_path)
         for number in (1, 3, 5, 7):
             await folder.write(checkpoint_of(number), keep=4)
-        found = await load_checkpoint(tmp_path / name_of(3), disk)
+        found = await load_checkpoint(tmp_path / name_of(3), disk, tmp_path)
         assert found.manifest.groups == 3
         names = f"{name_of(5)}, {name_of(7)}"
         assert found.problems == ()
         assert found.remarks == (
-            f"newer ones in {tmp_path} ({names}) are removed once the run has written one there",
+            f"newer checkpoints in {tmp_path} ({names}) are removed after the run's first checkpoint",
         )
         await folder.take_up(found.manifest)
         assert (await newest_manifest(tmp_path, disk)).groups == 3
         assert sum(map(is_folder_name, await disk.names(tmp_path))) == 4
         await folder.write(checkpoint_of(6), keep=4)
         assert await disk.names(tmp_path) == [*map(name_of, (1, 3, 6)), "latest"]
+
+
+async def test_no_remark_threatens_newer_checkpoints_if_the_run_writes_to_another_folder(tmp_path):
+    async with AsyncExitStack() as stack:
+        disk = await stack.enter_async_context(Disk())
+        await written(disk, tmp_path / "runs", 1, 2)
+        named, link = tmp_path / "runs" / name_of(1), tmp_path / "link"
+        _, found = await open_checkpoints(stack, tmp_path / "other", named)
+        assert found is not None
+        assert found.remarks == ()
+        link.symlink_to(tmp_path / "runs")
+        _, found = await open_checkpoints(stack, link, named)
+        assert found is not None
+        assert "are removed" in found.remarks[0]
 
 
 async def test_a_damaged_checkpoint_that_is_named_is_refused_with_the_way_to_a_whole_one(tmp_path):
@@ -182,7 +196,10 @@ async def test_a_whole_checkpoint_that_latest_does_not_name_yet_is_overwritten_i
 
 DAMAGES = {
     "a bit": (lambda data: data[:150] + bytes([data[150] ^ 1]) + data[151:], r"is damaged at byte \d+"),
-    "cut off": (lambda data: data[:-7], r"it has \d+ bytes of \d+|is damaged at byte \d+"),
+    "cut off": (
+        lambda data: data[:-7],
+        r"it has [\d,]+ bytes, and was written with [\d,]+|is damaged at byte \d+",
+    ),
     "gone": (None, "is missing"),
 }
 

@@ -136,3 +136,5 @@ def test_other_data_are_refused_with_the_difference():
     check_data(manifest_of(), {**DATA, "source": "elsewhere"})
     with pytest.raises(CheckpointError, match="data whose train_images is 60, but here it is 61"):
         check_data(manifest_of(), {**DATA, "train_images": 61})
+    with pytest.raises(CheckpointError, match=r"^run run-1 was trained on data whose train_images is"):
+        check_data(saved_manifest(record_of()), {**DATA, "train_images": 61})

@@ -24,7 +24,7 @@ async def test_a_checkpoint_of_another_run_that_is_there_at_the_start_stays(tmp_
         found = await load_checkpoint(path, disk)
         assert found.problems == ()
         assert found.remarks == (
-            (f"newer ones in {path} ({name_of(9)}) are of another run or damaged, and stay",)
+            (f"newer checkpoints in {path} ({name_of(9)}) are of another run or damaged, and stay",)
             if other == 9
             else ()
         )

@@ -126,8 +126,9 @@ async def test_a_run_continues_an_older_checkpoint_by_its_name_with_the_same_bit
     same_bits(whole.weights, resumed.weights)
     assert [each.name for each in resumed.checkpoints] == kept[1:]
     assert sorted(file.name for file in tmp_path.glob("checkpoint-*")) == kept
+    newer = ", ".join(kept[1:])
     assert events_of(resumed)[0] == (
-        f"newer ones in {tmp_path} ({', '.join(kept[1:])}) are removed once the run has written one there"
+        f"newer checkpoints in {tmp_path} ({newer}) are removed after the run's first checkpoint"
     )
 
 
@@ -472,7 +473,7 @@ async def test_events_name_a_newer_checkpoint_of_another_run_and_its_new_name(tm
         await (await written(disk, tmp_path / "other")).write(checkpoint_of(15, run="another"))
     (tmp_path / "other" / other).rename(path / other)
     events = events_of(await train(config, resume=path))
-    assert events[0] == f"newer ones in {path} ({other}) are of another run or damaged, and stay"
+    assert events[0] == f"newer checkpoints in {path} ({other}) are of another run or damaged, and stay"
     assert f"a {other} of another run or damaged is renamed to {other}.kept" in events
 
 

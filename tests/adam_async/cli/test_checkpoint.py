@@ -103,6 +103,16 @@ def test_a_damaged_checkpoint_ends_with_code_3_and_the_way_to_a_whole_one(
     assert "did you mean 'checkpoint list'?" in capsys.readouterr().err
 
 
+def test_a_folder_with_the_shards_of_a_store_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_handlers: None
+) -> None:
+    (tmp_path / "ps-0" / "store-0").mkdir(parents=True)
+    (tmp_path / "ps-0" / "lock").touch()
+    for folder in (tmp_path, tmp_path / "ps-0"):
+        assert run_command(["checkpoint", "verify", str(folder)]) == 2
+        assert f"{folder} has the shards of a store, not checkpoints" in capsys.readouterr().err
+
+
 async def test_a_latest_that_names_no_checkpoint_is_damage(tmp_path: Path) -> None:
     await write(tmp_path, checkpoint_of(3))
     (tmp_path / "latest").write_bytes(b"checkpoint-0002-000007")

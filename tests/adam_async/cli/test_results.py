@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.trained_model import load_model
 from adam_async.cli import train
 from adam_async.cli.options import TrainOptions
@@ -23,9 +24,11 @@ class PoorDisk(Disk):
         await super().write_atomic(path, parts)
 
 
-async def trained(monkeypatch, environment, **options):
+async def trained(monkeypatch, environment, data="digits", epochs=1, **options):
     monkeypatch.setattr(train, "Disk", PoorDisk)
-    asked = TrainOptions(data="digits", epochs=1, images_per_group=64, kernels="numpy", quiet=True, **options)
+    asked = TrainOptions(
+        data=data, epochs=epochs, images_per_group=64, kernels="numpy", quiet=True, **options
+    )
     return await run_training(asked, environment, Terminal(quiet=True))
 
 
@@ -93,3 +96,14 @@ async def test_a_last_checkpoint_that_failed_is_no_success_unless_that_was_asked
     else:
         assert await trained(monkeypatch, {}, **options) == 0
     assert "could not be written: No space left on device; training goes on" in capsys.readouterr().err
+
+
+async def test_the_refusal_of_other_data_names_the_run_on_disks_and_promises_no_continuation(
+    tmp_path: Path, monkeypatch, capsys
+):
+    store = {"store": tmp_path / "shards"}
+    assert await trained(monkeypatch, {}, **store) == 0
+    capsys.readouterr()
+    with pytest.raises(CheckpointError, match=r"^run \S+ was trained on data whose name is digits"):
+        await trained(monkeypatch, {}, "synthetic", epochs=2, **store)
+    assert "goes on" not in capsys.readouterr().err

@@ -413,7 +413,7 @@ async def test_only_the_newest_run_stays_on_the_disks(tmp_path):
 
 async def test_two_clusters_cannot_share_a_folder(tmp_path):
     async with cluster_in(tmp_path, config_of()):
-        with pytest.raises(ConfigError, match="is that of a server that is running"):
+        with pytest.raises(ConfigError, match="is in use by a running server"):
             async with cluster_in(tmp_path, config_of(), number=2):
                 pass
 

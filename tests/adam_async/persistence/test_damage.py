@@ -317,7 +317,9 @@ async def test_states_of_a_damaged_file_hide_no_newer_ones(node, owner):
     newest = contents_in(files_of(node.disk_model)).states
     assert newest[StateName("a", 1)][1].segment == "states-00000002.segment"
     flip(node.disk_model, HOME / STATES, 300)
-    async with store_of(node.open_disk(), owner).opened() as store:
+    notices = []
+    async with store_of(node.open_disk(), owner, notice=notices.append).opened() as store:
+        assert notices[0].endswith("; no state is lost")
         assert [damage.segment for damage in store.recovery.damages] == [STATES]
         assert store.recovery.states == {name: key for name, (key, _) in newest.items()}
         assert store.recovery.lost == ()

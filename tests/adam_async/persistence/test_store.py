@@ -478,7 +478,7 @@ async def test_a_folder_of_another_format_is_refused_and_left_as_it_is(node, mon
 async def test_a_second_server_is_refused_until_the_first_has_ended(node):
     owner = Owner("a")
     async with Running(store_of(node.open_disk(), owner)):
-        with pytest.raises(ConfigError, match="is that of a server that is running; give this one"):
+        with pytest.raises(ConfigError, match="is in use by a running server: end that server"):
             async with store_of(node.open_disk(), owner).opened():
                 pass
     async with store_of(node.open_disk(), owner).opened():
