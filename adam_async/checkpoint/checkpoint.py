@@ -68,7 +68,7 @@ class StoredPieces:
             origin: Name of the piece, for errors.
 
         Raises:
-            DataError: The store has no such piece, or the parts are none of it.
+            DataError: The store has no such piece, or the parts do not fit it.
         """
         if name not in self.specs:
             raise DataError(f"{origin} is no piece of store {self.catalogue.record.id}")

@@ -2,11 +2,11 @@
 
 The dealer enters the live replicas, the epochs of the map, and the questions of workers into one state, which
 is in memory only. Two events need the *sets*, the groups that the shards have (`set_reader`). After the loss
-of a replica they settle its leases. The other event is the begin of an epoch whose groups the shards may have
-already: that of a dealer before this one, and each epoch of a resumed run, because shards that return from
-disks may be ahead of others. Groups that all shards have are finished, and groups that only some have are
-steps of their own. The map names the dealer and ends all replica generations in one version, so no worker
-uses leases of the dealer before.
+of a replica they settle its leases. The other event is the begin of an epoch of which the shards may have
+groups already: an epoch that an earlier dealer began, or any epoch of a resumed run, because shards that
+return from disks may be ahead of others. Groups that all shards have are finished, and groups that only some
+have are steps of their own. The map names the dealer and ends all replica generations in one version, so no
+worker uses leases of the earlier dealer.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 The images of a group are the same on all data servers. A reader keeps to one server, which makes groups ahead
 for it. If that server is lost, or owes an answer for several times the usual time of an answer, the reader
-asks the next server for the same groups, and keeps to the server that answers first. Servers thus may be
-lost in any number, as long as one is ready or another one follows.
+asks the next server for the same groups, and keeps to the server that answers first. So any number of servers
+may be lost, as long as one is ready or joins in time.
 """
 
 import asyncio
@@ -91,10 +91,10 @@ class GroupReader:
         self._spare.drop()
 
     async def read(self, leases: Sequence[Lease], *, least: int) -> list[Images]:
-        """Return the images and labels of the first ones of some groups of an epoch.
+        """Return the images and labels of the first of the requested groups of an epoch.
 
         Args:
-            least: Number of groups for which the answer waits; it may have more, or fewer large ones.
+            least: Minimum number of groups in the answer, unless they are too large for one answer.
 
         Raises:
             RoleFailed: For `patience_s`, no data server could be reached, or none gave a correct answer.

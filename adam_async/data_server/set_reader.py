@@ -23,7 +23,8 @@ from transport import LocalProtocolError, TransportError
 logger = logging.getLogger(__name__)
 
 Answer = tuple[BundleSets, Ranges, Ranges]
-"""Answer of one bundle: the groups that all its trainable shards have, and those that others of them lack."""
+"""Answer of one bundle: the groups that all its trainable shards have, and those that only some
+have."""
 
 
 class SetReader:
@@ -106,7 +107,7 @@ class SetReader:
 
 
 def merged(answers: Iterable[Answer], groups: int) -> tuple[frozenset[int], frozenset[int], int]:
-    """Return the groups that all trainable shards have, those that others lack, and the highest clock.
+    """Return the groups that all trainable shards have, those that only some have, and the highest clock.
 
     Args:
         groups: Number of groups of the epoch; an answer may have others, which are left out.

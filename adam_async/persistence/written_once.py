@@ -27,7 +27,7 @@ HEAD_BYTES = 64 << 20
 
 
 class DamagedFile(DataError):
-    """A file of a folder that was written once is not as it was written.
+    """A file is missing, or differs from the file that was written.
 
     Attributes:
         file: Name of the file.

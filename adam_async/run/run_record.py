@@ -17,7 +17,7 @@ from adam_async.run.cluster_map import ClusterMap, ResultFields
 from adam_async.run.training_program import ProgramRecord
 
 MOST_RUNS = 64
-"""Maximum number of runs that a run names as continued; the oldest go."""
+"""Maximum number of runs that a run names as continued, without the oldest ones."""
 
 MOST_EPOCHS = 1 << 16
 """Maximum number of results or evaluations in a record. Those of correct epochs reach `MOST_RECORD_BYTES`
