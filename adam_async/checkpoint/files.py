@@ -29,7 +29,9 @@ from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.checkpoint.reader import checkpoint_manifest, read_checkpoint
 from adam_async.parameter_server.piece_states import CONTENTS
+from adam_async.parameter_server.store_disk import PREFIX
 from adam_async.persistence.keys import Identity
+from adam_async.persistence.scan import segment_name
 from adam_async.persistence.written_once import write_once
 from adam_async.runtime.disk import Disk
 
@@ -357,8 +359,23 @@ async def _newest(
             return await read(folder / name, disk), problems, [remark] if remark else []
         except CheckpointError as error:
             problems.append(str(error))
-    why = "; ".join(problems) or "train --checkpoint writes them"
-    raise CheckpointError(f"no checkpoint in {folder} can be read: {why}")
+    if not problems:
+        raise CheckpointError(await without_checkpoints(folder, disk))
+    raise CheckpointError(f"no checkpoint in {folder} can be read: {'; '.join(problems)}")
+
+
+async def without_checkpoints(folder: Path, disk: Disk) -> str:
+    """Return the error of a folder without checkpoints, which may have the shards of a store."""
+    names = [*await disk.names(folder)]
+    for each in await disk.folders(folder):
+        names += await disk.folders(folder / each)
+    if any(name.startswith(PREFIX) or segment_name(name) is not None for name in names):
+        return (
+            f"{folder} has the shards of a store, not checkpoints: the same train --store command goes on "
+            "from them, and adam-async store save writes the values of a store that runs "
+            "(docs/how-to/keep-a-store-on-disk.md)"
+        )
+    return f"no checkpoint in {folder} can be read: train --checkpoint writes them"
 
 
 async def candidates_in(folder: Path, disk: Disk, *, most: int | None = None) -> tuple[list[str], list[str]]:

@@ -12,12 +12,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from adam_async.checkpoint.files import candidates_in, named_checkpoint
+from adam_async.checkpoint.files import candidates_in, named_checkpoint, without_checkpoints
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order
 from adam_async.checkpoint.reader import CheckpointHead, checkpoint_head, read_shards
-from adam_async.parameter_server.store_disk import PREFIX
-from adam_async.persistence.scan import segment_name
 from adam_async.persistence.written_once import DamagedFile, check_sizes
 from adam_async.runtime.clock import utc_time
 from adam_async.runtime.disk import Disk
@@ -144,21 +142,7 @@ async def checkpoints_in(
     names, problems = await candidates_in(folder, disk, most=most)
     if names:
         return folder, names, problems
-    if await _is_of_store(folder, disk):
-        raise CheckpointError(
-            f"{folder} has the shards of a store, not checkpoints: the same train --store command goes on "
-            "from them, and adam-async store save writes the values of a store that runs "
-            "(docs/how-to/keep-a-store-on-disk.md)"
-        )
-    raise CheckpointError(f"no checkpoint in {folder}: train --checkpoint DIR writes them")
-
-
-async def _is_of_store(folder: Path, disk: Disk) -> bool:
-    """Return whether a folder is that of `train --store`, of one server, or of one store."""
-    names = [*await disk.names(folder)]
-    for each in await disk.folders(folder):
-        names += await disk.folders(folder / each)
-    return any(name.startswith(PREFIX) or segment_name(name) is not None for name in names)
+    raise CheckpointError(await without_checkpoints(folder, disk))
 
 
 async def summary_of(folder: Path, disk: Disk, *, latest: bool) -> Summary:

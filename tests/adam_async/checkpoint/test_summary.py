@@ -60,7 +60,7 @@ async def test_a_folder_without_checkpoints_is_refused_with_the_command_for_it(t
         folder.mkdir(parents=True)
     (store / "states-00000001.segment").write_bytes(b"")
     async with Disk() as disk:
-        with pytest.raises(CheckpointError, match=r"empty: train --checkpoint DIR writes them"):
+        with pytest.raises(CheckpointError, match=r"empty can be read: train --checkpoint writes them"):
             await checkpoints_in(empty, disk)
         for folder in (run, server, store):
             with pytest.raises(CheckpointError, match=r"shards of a store, .* train --store"):

@@ -109,8 +109,9 @@ def test_a_folder_with_the_shards_of_a_store_is_named_as_such(
     (tmp_path / "ps-0" / "store-0").mkdir(parents=True)
     (tmp_path / "ps-0" / "lock").touch()
     for folder in (tmp_path, tmp_path / "ps-0"):
-        assert run_command(["checkpoint", "verify", str(folder)]) == 2
-        assert f"{folder} has the shards of a store, not checkpoints" in capsys.readouterr().err
+        for command in (["checkpoint", "verify"], ["train", "--data", "digits", "--resume"]):
+            assert run_command([*command, str(folder)]) == 2
+            assert f"{folder} has the shards of a store, not checkpoints" in capsys.readouterr().err
 
 
 async def test_a_latest_that_names_no_checkpoint_is_damage(tmp_path: Path) -> None:
