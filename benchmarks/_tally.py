@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from adam_async.model.layer import Array, Layer, Shape, Slots, Weights
-from adam_async.model.spec import LayerSpec
+from adam_async.model.layer import Array, Layer, Slots, Weights
+from adam_async.model.spec import LayerSpec, Shape
 
 IMAGES = 1200
 """Number of training images."""
@@ -63,12 +62,13 @@ class Tally(Layer):
 def write_files(folder: Path) -> tuple[Path, Path]:
     """Write the data set and the model; return their paths."""
     data, model = folder / "tally.npz", folder / "tally.toml"
-    arrays: dict[str, NDArray[np.uint8]] = {}
     dice = np.random.default_rng(1)
-    for part, count in (("train", IMAGES), ("test", 40)):
+    parts = []
+    for count in (IMAGES, 40):
         images = dice.integers(0, 256, (count, SIDE, SIDE), dtype=np.uint8)
         images[:, 0, 0], images[:, 0, 1] = np.divmod(np.arange(count), 256)
-        arrays |= {f"x_{part}": images, f"y_{part}": dice.integers(0, 10, count, dtype=np.uint8)}
-    np.savez(data, **arrays)
+        parts.append((images, dice.integers(0, 10, count, dtype=np.uint8)))
+    (x_train, y_train), (x_test, y_test) = parts
+    np.savez(data, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
     model.write_text(MODEL)
     return data, model
