@@ -130,7 +130,7 @@ class Survey:
         stores: The stores, the newest first.
         servers: Servers that have listed the stores on their disks.
         absent: Servers with a disk that have not, each with the reason.
-        followed: Ids of the stores that are not listed because a disk still follows them, by server.
+        followed: Ids of the stores that are not listed because a disk still follows or reads them, by server.
         faults: Faults of invalid stores and pieces, which do not count, each with its server.
     """
 
@@ -147,7 +147,7 @@ class Survey:
             without: Id of a store that does not count.
         """
         ids = {node: ", ".join({*of_node} - {without}) for node, of_node in self.followed.items()}
-        return {**self.absent, **{node: f"it still serves {id}" for node, id in ids.items() if id}}
+        return {**self.absent, **{node: f"it still serves or reads {id}" for node, id in ids.items() if id}}
 
     @property
     def faults_text(self) -> str:

@@ -83,7 +83,8 @@ class SavedList(Body, frozen=True, kw_only=True):
     keeps: bool
     """Whether the server has a disk for shards."""
     followed: Annotated[tuple[StoreId, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)] = ()
-    """Ids of the stores of the name that are not in the list, because the disk still follows them."""
+    """Ids of the stores of the name that are not in the list, because the disk still follows or reads
+    them."""
 
 
 class ReadSaved(Body, frozen=True, kw_only=True):

@@ -228,7 +228,7 @@ class SavedStores:
 
     def _packed_list(self, stores: Sequence[StoreDisk]) -> Message:
         saved = sorted([each.saved() for each in stores if each.is_saved], key=lambda each: -each.began_ms)
-        followed = [each.id for each in stores if each.is_followed]
+        followed = [each.id for each in stores if not each.is_saved]
         tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
         body = SavedList(keeps=self._disk is not None, followed=tuple(followed[:MOST_SAVED_STORES]))
         return pack(body, [tensor])

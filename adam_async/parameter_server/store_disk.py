@@ -125,6 +125,8 @@ class StoreDisk:
         """Piece that was read last, for further requests of its shards."""
         self.is_complete = False
         """Whether the disk has each piece of the bundles on this server."""
+        self.is_saved = False
+        """Whether the states can be read: the folder was read after the last write."""
         self.on_complete: Callable[[], None] = lambda: None
         self.still: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
         """Callback that keeps the values still for a block, in place; then all steps in them are counted."""
@@ -165,13 +167,8 @@ class StoreDisk:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the disk follows the store, or is about to: its states cannot be read now."""
+        """Whether the disk follows the changes of the store, or is about to."""
         return self._serving is not None
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the states can be read: the disk does not follow the store now."""
-        return self._serving is None and self._catalogue is not None
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -193,7 +190,7 @@ class StoreDisk:
         Args:
             version: Version of the map that the record is of.
         """
-        if record == self._run or self._catalogue is None:  # the folder is being read, or cannot be read
+        if record == self._run or self._catalogue is None:  # the folder cannot be read
             return
         _, position = self._run_order
         self._run = record
@@ -226,7 +223,7 @@ class StoreDisk:
     def _start(self) -> None:
         self._taken.clear()
         self._joined.set()
-        self.is_complete = self._is_whole = False
+        self.is_complete = self.is_saved = self._is_whole = False
         self._serving = self._spawn(f"disk-{self.id}", self._serve())
 
     def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
@@ -557,14 +554,20 @@ class StoreDisk:
         async with self._changing:
             if self.is_followed:
                 return  # the store has come back
-            self._catalogue = None  # after an error nothing can be read
-            found = await self._open()
-            if self._serving is not None:
-                return  # as above: `begin` has set the catalogue
-            self._catalogue = found
-            for home, keys in self._segments.recovery.entries.items():
-                if self._catalogue is not None and keys:
-                    await self._replay(home, keys)
+            self.is_saved = False
+            try:
+                found = await self._open()
+                if self._serving is not None:
+                    return  # as above: `begin` has set the catalogue
+                self._catalogue = found
+                for home, keys in self._segments.recovery.entries.items():
+                    if found is not None and keys:
+                        await self._replay(home, keys)
+            except BaseException:
+                if not self.is_followed:
+                    self._catalogue = None  # nothing can be read
+                raise
+            self.is_saved = found is not None and not self.is_followed
 
     async def _replay(self, home: str, keys: Sequence[EntryKey]) -> None:
         """Apply the entries on the disk to the pieces of a bundle that lack them."""
@@ -622,7 +625,7 @@ class StoreDisk:
         """Remove the folder: another store has taken the place of this one."""
         async with self._changing:
             await self._close()
-            self._catalogue = None
+            self._catalogue, self.is_saved = None, False
             disk, aside = self._ports.states, self.folder.with_name(REMOVED + self.folder.name)
             await disk.remove_folder(aside)
             with suppress(FileNotFoundError):  # its server ended before the first write

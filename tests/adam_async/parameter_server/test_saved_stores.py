@@ -85,3 +85,40 @@ async def test_a_list_names_a_store_that_the_disk_still_follows(tmp_path):
             assert unpack(request.answer, SavedList).followed == followed
             assert [each.id for each in listed] == ["store-1"] * (not followed)
             membership.map = ClusterMap()  # the store is over
+
+
+async def test_a_list_names_a_store_whose_folder_is_being_read(tmp_path, monkeypatch):
+    """An asker that takes such a store for absent would begin another one in its place."""
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+
+        def spawn(name, work):
+            return group.create_task(work, name=name)
+
+        states, reading, go_on = disk.ports.states, asyncio.Event(), asyncio.Event()
+        make = states.make_folder
+
+        async def make_later(folder):
+            reading.set()
+            await go_on.wait()
+            await make(folder)
+
+        store = disk.of("store-1")
+        store.begin(catalogue_of(), spawn)
+        saver = joined(store, "ps-0", ready={"ps-0"})
+        await until(lambda: store.is_complete)
+        assert store.left(saver)
+        membership = SimpleNamespace(map=ClusterMap(stores={"a-name": catalogue_of(phase="open").record}))
+        stores = SavedStores(disk, node="ps-0", membership=lambda: membership, spawn=spawn, notice=print)
+        monkeypatch.setattr(states, "make_folder", make_later)
+        retiring = spawn("retires", store.retire(is_over=False))
+        await reading.wait()
+        for is_read in (False, True):
+            request = HeldRequest()
+            stores.answer(request, ListSaved(name="a-name"))
+            await until(lambda request=request: request.go_on is not None)
+            request.go_on()
+            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+            assert unpack(request.answer, SavedList).followed == ("store-1",) * (not is_read)
+            assert [each.id for each in listed] == ["store-1"] * is_read
+            go_on.set()
+            await retiring
