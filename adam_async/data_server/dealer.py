@@ -198,7 +198,9 @@ class Dealer:
         if resumed is not None and resumed.epoch != epoch.number:
             resumed = None
         train_s = resumed.train_s if resumed is not None else 0.0
-        skipped = ends[0] if ends else ()
+        named = ends[0] if ends else ()
+        # A false record may name groups that no epoch has, and each of them would take memory.
+        skipped = tuple([(start, min(stop, epoch.groups)) for start, stop in named if start < epoch.groups])
         # A shard that has dropped the set of the epoch answers that it has all groups.
         absent = {number for each in skipped for number in range(*each)}
         finished = joined(sets.every - absent) if sets is not None else ()

@@ -174,7 +174,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Replica = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
-SkippedGroups = tuple[tuple[int, int], ...]
+SkippedGroups = tuple[tuple[_Number, _Number], ...]
 """Ranges of the skipped groups of an epoch."""
 
 
@@ -298,7 +298,7 @@ _BLOBS = msgspec.msgpack.Decoder(_Blob)
 class _Skipped(msgspec.Struct, frozen=True):
     """The field of an epoch's result from which data servers compute the order of the next epoch."""
 
-    skipped_groups: tuple[tuple[_Number, _Number], ...] = ()
+    skipped_groups: SkippedGroups = ()
 
 
 def read_training(run: ProgramRecord) -> TrainingProgram:
@@ -334,8 +334,10 @@ def read_training(run: ProgramRecord) -> TrainingProgram:
     )
     try:
         expected = program.terms()
-        for result in resumed.results if resumed is not None else ():
-            ends = [*chain.from_iterable(msgspec.convert(result, _Skipped).skipped_groups)]
+        results = resumed.results if resumed is not None else ()
+        skipped = [msgspec.convert(result, _Skipped).skipped_groups for result in results]
+        for ranges in (*skipped, *(resumed.skipped if resumed is not None else ())):
+            ends = [*chain.from_iterable(ranges)]
             if ends != sorted(ends):
                 raise ValueError("ranges of skipped groups overlap, or are not in order")
     except (TypeError, ValueError) as error:

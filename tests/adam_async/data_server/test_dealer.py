@@ -15,6 +15,7 @@ from adam_async.data_server import client as client_module
 from adam_async.data_server import group_reader
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.dealer import Dealer
+from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import LeaseAsked, ReplicasChanged
 from adam_async.driver.preparation import store_of
@@ -333,6 +334,19 @@ async def test_a_run_that_is_replaced_before_the_first_question_for_its_sets_end
         maps.append(msgspec.structs.replace(cluster.map, stores={}))
         await turns(3)
         assert not task.done()
+
+
+async def test_skipped_groups_that_no_epoch_has_are_left_out():
+    """A false record may name them, and each would take memory."""
+    cluster = training()
+    groups = cluster.map.epoch.groups
+    false = ((2, 4), (groups - 1, groups + 9), (groups + 20, groups + 30))
+    program = read_training(cluster.map.run)
+    program = msgspec.structs.replace(program, resumed=ResumeRecord(epoch=1, clock=0, skipped=(false,)))
+    async with dealer_of([cluster.map], program) as (dealer, _):
+        dealer._begin(cluster.map.epoch, SetsRead(epoch=1, version=1, every=frozenset(), some=frozenset()))
+        assert dealer.state.statistics().skipped_groups == ((2, 4), (groups - 1, groups))
+        dealer.state.check_invariants()
 
 
 async def test_a_dealer_that_has_ended_reads_no_sets():

@@ -90,6 +90,14 @@ def test_the_terms_are_those_of_the_options_and_of_the_starting_point() -> None:
             "the results that run r resumes cannot be read: ranges of skipped groups overlap",
         ),
         (altered(resumed=resumed_after([[0, "4"]])), "the results that run r resumes cannot be read"),
+        (
+            altered(resumed={**resumed_after([]), "skipped": [[[4, 8], [0, 4]]]}),
+            "the results that run r resumes cannot be read: ranges of skipped groups overlap",
+        ),
+        (
+            altered(resumed={**resumed_after([]), "skipped": [[[-4, 8]]]}),
+            "run r cannot be read: Expected `int`",
+        ),
         (ProgramRecord(id="r", driver="d", incarnation=1, kind="cooking"), "program r is of kind 'cooking'"),
         (ProgramRecord(id="r", driver="d", incarnation=1), "run r cannot be read: "),
         (
