@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -102,6 +102,8 @@ class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
 
     asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Rate that the caller asked for; 0: the run decides the rate."""
+    asked_protocol: Literal["auto", "delta", "factors"] = "auto"
+    """Form of gradients that the caller asked for; auto: the run decides by the links between its roles."""
     data: dict[str, Any] = {}
     """Description of the data, as a data server gives it."""
     runs: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_RUNS)] = ()
@@ -186,7 +188,11 @@ def saved_manifest(record: RunRecord, place: tuple[int, int] = (0, 0)) -> Manife
     return Manifest(
         run=record.program.id,
         # Epochs and schedule are those that the run decided, so that the curve of the rate continues.
-        config={**msgspec.to_builtins(program.config), "rate": notes.asked_rate},
+        config={
+            **msgspec.to_builtins(program.config),
+            "rate": notes.asked_rate,
+            "protocol": notes.asked_protocol,
+        },
         rate=program.config.rate,
         spec=program.spec,
         plan=program.plan,

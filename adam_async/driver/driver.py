@@ -441,6 +441,7 @@ class Driver:
                 program = await self._program_of(prepared, transforms, in_flight)
                 self._notes = DriverNotes(
                     asked_rate=self._asked.rate,
+                    asked_protocol=self._asked.protocol,
                     data=prepared.data,
                     runs=resumed.manifest.training if resumed is not None else (),
                 )

@@ -36,6 +36,7 @@ OPEN: Mapping[str, Any] = {
     "schedule": "auto",
     "warm_up": 0.0,
     "weights": "auto",
+    "protocol": "auto",
 }
 """Options that a run can decide, each with the value that leaves the decision to the run."""
 

@@ -20,7 +20,7 @@ from adam_async.run.config import Config
 from adam_async.run.learning_rate import decide
 from adam_async.run.option_sources import make_config
 from adam_async.run.store_record import ArrayRecord
-from tests.adam_async.checkpoint.checkpoints import DATA, manifest_of, record_of, result_of
+from tests.adam_async.checkpoint.checkpoints import CONFIG, DATA, manifest_of, record_of, result_of
 
 
 def test_names_sort_as_checkpoints_were_taken_however_many_there_are():
@@ -130,6 +130,15 @@ def test_a_run_that_trained_in_place_decides_anew_how_it_trains():
     options = {**msgspec.to_builtins(Config()), "weights": "aliased"}
     assert resumed_options(manifest_of(config=options))["weights"] == "auto"
     assert resumed_options(manifest_of(config={**options, "weights": "copy"}))["weights"] == "copy"
+
+
+@pytest.mark.parametrize("asked", ["auto", "delta"])
+def test_a_run_decides_the_form_of_gradients_anew_unless_its_caller_named_one(asked):
+    config = msgspec.structs.replace(CONFIG, protocol="delta")
+    record = record_of(config=config)
+    notes = {**record.program.notes, "asked_protocol": asked}
+    record = msgspec.structs.replace(record, program=msgspec.structs.replace(record.program, notes=notes))
+    assert resumed_options(saved_manifest(record))["protocol"] == asked
 
 
 def test_other_data_are_refused_with_the_difference():

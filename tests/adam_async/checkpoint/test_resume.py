@@ -13,13 +13,15 @@ import pytest
 
 from adam_async.checkpoint import shard_transfer
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.manifest import CheckpointError, resumed_options
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.model.named import mlp
 from adam_async.parameter_server import clock_snapshot
 from adam_async.report.report import _totals
 from adam_async.run.config import Config, Waits
+from adam_async.run.option_sources import make_config
+from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of, written
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic, joiner
@@ -100,6 +102,13 @@ LONG = {"bsp-epochs-left-open"}
 def modes(names, *, slow):
     """Parameters of modes, some of them for the slow tier."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
+
+
+async def test_a_run_on_copies_that_sent_sums_may_go_on_in_place(tmp_path):
+    found = await stopped_from(config_of(weights="copy"), tmp_path, (1, 15))
+    assert read_training(found.record.program).config.protocol == "delta"
+    in_place = make_config(resumed_options(found.manifest), {"weights": "aliased"})
+    assert (await train(in_place, resume=tmp_path)).epochs[-1].epoch == 3
 
 
 @pytest.mark.parametrize("mode", modes(MODES, slow=LONG))

@@ -367,8 +367,9 @@ def test_the_words_for_a_step_of_a_run_are_safe_in_a_shell():
 
 
 def test_options_that_the_run_decides_and_those_of_roles_may_differ():
-    asked, config = Config(threads=3, data="x"), Config(rate=0.5, epochs=7, schedule="cosine", warm_up=0.3)
-    given = ("rate", "epochs", "schedule", "warm_up", "threads", "data", "waits", "model")
+    asked = Config(threads=3, data="x")
+    config = Config(rate=0.5, epochs=7, schedule="cosine", warm_up=0.3, protocol="delta")
+    given = ("rate", "epochs", "schedule", "warm_up", "protocol", "threads", "data", "waits", "model")
     check_options(given, asked, config, "r")
     check_options((), Config(seed=9), config, "r")
     with pytest.raises(
