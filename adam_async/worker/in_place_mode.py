@@ -146,6 +146,10 @@ class InPlaceMode:
                 self._settled.set()
 
     async def _settle(self) -> None:
+        """Report all steps in the values, and wait until the servers have counted them.
+
+        A server that counts none for `waits.patience_s` ends the worker's part in the run, and this wait.
+        """
         self._settled.clear()
         self._take_trained()
         self._step_reports.close()

@@ -1,5 +1,7 @@
 """Runs in place: chosen if possible, named in the report, with only records on the links."""
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from adam_async.run.config import Config
 from adam_async.run.ids import ShardId
 from adam_async.worker.in_place_mode import InPlaceMode
 from adam_async.worker.training import TrainedInPlace
-from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, cluster_of, servers_of
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, Rough, cluster_of, servers_of, turns
 from tests.adam_async.worker.setups import mode_setup
 from tests.transport.testing import Faults
 
@@ -88,6 +90,28 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
         await client.flush()
         assert [report.number for report in finished] == [3]
         assert {shard.clocks[0] for shard in servers.shards().values()} == {7, 6}
+
+
+async def test_a_reading_waits_for_no_steps_of_a_worker_that_has_ended():
+    async with servers_of(NETWORKS["local"](), weights="aliased", waits=PATIENT) as servers:
+        client, storage = servers.client().client, servers.servers[0].store("run")._storage
+        for connection in client.connections.values():
+            connection.report_steps = lambda *_: None
+        mode = InPlaceMode(
+            mode_setup(servers, client, servers.config), model=servers.model, storage=storage, threads=1
+        )
+
+        async def read():
+            async with storage.still():
+                pass
+
+        async with asyncio.TaskGroup() as group:
+            with mode.counting():
+                mode._trainer.trained.append(TrainedInPlace(Lease(1, 3, 1, 4), 0.5, 0, ()))
+                readings = [group.create_task(read()) for _ in range(2)]
+                await turns(5)
+                assert not any(reading.done() for reading in readings)
+            await asyncio.wait(readings)
 
 
 async def test_no_group_in_place_waits_for_a_pull():
