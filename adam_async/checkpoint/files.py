@@ -32,7 +32,7 @@ from adam_async.parameter_server.piece_states import CONTENTS
 from adam_async.parameter_server.store_disk import PREFIX
 from adam_async.persistence.keys import Identity
 from adam_async.persistence.scan import segment_name
-from adam_async.persistence.written_once import write_once
+from adam_async.persistence.written_once import ShortMemory, write_once
 from adam_async.runtime.disk import Disk
 
 _T = TypeVar("_T")
@@ -91,10 +91,12 @@ class CheckpointFolder:
         try:
             await self._disk.make_folder(self.path)
             names = await self._disk.names(self.path)
-            for name in filter(_is_stray, names):
-                await self._remove(name)
             if any(map(is_folder_name, names)):
                 continued = await self._continued(resumed, runs)
+            # Not before: a run that continues another checkpoint may write into the folder.
+            for name in filter(_is_stray, names):
+                await self._remove(name)
+            if continued is not None:
                 self.latest = continued.name
                 self._runs = {*continued.training, *runs}
                 self._unsure = set(filter(is_folder_name, names))
@@ -152,13 +154,13 @@ class CheckpointFolder:
             await self._disk.sync_folder(aside)
             if name in await self._disk.names(self.path):
                 await self._make_room(name)  # never the latest: see `Checkpointer`
+            self._known.add(name)  # so a later write removes it, also if this one is cancelled or fails now
             await self._disk.rename(aside, self.path / name)
             await self._disk.write_atomic(self.path / LATEST_FILE, [name.encode()])
         except OSError:
             await self._disk.remove_folder(aside)
             raise
         self.latest = name
-        self._known.add(name)
         self._unsure.discard(name)
         self._left.discard(name)
         self._runs.add(checkpoint.manifest.run)
@@ -280,13 +282,14 @@ async def load_checkpoint(folder: Path, disk: Disk, written: Path | None = None)
 
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
+        ShortMemory: The available memory does not suffice for the newest one; no older one takes its place.
     """
     found, problems, remarks = await _newest(folder, disk, read_checkpoint)
-    above, name = named_checkpoint(folder)
+    above, _ = named_checkpoint(folder)
     newer = _newer(await _names(above, disk), found.manifest.name)
     training, runs = {*found.manifest.training}, await _runs_by_name(above, newer, disk)
     own = [each for each in newer if not training.isdisjoint(runs.get(each, ()))]
-    if name and own and written is not None and _is_same(written, above):
+    if own and written is not None and _is_same(written, above):
         there = ", ".join(own)
         remarks.append(f"newer checkpoints in {above} ({there}) are removed after the run's first checkpoint")
     if others := [each for each in newer if each not in own]:
@@ -367,6 +370,11 @@ async def _newest(
 async def without_checkpoints(folder: Path, disk: Disk) -> str:
     """Return the error of a folder without checkpoints, which may have the shards of a store."""
     names = [*await disk.names(folder)]
+    if any(map(segment_name, names)) and not _is_of_store(folder):
+        return (
+            f"{folder} has the files of one checkpoint, and not its name: move it to a folder of its own, as "
+            "checkpoint-EEEE-NNNNNN (docs/how-to/checkpoints.md)"
+        )
     for each in await disk.folders(folder):
         names += await disk.folders(folder / each)
     if any(name.startswith(PREFIX) or segment_name(name) is not None for name in names):
@@ -454,13 +462,17 @@ async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[
     """Return the run of each checkpoint and the runs that it continues, without unreadable checkpoints."""
     runs: dict[str, tuple[str, ...]] = {}
     for name in names:
-        with suppress(CheckpointError):
+        with suppress(CheckpointError, ShortMemory):
             runs[name] = (await checkpoint_manifest(folder / name, disk)).training
     return runs
 
 
 def _is_same(folder: Path, other: Path) -> bool:
     return folder.resolve() == other.resolve()
+
+
+def _is_of_store(folder: Path) -> bool:
+    return folder.resolve().name.startswith(PREFIX)
 
 
 def _is_stray(name: str) -> bool:

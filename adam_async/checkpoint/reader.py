@@ -16,6 +16,7 @@ from adam_async.persistence.written_once import (
     DamagedFile,
     FoundState,
     Head,
+    check_memory,
     check_sizes,
     read_head,
     read_states,
@@ -53,6 +54,7 @@ async def checkpoint_head(folder: Path, disk: Disk) -> CheckpointHead:
 
     Raises:
         DamagedFile: It is missing or damaged, or is that of a checkpoint with another name or format.
+        ShortMemory: It is larger than the available memory.
     """
     try:
         files = await read_head(disk, folder, contents=CONTENTS)
@@ -96,7 +98,7 @@ def _readable(path: Path, read: Callable[[], _T]) -> _T:
 
 
 async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
-    """Read the manifest of one checkpoint. Raises CheckpointError: see `checkpoint_head`."""
+    """Read the manifest of one checkpoint. Raises CheckpointError, ShortMemory: see `checkpoint_head`."""
     try:
         return (await checkpoint_head(folder, disk)).manifest
     except DamagedFile as error:
@@ -107,11 +109,13 @@ async def read_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
     """Read a checkpoint.
 
     Raises:
-        CheckpointError: A file is missing, damaged or unreadable, or the available memory does not suffice.
+        CheckpointError: A file is missing, damaged or unreadable.
+        ShortMemory: The available memory does not suffice.
     """
     try:
         head = await checkpoint_head(folder, disk)
         await check_sizes(disk, folder, head.files)
+        check_memory(folder, head.files)
         tensors = head.pieces.new_tensors()
         states = {}
         for file in head.files.files:
@@ -138,6 +142,7 @@ async def read_shards(
 
     Raises:
         DamagedFile: The file is missing or damaged. The iterator raises it for a piece that cannot be read.
+        ShortMemory: The file is larger than the available memory.
     """
     states = await read_states(disk, folder, head.files, file)
 

@@ -44,7 +44,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def verify_checkpoint(folder: Path, disk: Disk) -> Verification:
-    """Read all files of one checkpoint."""
+    """Read all files of one checkpoint. Raises ShortMemory: a file is larger than the available memory."""
     try:
         head = await checkpoint_head(folder, disk)
     except DamagedFile as error:

@@ -79,7 +79,8 @@ def check_checkpoints(option: str, path: Path) -> None:
         names = os.listdir(path)
     except OSError as error:
         raise ConfigError(f"no checkpoint in {path}: {error.strerror or error}") from None
-    if any(path.glob("lock")) or any(path.glob("*/lock")):  # of a server: read it, to name its content
+    # Of a server, or a renamed checkpoint: read it, to name its content.
+    if any(any(path.glob(each)) for each in ("lock", "*/lock", "*.segment")):
         return
     if not any(map(is_folder_name, [path.name, *names])):
         raise ConfigError(f"no checkpoint in {path} can be read: train --checkpoint writes them")

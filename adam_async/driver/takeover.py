@@ -205,7 +205,6 @@ def at_first_gap(
         epoch += 1
     manifest = msgspec.structs.replace(
         run.manifest,
-        epoch=epoch,
         resume=ResumeRecord(
             epoch=epoch,
             clock=0,

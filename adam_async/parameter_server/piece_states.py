@@ -187,8 +187,8 @@ def load_tensors(
 ) -> None:
     """Set the shards of a piece from its tensors on a disk. Raises RemoteProtocolError: see `read_piece`."""
     if specs and bundle.summed:
-        *tensors, replicas = tensors
-        load_piece(bundle, read_piece(bundle, (), table, [replicas]))
+        load_piece(bundle, read_piece(bundle, (), table, tensors[-1:]))
+        tensors = tensors[:-1]
     load_piece(bundle, read_piece(bundle, specs, table, tensors))
 
 

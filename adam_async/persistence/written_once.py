@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adam_async.errors import DataError, DiskFailed
+from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.persistence.folder import DiskFull, Payload, SegmentWriter, payload_of
 from adam_async.persistence.keys import Identity, State, StateKey, StateName
 from adam_async.persistence.records import STATES, RoundRecord, StateRecord, split_content
@@ -38,6 +38,16 @@ class DamagedFile(DataError):
         super().__init__(f"{path} {what}")
         self.file = path.name
         self.offset = offset
+
+
+class ShortMemory(ConfigError):
+    """The available memory has no room for a folder or a file, which may be whole."""
+
+    def __init__(self, path: Path, need: int, free: int) -> None:
+        super().__init__(
+            f"{path} needs {need:,} bytes of memory, and {free:,} are available: end other programs, or take "
+            "a machine with more"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,7 @@ async def read_head(disk: Disk, folder: Path, *, contents: int) -> Head:
 
     Raises:
         DamagedFile: The head is missing or damaged, or has another format or encoding.
+        ShortMemory: The head is larger than the available memory.
         OSError: The folder cannot be read.
     """
     found = [segment_name(name) for name in await disk.names(folder)]
@@ -137,7 +148,8 @@ async def read_head(disk: Disk, folder: Path, *, contents: int) -> Head:
         raise DamagedFile(folder, "has no files of shards")
     path = folder / str(newest)
     if (size := await _size(disk, path, None)) > HEAD_BYTES:
-        raise DamagedFile(path, f"is damaged: it has {size} bytes, and a head has at most {HEAD_BYTES}")
+        what = f"it has {size:,} bytes, and a head has at most {HEAD_BYTES:,}"
+        raise DamagedFile(path, f"is no head: {what}; the file after it is missing, or it is damaged")
     data, read = await _read(disk, path, None, size)
     start, last = read.start, read.records[-1].record if read.records else None
     if start is None or not isinstance(last, RoundRecord):
@@ -162,15 +174,22 @@ async def check_sizes(disk: Disk, folder: Path, head: Head) -> None:
     """Check the files without reading them. Raises DamagedFile: one is missing or has another size."""
     for name, nbytes in head.files.items():
         await _size(disk, folder / name, nbytes)
-    if (need := sum(head.files.values())) > (free := available_bytes()):
-        raise DamagedFile(folder, _memory_text(need, free))
+
+
+def check_memory(folder: Path, head: Head) -> None:
+    """Check that the available memory has room for all states. Raises ShortMemory: it has not."""
+    # The bytes of one file, and the copy of a state in it, are in memory beside all states.
+    need = sum(head.files.values()) + 2 * max(head.files.values(), default=0)
+    if need > (free := available_bytes()):
+        raise ShortMemory(folder, need, free)
 
 
 async def read_states(disk: Disk, folder: Path, head: Head, name: str) -> list[FoundState]:
     """Read all states of one file.
 
     Raises:
-        DamagedFile: The file is missing, damaged, of another folder, or larger than the available memory.
+        DamagedFile: The file is missing, damaged, or of another folder.
+        ShortMemory: It is larger than the available memory.
     """
     data, found = await _read(disk, folder / name, head.identity.run, head.files[name])
     states = _states_of(data, found)
@@ -195,7 +214,7 @@ def _states_of(data: bytes, found: Scan) -> list[FoundState]:
 async def _read(disk: Disk, path: Path, run: str | None, expected: int) -> tuple[bytes, Scan]:
     size = await _size(disk, path, expected)
     if size > (free := available_bytes()):
-        raise DamagedFile(path, _memory_text(size, free))
+        raise ShortMemory(path, size, free)
     try:
         data = await disk.read_part(path, 0, size)
     except OSError as error:
@@ -221,10 +240,3 @@ async def _size(disk: Disk, path: Path, expected: int | None) -> int:
             path, f"is damaged: it has {size:,} bytes, and was written with {expected:,}", min(size, expected)
         )
     return size
-
-
-def _memory_text(need: int, free: int) -> str:
-    return (
-        f"needs {need:,} bytes of memory, and {free:,} are available: end other programs, or take a machine "
-        "with more"
-    )

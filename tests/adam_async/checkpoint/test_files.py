@@ -27,6 +27,7 @@ from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.persistence import written_once
+from adam_async.persistence.written_once import ShortMemory
 from adam_async.run.run_record import packed_record
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import (
@@ -91,6 +92,9 @@ async def test_a_named_checkpoint_is_continued_and_newer_ones_stay_until_the_nex
             f"newer checkpoints in {tmp_path} ({names}) are removed after the run's first checkpoint",
         )
         await folder.take_up(found.manifest)
+        # A run that is killed now has the same checkpoint before it.
+        again = await load_checkpoint(tmp_path, disk, tmp_path)
+        assert (again.manifest, again.remarks) == (found.manifest, found.remarks)
         assert (await newest_manifest(tmp_path, disk)).groups == 3
         assert sum(map(is_folder_name, await disk.names(tmp_path))) == 4
         await folder.write(checkpoint_of(6), keep=4)
@@ -139,9 +143,12 @@ async def test_a_folder_of_another_run_is_refused_and_one_that_is_continued_is_n
         await written(disk, tmp_path, 1)
         found = await load_checkpoint(tmp_path, disk)
         folder = CheckpointFolder(tmp_path, disk)
+        unfinished = tmp_path / f".{name_of(2)}.aside"
+        unfinished.mkdir()
         for resumed in (None, manifest_of(1, run="another")):
             with pytest.raises(CheckpointError, match=f"another run: .* --resume {tmp_path}"):
                 await folder.take_up(resumed)
+        assert unfinished.exists()  # the other run may write it now
         await folder.take_up(found.manifest)
         assert folder.latest == found.manifest.name
         await folder.write(checkpoint_of(2))
@@ -302,14 +309,19 @@ async def test_a_checkpoint_of_an_earlier_format_is_named_with_a_cure(tmp_path):
             await load_checkpoint(tmp_path, disk)
 
 
-async def test_a_file_larger_than_the_memory_is_not_read(tmp_path, monkeypatch):
+async def test_a_lack_of_memory_for_the_newest_checkpoint_reads_no_older_one_in_its_place(
+    tmp_path, monkeypatch
+):
     async with Disk() as disk:
-        await written(disk, tmp_path, 1)
-        head = (tmp_path / name_of(1) / FILES[-1]).stat().st_size
-        for free in (head, 0):
+        folder = await written(disk, tmp_path, 1, 2)
+        sizes = [(tmp_path / name_of(2) / file).stat().st_size for file in FILES]
+        for free in (sum(sizes), sizes[-1], 0):
             monkeypatch.setattr(written_once, "available_bytes", lambda free=free: free)
-            with pytest.raises(CheckpointError, match=rf"needs [\d,]+ bytes of memory, and {free:,} are"):
-                await load_checkpoint(tmp_path, disk)
+            for path in (tmp_path, tmp_path / name_of(2)):
+                with pytest.raises(ShortMemory, match=rf"needs [\d,]+ bytes of memory, and {free:,} are"):
+                    await load_checkpoint(path, disk)
+        await folder.write(checkpoint_of(3))  # without the heads of the others
+        assert len(await disk.names(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -352,7 +364,7 @@ class FullDisk(Disk):
         await super().write_atomic(path, parts)
 
 
-@pytest.mark.parametrize("writes", range(5))
+@pytest.mark.parametrize("writes", range(6))
 async def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_others(tmp_path, writes):
     async with FullDisk() as disk:
         folder = await written(disk, tmp_path, 1)
@@ -364,6 +376,25 @@ async def test_a_full_disk_leaves_the_earlier_checkpoints_and_no_others(tmp_path
         disk.left = 100
         await folder.write(checkpoint_of(3))
         assert (await load_checkpoint(tmp_path, disk)).manifest.groups == 3
+        assert await disk.names(tmp_path) == [name_of(2 if writes == 5 else 1), name_of(3), "latest"]
+
+
+async def test_a_checkpoint_that_is_cancelled_after_its_rename_is_removed_in_time(tmp_path):
+    class Cancelled(Disk):
+        async def write_atomic(self, path, parts):
+            raise asyncio.CancelledError
+
+    async with Disk() as disk, Cancelled() as cancelled:
+        folder = await written(disk, tmp_path, 1)
+        folder._disk = cancelled
+        with pytest.raises(asyncio.CancelledError):
+            await folder.write(checkpoint_of(2))
+        folder._disk = disk
+        await folder.write(checkpoint_of(2))
+        assert folder.renamed == ""
+        for groups in (3, 4):
+            await folder.write(checkpoint_of(groups))
+        assert await disk.names(tmp_path) == [name_of(3), name_of(4), "latest"]
 
 
 async def test_an_old_checkpoint_that_cannot_be_removed_is_removed_another_time(tmp_path, monkeypatch):

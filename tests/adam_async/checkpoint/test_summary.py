@@ -7,8 +7,9 @@ import pytest
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.verification import checkpoints_in, summary_of
+from adam_async.persistence import written_once
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of
+from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of, written
 
 NAMES = ["checkpoint-0002-000004", "checkpoint-0002-000003"]
 
@@ -44,6 +45,15 @@ async def test_a_summary_has_the_facts_of_the_manifest_and_of_the_files(tmp_path
     assert old.problem.endswith(f"{FILES[0]} is missing")
 
 
+async def test_a_summary_needs_no_memory_for_shards(tmp_path, monkeypatch):
+    async with Disk() as disk:
+        await written(disk, tmp_path, 4)
+        head = (tmp_path / NAMES[0] / FILES[-1]).stat().st_size
+        monkeypatch.setattr(written_once, "available_bytes", lambda: head)
+        found = await summary_of(tmp_path / NAMES[0], disk, latest=True)
+    assert (found.whole, found.problem) == (True, "")
+
+
 async def test_a_checkpoint_with_a_damaged_head_has_the_place_of_its_name(tmp_path):
     (tmp_path / NAMES[0]).mkdir()
     (tmp_path / NAMES[0] / FILES[-1]).write_bytes(b"{}")
@@ -68,6 +78,17 @@ async def test_a_folder_without_checkpoints_is_refused_with_the_command_for_it(t
         for path in (tmp_path / "absent", tmp_path / NAMES[0]):
             with pytest.raises(CheckpointError, match="No such file"):
                 await checkpoints_in(path, disk)
+
+
+async def test_a_checkpoint_with_another_name_is_no_store(tmp_path):
+    async with Disk() as disk:
+        await written(disk, tmp_path, 4)
+        renamed = (tmp_path / NAMES[0]).rename(tmp_path / f"{NAMES[0]}.kept")
+        with pytest.raises(CheckpointError, match=r"kept has the files of one checkpoint, and not its name:"):
+            await checkpoints_in(renamed, disk)
+        with pytest.raises(CheckpointError, match="train --checkpoint writes them"):
+            (tmp_path / "latest").unlink()
+            await checkpoints_in(tmp_path, disk)
 
 
 async def test_a_list_of_many_checkpoints_has_the_newest_ones_and_the_latest(tmp_path):

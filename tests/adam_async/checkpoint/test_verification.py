@@ -1,5 +1,6 @@
 """A verification reads every byte of a checkpoint, and finds each changed one by its file."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,7 +8,7 @@ from adam_async.checkpoint import checkpoint
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.persistence.frames import MAGIC
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of, name_of
+from tests.adam_async.checkpoint.checkpoints import CONFIG, FILES, checkpoint_of, name_of
 from tests.adam_async.checkpoint.checkpoints import written as folder_of
 
 NAME = name_of(3)
@@ -65,9 +66,11 @@ async def test_values_that_are_not_finite_are_counted_from_their_piece(tmp_path)
     )
 
 
-async def test_a_piece_that_is_none_of_its_store_is_a_problem(tmp_path, monkeypatch):
+@pytest.mark.parametrize("consistency", ["asp", "bsp"])
+async def test_a_piece_that_is_none_of_its_store_is_a_problem(tmp_path, monkeypatch, consistency):
+    config = msgspec.structs.replace(CONFIG, rule="adam", momentum=0.0, consistency=consistency)
     async with Disk() as disk:
-        folder = await written(disk, tmp_path, checkpoint_of())
+        folder = await written(disk, tmp_path, checkpoint_of(config=config))
         monkeypatch.setattr(checkpoint, "tensors_of", lambda parts, origin: [])
         (problem,) = (await verify_checkpoint(folder, disk)).problems
     assert problem.file == FILES[0]

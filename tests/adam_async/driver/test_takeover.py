@@ -460,6 +460,7 @@ def test_epochs_that_have_ended_keep_their_skipped_groups(ended, resumed, has, f
     program = read_training(run_record(epochs=20, resumed=start))
     manifest = msgspec.structs.replace(
         manifest_of(),
+        epoch=0,
         data={"train_images": 20 * program.config.images_per_group},
         epochs=epoch_values([epoch(number) for number in range(1, ended + 1)]),
     )
@@ -468,7 +469,9 @@ def test_epochs_that_have_ended_keep_their_skipped_groups(ended, resumed, has, f
     )
     run = SavedRun(record=record, store=None, program=program, manifest=manifest)
     states = [ShardState(0, 1, {}, has)]
-    resume = at_first_gap(run, states, {0}, 20).resume
+    found = at_first_gap(run, states, {0}, 20)
+    resume = found.resume
+    assert found.title == "run run-1"
     assert (resume.epoch, resume.skipped) == (first, skipped)
     assert resume.skipped_from(first + 1) == skipped[1:]
 

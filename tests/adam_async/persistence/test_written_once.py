@@ -10,7 +10,14 @@ from adam_async.persistence import written_once
 from adam_async.persistence.keys import Identity, State, StateKey, StateName
 from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.store import SegmentStore
-from adam_async.persistence.written_once import DamagedFile, check_sizes, read_head, read_states, write_once
+from adam_async.persistence.written_once import (
+    DamagedFile,
+    ShortMemory,
+    check_sizes,
+    read_head,
+    read_states,
+    write_once,
+)
 from adam_async.runtime.disk import Disk
 
 OWNER = Identity(run="a run", contents=7)
@@ -84,8 +91,24 @@ async def test_a_file_that_is_not_as_it_was_written_is_named(folder, name):
 
 async def test_a_head_beyond_its_bound_is_not_read(folder):
     os.truncate(folder / NAMES[2], written_once.HEAD_BYTES + 1)  # sparse
-    with pytest.raises(DamagedFile, match=f"and a head has at most {written_once.HEAD_BYTES}"):
+    with pytest.raises(DamagedFile, match=r"is no head: .*; the file after it is missing, or it is damaged"):
         await read(folder)
+
+
+async def test_states_beyond_the_memory_are_not_read_and_their_folder_is_not_damaged(folder, monkeypatch):
+    head, _ = await read(folder)
+    sizes = list(head.files.values())
+    need = sum(sizes) + 2 * max(sizes)  # the bytes of a file, and the copy of a state
+    monkeypatch.setattr(written_once, "available_bytes", lambda: need)
+    written_once.check_memory(folder, head)
+    monkeypatch.setattr(written_once, "available_bytes", lambda: need - 1)
+    with pytest.raises(ShortMemory, match=f"needs {need:,} bytes of memory, and {need - 1:,} are"):
+        written_once.check_memory(folder, head)
+    async with Disk() as disk:
+        await check_sizes(disk, folder, head)
+        monkeypatch.setattr(written_once, "available_bytes", lambda: 9)
+        with pytest.raises(ShortMemory, match=rf"{NAMES[0]} needs [\d,]+ bytes of memory, and 9 are"):
+            await read_states(disk, folder, head, NAMES[0])
 
 
 async def test_a_folder_without_files_and_one_of_another_encoding_are_refused(folder, tmp_path):
