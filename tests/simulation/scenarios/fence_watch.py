@@ -38,6 +38,8 @@ class FenceWatch:
     def __init__(self, cluster: TrainingCluster, ledger: Ledger) -> None:
         self._cluster = cluster
         self._counts = ledger.counts
+        self._version = 0
+        """Version of the newest map."""
         self._named: set[int] = set()
         """Replica generations that the map has named."""
         self._fences: dict[str, tuple[frozenset[int], Fence]] = {}
@@ -48,6 +50,10 @@ class FenceWatch:
         store, epoch = cluster.run_store, cluster.epoch
         if store is None or store.in_place or epoch is None or epoch.run != store.program:
             return
+        # Another controller may have an older map, in which a generation has not begun yet.
+        if cluster.version < self._version:
+            return
+        self._version = cluster.version
         live = set(cluster.replica_generations().values())
         self._named |= live
         ended = frozenset(self._named - live)

@@ -200,6 +200,11 @@ def test_an_entry_that_a_primary_commits_alone_is_found(monkeypatch: pytest.Monk
     assert next((result.invariant for result in broken if not result.ok), "") == "committed"
 
 
+def test_an_older_map_of_another_controller_ends_no_generation() -> None:
+    """In this seed the only controller that runs has a map of which two generations are no part yet."""
+    assert run_case(TRAIN, draw_case(TRAIN, 58)).invariant == ""
+
+
 @pytest.mark.parametrize(("ablation", "invariant"), ABLATIONS.items(), ids=[each.name for each in ABLATIONS])
 def test_a_run_fails_after_the_removal_of_a_safeguard(
     ablation: Ablation, invariant: str, monkeypatch: pytest.MonkeyPatch
