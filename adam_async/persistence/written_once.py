@@ -26,6 +26,10 @@ HEAD_BYTES = 64 << 20
 """Maximum size of a head, in bytes; 100,000 pieces and their records need a quarter of it."""
 
 
+MOST_PARTS = 1 << 16
+"""Maximum number of parts of a state. A part may be empty, and then takes 200 times its bytes in the file."""
+
+
 class DamagedFile(DataError):
     """A file is missing, or differs from the file that was written.
 
@@ -55,9 +59,15 @@ class FoundState:
     """A state in a file."""
 
     key: StateKey
-    parts: Sequence[memoryview]
+    content: memoryview
+    sizes: Sequence[int]
     position: int
     """First byte of its frame in the file."""
+
+    @property
+    def parts(self) -> list[memoryview]:
+        """Parts of the content, split now, because those of all states take much memory."""
+        return split_content(self.content, self.sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +172,7 @@ async def read_head(disk: Disk, folder: Path, *, contents: int) -> Head:
             raise DamagedFile(path, f"names the file {name[:80]!r}, which is none of its folder")
     return Head(
         identity=start.identity,
-        states={each.key.name: each for each in _states_of(data, read)},
+        states={each.key.name: each for each in _states_of(path, data, read)},
         keys=frozenset(last.states),
         file=path.name,
         nbytes=len(data),
@@ -192,7 +202,7 @@ async def read_states(disk: Disk, folder: Path, head: Head, name: str) -> list[F
         ShortMemory: It is larger than the available memory.
     """
     data, found = await _read(disk, folder / name, head.identity.run, head.files[name])
-    states = _states_of(data, found)
+    states = _states_of(folder / name, data, found)
     if (
         found.start is None
         or found.start.identity != head.identity
@@ -202,13 +212,16 @@ async def read_states(disk: Disk, folder: Path, head: Head, name: str) -> list[F
     return states
 
 
-def _states_of(data: bytes, found: Scan) -> list[FoundState]:
-    view = memoryview(data)
-    return [
-        FoundState(record.key, split_content(view[each.content :], record.sizes), each.frame.position)
-        for each in found.records
-        if isinstance(record := each.record, StateRecord)
-    ]
+def _states_of(path: Path, data: bytes, found: Scan) -> list[FoundState]:
+    """Return the states of a file. Raises DamagedFile: one has too many parts."""
+    view, states = memoryview(data), []
+    for each in found.records:
+        if isinstance(record := each.record, StateRecord):
+            if len(record.sizes) > MOST_PARTS:
+                raise DamagedFile(path, f"has a state of {len(record.sizes):,} parts", each.frame.position)
+            content = view[each.content : each.frame.end]
+            states.append(FoundState(record.key, content, record.sizes, each.frame.position))
+    return states
 
 
 async def _read(disk: Disk, path: Path, run: str | None, expected: int) -> tuple[bytes, Scan]:

@@ -120,6 +120,13 @@ async def test_a_folder_without_files_and_one_of_another_encoding_are_refused(fo
             await read_head(disk, tmp_path / "empty", contents=7)
 
 
+@pytest.mark.parametrize(("most", "file"), [(1, NAMES[2]), (2, NAMES[0])])
+async def test_a_state_of_too_many_parts_is_refused(folder, monkeypatch, most, file):
+    monkeypatch.setattr(written_once, "MOST_PARTS", most)  # the head has a state of two, the others of three
+    with pytest.raises(DamagedFile, match=f"{file} has a state of {most + 1} parts"):
+        await read(folder)
+
+
 async def test_a_head_that_names_other_files_is_refused(tmp_path, monkeypatch):
     record = written_once.RoundRecord
 
