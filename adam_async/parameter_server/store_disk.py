@@ -487,6 +487,8 @@ class StoreDisk:
                 saver.drop()
             self._savers = {home: each for home, each in self._savers.items() if each not in self._left}
             self._left.clear()
+            if not self._savers:
+                self.still = nullcontext  # it would keep the memory of the run
             return True
 
     async def _wait_opening(self) -> None:

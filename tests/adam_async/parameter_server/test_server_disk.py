@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import gc
 import os
 import shutil
+import weakref
 
 import msgspec
 import numpy as np
@@ -23,6 +25,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
+from adam_async.parameter_server.storage import ShardStorage
 from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
 from adam_async.persistence.frames import frame_head
 from adam_async.persistence.keys import EntryKey, Identity, StateName
@@ -501,6 +504,21 @@ async def test_damage_that_is_found_when_a_bundle_leaves_costs_its_store_and_not
         assert not store.is_saved
         store.note_run(RunRecord(program=run_record(), ended=1), 2)
     assert "store store-1 cannot be read from the disk" in [text.split(":")[0] for text in notices]
+
+
+async def test_a_disk_keeps_no_memory_of_a_run_in_place_after_its_last_write(tmp_path):
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        store, storage = disk.of("store-1"), ShardStorage((), Sgd(), in_place=True)
+        store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
+        saver = joined(store, "ps-0", ready={"ps-0"})
+        store.still, kept = storage.still, weakref.ref(storage)
+        del storage
+        await until(lambda: store.is_complete)
+        assert kept() is not None
+        assert store.left(saver)
+        await store.retire(is_over=False)
+        gc.collect()
+        assert kept() is None
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["during the last write", "during the reading"])
