@@ -114,6 +114,16 @@ def test_a_folder_with_the_shards_of_a_store_is_named_as_such(
             assert f"{folder} has the shards of a store, not checkpoints" in capsys.readouterr().err
 
 
+def test_a_renamed_checkpoint_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_handlers: None
+) -> None:
+    asyncio.run(write(tmp_path, checkpoint_of(3)))
+    renamed = (tmp_path / NAMES[1]).rename(tmp_path / f"{NAMES[1]}.kept")
+    for command in (["checkpoint", "verify"], ["train", "--data", "digits", "--resume"]):
+        assert run_command([*command, str(renamed)]) == 2
+        assert f"{renamed} has the files of one checkpoint, and not its name" in capsys.readouterr().err
+
+
 async def test_a_latest_that_names_no_checkpoint_is_damage(tmp_path: Path) -> None:
     await write(tmp_path, checkpoint_of(3))
     (tmp_path / "latest").write_bytes(b"checkpoint-0002-000007")
