@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 from adam_async.messages import ListSaved, SavedList, unpack
 from adam_async.messages.saved_shards import SavedStore
@@ -11,7 +12,7 @@ from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.run.cluster_map import ClusterMap
 from tests.adam_async.parameter_server.test_server_disk import catalogue_of, joined
-from tests.adam_async.runs import until
+from tests.adam_async.runs import turns, until
 
 
 class HeldRequest:
@@ -122,3 +123,29 @@ async def test_a_list_names_a_store_whose_folder_is_being_read(tmp_path, monkeyp
             assert [each.id for each in listed] == ["store-1"] * is_read
             go_on.set()
             await retiring
+
+
+@pytest.mark.parametrize("after", [0, 6, 12])
+async def test_a_list_during_the_last_write_has_all_pieces_or_names_the_store(tmp_path, after):
+    """Another list may wait for the same write, and be answered before the folder is read."""
+    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+
+        def spawn(name, work):
+            return group.create_task(work, name=name)
+
+        store = disk.of("store-1")
+        store.begin(catalogue_of(), spawn)
+        saver = joined(store, "ps-0", ready={"ps-0"})
+        await until(lambda: store.is_complete)
+        assert store.left(saver)
+        spawn("retires", store.retire(is_over=False))
+        stores = SavedStores(disk, node="ps-0", membership=Membership, spawn=spawn, notice=print)
+        await turns(after)
+        for _ in range(3):
+            request = HeldRequest()
+            stores.answer(request, ListSaved(name="a-name"))
+            await until(lambda request=request: request.go_on is not None)
+            request.go_on()
+            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+            followed = unpack(request.answer, SavedList).followed
+            assert (followed, [len(each.pieces) for each in listed]) in ((("store-1",), []), ((), [4]))
