@@ -468,9 +468,10 @@ async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_p
     damaged.write_bytes(damaged.read_bytes()[:-1])
     resumed = await train(config, resume=tmp_path)
     assert [epoch.images for epoch in resumed.epochs] == [60, 60, 60]
-    first, second = events_of(resumed)[:2]
+    first, second, third = events_of(resumed)[:3]
     assert first.startswith(f"an older checkpoint is resumed: {damaged} is damaged: it has ")
-    assert second == "resumed from checkpoint-0001-000015"
+    assert second.endswith("(checkpoint-0002-000015) are removed after the run's first checkpoint")
+    assert third == "resumed from checkpoint-0001-000015"
     assert (await newest(tmp_path)).problems == ()
 
 
