@@ -12,6 +12,7 @@ worker uses leases of the earlier dealer.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from adam_async.data_server.epoch import EpochBegan, SetsRead
 from adam_async.data_server.set_reader import SetReader
@@ -74,7 +75,10 @@ class Dealer:
         self._reading: asyncio.Task[None] | None = None
         self._sets: SetsRead | None = None
         """Sets from which this dealer begins an epoch as soon as all replicas are ready."""
-        self._timer = Timer(lambda: self.state.next_deadline(), lambda: self.enter(TimePassed()))
+        self._prepare_s = waits.prepare_s
+        self._begin_by = inf
+        """Time at which an epoch begins without the replicas that are not ready."""
+        self._timer = Timer(self._next_deadline, self._time_passed)
 
     async def run(self) -> None:
         """Read sets and keep deadlines, until cancelled."""
@@ -127,7 +131,9 @@ class Dealer:
         if epoch.number > self.state.epoch:
             if not self._needs_sets:
                 self._begin(epoch, None)
-            elif self._sets is not None and not _waits_for_replicas(cluster, epoch):
+            elif self._sets is not None and (
+                not _waits_for_replicas(cluster, epoch) or _now() >= self._begin_by
+            ):
                 self._begin(epoch, self._sets)
         if epoch.drain and epoch.number == self.state.epoch and not self.state.draining:
             self.enter(DrainAsked(epoch.number))
@@ -140,12 +146,21 @@ class Dealer:
             self._timer.rearm()
         self._read_if_due()
 
+    def _next_deadline(self) -> float | None:
+        deadline = min(self.state.next_deadline() or inf, self._begin_by)
+        return deadline if deadline < inf else None
+
+    def _time_passed(self) -> None:
+        self.enter(TimePassed())
+        if _now() >= self._begin_by:
+            self.map_changed(self._cluster())
+
     def _end_term(self) -> None:
         self.term = 0
         self._cancel_reading()
 
     def _cancel_reading(self) -> None:
-        self._sets = None
+        self._sets, self._begin_by = None, inf
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
@@ -185,13 +200,14 @@ class Dealer:
         if epoch.number == self.state.epoch:
             self.enter(sets)
         elif newest is not None and (newest.run, newest.number) == (epoch.run, epoch.number):
-            self._sets = sets
+            self._sets, self._begin_by = sets, _now() + self._prepare_s
+            self._timer.rearm()
             logger.info("%s begins epoch %d once its replicas are ready", self._identity.node, epoch.number)
             self.map_changed(self._cluster())
 
     def _begin(self, epoch: EpochRecord, sets: SetsRead | None) -> None:
         """Begin an epoch; with sets, the groups that all shards have are finished."""
-        self._sets = None
+        self._sets, self._begin_by = None, inf
         config, resumed = self._program.config, self._program.resumed
         results = (*(resumed.results if resumed is not None else ()), *self._cluster().results)
         ends = resumed.skipped_from(epoch.number) if resumed is not None else ()

@@ -17,6 +17,7 @@ from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
+from adam_async.data_server.set_reader import SetReader
 from adam_async.data_server.state import LeaseAsked, ReplicasChanged
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
@@ -313,11 +314,11 @@ def network(request):
 
 
 @asynccontextmanager
-async def dealer_of(maps, program):
+async def dealer_of(maps, program, waits=QUICK):
     """A dealer in the newest of some maps; yields it and its task."""
     identity = Identity(role="data", node="data-0", incarnation=1)
     endpoint = Endpoint(NETWORKS["local"](), identity, Traffic("data-0"))
-    dealer = Dealer(endpoint, QUICK, cluster=lambda: maps[-1], on_effects=lambda _: None)
+    dealer = Dealer(endpoint, waits, cluster=lambda: maps[-1], on_effects=lambda _: None)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(dealer.run(), name="dealer")
         await turns()
@@ -334,6 +335,20 @@ async def test_a_run_that_is_replaced_before_the_first_question_for_its_sets_end
         maps.append(msgspec.structs.replace(cluster.map, stores={}))
         await turns(3)
         assert not task.done()
+
+
+async def test_an_epoch_begins_without_a_replica_that_does_not_get_ready_in_time(monkeypatch):
+    async def read(*_, **__):
+        return SetsRead(epoch=1, version=1, every=frozenset(), some=frozenset())
+
+    monkeypatch.setattr(SetReader, "read", read)
+    monkeypatch.setattr("adam_async.data_server.dealer._waits_for_replicas", lambda *_: True)
+    cluster = training(resumed=ResumeRecord(epoch=1, clock=0))
+    waits = msgspec.structs.replace(QUICK, prepare_s=0.05)
+    async with dealer_of([cluster.map], read_training(cluster.map.run), waits) as (dealer, _):
+        await turns(5)
+        assert not dealer.state.epoch
+        await until(lambda: dealer.state.epoch == 1)
 
 
 async def test_skipped_groups_that_no_epoch_has_are_left_out():

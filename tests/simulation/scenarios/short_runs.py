@@ -65,7 +65,7 @@ from transport import Identity, Link, RemoteError, Request, TcpNetwork, Transpor
 CONTROLLER = "controller"
 ADDRESS = f"tcp://{CONTROLLER}:7000"
 
-WAITS = Waits(dial_s=5.0, call_s=5.0, patience_s=120.0, grace_s=2.0)
+WAITS = Waits(dial_s=5.0, call_s=5.0, patience_s=120.0, prepare_s=20.0, grace_s=2.0)
 
 DRIVER = "ps-0"
 """Machine of the parameter server and the driver, which no fault strikes."""
