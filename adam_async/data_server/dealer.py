@@ -77,7 +77,9 @@ class Dealer:
         """Sets from which this dealer begins an epoch as soon as all replicas are ready."""
         self._prepare_s = waits.prepare_s
         self._begin_by = inf
-        """Time at which an epoch begins without the replicas that are not ready."""
+        """Time at which this dealer no longer waits for replicas that are not ready."""
+        self._waits = True
+        """Whether an epoch waits for these replicas."""
         self._timer = Timer(self._next_deadline, self._time_passed)
 
     async def run(self) -> None:
@@ -131,9 +133,7 @@ class Dealer:
         if epoch.number > self.state.epoch:
             if not self._needs_sets:
                 self._begin(epoch, None)
-            elif self._sets is not None and (
-                not _waits_for_replicas(cluster, epoch) or _now() >= self._begin_by
-            ):
+            elif self._sets is not None and not (self._waits and _waits_for_replicas(cluster, epoch)):
                 self._begin(epoch, self._sets)
         if epoch.drain and epoch.number == self.state.epoch and not self.state.draining:
             self.enter(DrainAsked(epoch.number))
@@ -153,6 +153,8 @@ class Dealer:
     def _time_passed(self) -> None:
         self.enter(TimePassed())
         if _now() >= self._begin_by:
+            # The map may have no epoch to begin: a time that stays in the past would wake the timer for ever.
+            self._waits, self._begin_by = False, inf
             self.map_changed(self._cluster())
 
     def _end_term(self) -> None:
@@ -200,7 +202,7 @@ class Dealer:
         if epoch.number == self.state.epoch:
             self.enter(sets)
         elif newest is not None and (newest.run, newest.number) == (epoch.run, epoch.number):
-            self._sets, self._begin_by = sets, _now() + self._prepare_s
+            self._sets, self._waits, self._begin_by = sets, True, _now() + self._prepare_s
             self._timer.rearm()
             logger.info("%s begins epoch %d once its replicas are ready", self._identity.node, epoch.number)
             self.map_changed(self._cluster())

@@ -351,6 +351,25 @@ async def test_an_epoch_begins_without_a_replica_that_does_not_get_ready_in_time
         await until(lambda: dealer.state.epoch == 1)
 
 
+async def test_a_dealer_whose_epoch_ended_meanwhile_stops_waiting_for_replicas(monkeypatch):
+    async def read(*_, **__):
+        return SetsRead(epoch=1, version=1, every=frozenset(), some=frozenset())
+
+    monkeypatch.setattr(SetReader, "read", read)
+    monkeypatch.setattr("adam_async.data_server.dealer._waits_for_replicas", lambda *_: True)
+    cluster = training(resumed=ResumeRecord(epoch=1, clock=0))
+    maps, asked = [cluster.map], []
+    waits = msgspec.structs.replace(QUICK, prepare_s=0.05)
+    async with dealer_of(maps, read_training(cluster.map.run), waits) as (dealer, _):
+        await turns(5)
+        ended = msgspec.structs.replace(cluster.map.epoch, ended=True)
+        maps.append(msgspec.structs.replace(cluster.map, epoch=ended))
+        dealer._cluster = lambda: asked.append(None) or maps[-1]
+        await until(lambda: asked)
+        await turns(50)
+        assert len(asked) < 10, "the timer woke again and again"
+
+
 async def test_skipped_groups_that_no_epoch_has_are_left_out():
     """A false record may name them, and each would take memory."""
     cluster = training()
