@@ -130,21 +130,7 @@ class ProcessCluster(Cluster):
         launcher: Launcher | None = None,
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
     ) -> None:
-        if launcher is not None and config.copies_bind:
-            raise ConfigError(
-                f"copies_bind={config.copies_bind} is an address of this machine, and the roles start on "
-                "others: leave it out, and give each host its own (`copies` in the file of hosts)"
-            )
-        if step is not None and not isinstance(step, str):
-            raise ConfigError(
-                f"step is a {type(step).__name__}, which does not travel to other processes: give its import "
-                "path, 'package.module:name'"
-            )
-        if objects := [kind for kind, path in layers.items() if not isinstance(path, str)]:
-            raise ConfigError(
-                f"layer {objects[0]!r} is no text, and classes do not travel to other processes: give its "
-                "import path, 'package.module:Class'"
-            )
+        _check_travels(config, launcher, layers, step)
         for folder in step_path:
             add_import_folder(folder)
         self._imports = import_words(layers, step, step_path)
@@ -424,3 +410,24 @@ def orders_for(
         )
         lines[role] = msgspec.json.encode(orders) + b"\n"
     return lines
+
+
+def _check_travels(
+    config: Config, launcher: Launcher | None, layers: Mapping[str, str], step: str | None
+) -> None:
+    """Check that the options mean the same in other processes and on their machines. Raises ConfigError."""
+    if launcher is not None and config.copies_bind:
+        raise ConfigError(
+            f"copies_bind={config.copies_bind} is an address of this machine, and the roles start on "
+            "others: leave it out, and give each host its own (`copies` in the file of hosts)"
+        )
+    if step is not None and not isinstance(step, str):
+        raise ConfigError(
+            f"step is a {type(step).__name__}, which does not travel to other processes: give its import "
+            "path, 'package.module:name'"
+        )
+    if objects := [kind for kind, path in layers.items() if not isinstance(path, str)]:
+        raise ConfigError(
+            f"layer {objects[0]!r} is no text, and classes do not travel to other processes: give its "
+            "import path, 'package.module:Class'"
+        )

@@ -109,6 +109,7 @@ async def write_once(
     sizes: dict[str, int] = {}
 
     def writer() -> SegmentWriter:
+        """Return a writer of the next file."""
         return SegmentWriter(
             disk,
             folder,

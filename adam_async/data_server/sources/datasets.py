@@ -186,6 +186,13 @@ async def load(
             size=size,
         )
         return replace(await _from_path(request), cache=cache)
+    return await _mnist_or_digits(disk, downloader, cache_dir, must_be_mnist=source == "mnist")
+
+
+async def _mnist_or_digits(
+    disk: Disk, downloader: Downloader | None, cache_dir: Path | None, *, must_be_mnist: bool
+) -> Dataset:
+    """Load MNIST from the cache or the network; without both, the digits, unless it must be MNIST."""
     passed_over: list[str] = []
     cached = await _from_cache(cache_dir, disk, passed_over)
     if cached is not None:
@@ -199,7 +206,7 @@ async def load(
         except (DataError, OSError) as error:
             passed_over.append(f"the download failed ({error})")
     why = ", and ".join(passed_over)
-    if source == "mnist":
+    if must_be_mnist:
         raise DataError(f"no MNIST: {why}. Set ADAM_DATA_DIR to a folder with its four files, or use digits")
     logger.info("no MNIST: %s", why)
     return await _digits(disk, NO_MNIST)
