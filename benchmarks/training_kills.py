@@ -42,26 +42,26 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.cluster.networks import network_for
 from adam_async.controller.client import Membership
 from adam_async.data_server.order import EpochOrder, EpochOrders
 from adam_async.errors import AdamError
 from adam_async.messages import ShardState
 from adam_async.model.keyed_random import Dice
-from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.network import Network
-from adam_async.model.spec import ModelSpec
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.piece_states import catalogue_of
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import state_of
+from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, skipped_groups
 from adam_async.run.config import Config, Waits
-from adam_async.run.partition import arrays_of
-from adam_async.run.shard_table import shard_table
 from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
-from benchmarks._tally import IMAGES, MODEL, Tally, write_files
+from benchmarks._tally import IMAGES, write_files
 from transport import BufferPool, Identity, TransportError
 
 KINDS = ("worker", "data servers", "driver", "one server", "everything")
@@ -179,7 +179,6 @@ class Audit:
         self._orders = EpochOrders(Dice(SEED), num_images=IMAGES, images_per_group=GROUP_IMAGES)
         self._skipped: dict[int, list[tuple[int, int]]] = {}
         """Skipped groups of each ended epoch."""
-        self.network = Network(ModelSpec.from_toml(MODEL), layers={**BUILTIN_LAYERS, "tally": Tally})
         self.audits = 0
         self.faults: list[str] = []
         self.groups = 0
@@ -227,18 +226,19 @@ class Audit:
     async def _read(self, member: Membership, cluster: ClusterMap, copies: ShardCopies) -> None:
         if not cluster.in_progress or cluster.run is None:
             raise TimeoutError
-        program = read_training(cluster.run)
-        arrays = arrays_of(self.network, program.plan)
-        table = shard_table(arrays, shard_bytes=SHARD_BYTES)
-        tensors = WholeTensors(arrays, table)
-        states = await copies.read(cluster, tensors, within_s=READ_S)
+        name, store = next(item for item in cluster.stores.items() if item[1].id == cluster.run.id)
+        counted: list[Shard] = []
+
+        async def put(_: StateName, bundle: Bundle) -> None:
+            counted.extend(each for each in bundle.shards.values() if each.spec.tensor == "tally.count")
+
+        pieces = StoredPieces(catalogue_of(cluster, name, store, began=0.0))
+        await copies.read(cluster, pieces, put, within_s=READ_S)
         self._note_results(member.map)
         self.audits += 1
-        counts = tensors.weights["tally.count"]
-        counted = [each for each in table.shards if each.tensor == "tally.count"]
-        for spec in counted:
-            self._check(spec.start, counts[spec.start : spec.stop], states[spec.id], cluster.ended)
-        self.groups = min(_groups_of(states[spec.id]) for spec in counted)
+        for shard in counted:
+            self._check(shard.spec.start, shard.values, state_of(shard), cluster.ended)
+        self.groups = min(_groups_of(state_of(shard)) for shard in counted)
 
     def _note_results(self, cluster: ClusterMap) -> None:
         results = list(cluster.results)

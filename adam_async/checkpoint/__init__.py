@@ -1,14 +1,14 @@
 """Checkpoints of runs, copies of shards from and to servers, and files of trained models.
 
-During a run `writer.py` reads all shards by `shard_transfer.py`, and joins them into whole tensors
-(`tensors.py`). `files.py` writes them to a hidden folder, in the form of a server's disk, and renames the
-folder at the end. For a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of
-its files.
+During a run `writer.py` reads all shards by `shard_transfer.py`. `files.py` writes each piece when it arrives
+(`new_checkpoint.py`) to a hidden folder, in the form of a server's disk, and renames the folder at the end.
+For a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files.
 
     checkpoint.py, names.py        start here: a checkpoint in memory, and its pieces; names of its folder
     manifest.py                    options, model, data and results of the run, from its record; options of a
                                    resumed run
     writer.py                      checkpoints during training: one at a time, misses, notes of progress
+    new_checkpoint.py              pieces between servers and disk, with bounded memory
     shard_transfer.py, tensors.py  all shards read from the primaries, perhaps at one clock, or loaded into
                                    them; whole tensors, joined from shards and cut into shards
     files.py                       a folder of checkpoints: atomic write, `latest`, retention, resume

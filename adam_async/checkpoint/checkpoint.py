@@ -5,34 +5,31 @@ servers had them, without the sessions of its workers. Beside them are the recor
 run. So a folder of them is all that a run needs to go on, on any number of servers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import Manifest
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import DataError
-from adam_async.messages import ShardState
+from adam_async.messages import ShardState, ShardStates
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import (
     Catalogue,
-    catalogue_state,
     load_tensors,
     new_bundle,
-    piece_state,
     pieces_by_name,
-    run_state,
     tensors_of,
 )
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_transfer import set_state, state_of
-from adam_async.persistence.keys import State, StateName
+from adam_async.parameter_server.shard_transfer import load_states, state_of
+from adam_async.persistence.keys import StateName
+from adam_async.run.ids import ShardId
 from adam_async.run.run_record import RunRecord
-from adam_async.run.shard_table import shard_table
+from adam_async.run.shard_table import ShardSpec, shard_table
 from transport import RemoteProtocolError
 
 
@@ -45,6 +42,15 @@ class StoredPieces:
         self.table = shard_table(catalogue.arrays, shard_bytes=record.shard_bytes)
         self.specs = pieces_by_name(record, self.table.shards)
         self._rules = [rule_of(rule) for rule in record.rules]
+
+    @property
+    def arrays(self) -> int:
+        """Maximum number of arrays of the state of a rule, with that of its counts."""
+        return self.catalogue.record.state_arrays + 1
+
+    def home_of(self, spec: ShardSpec) -> str:
+        """Return the home of the bundle with a shard."""
+        return self.catalogue.record.buckets[spec.bucket]
 
     @property
     def nbytes(self) -> int:
@@ -105,28 +111,28 @@ class Checkpoint:
         """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or one number per shard of it."""
         return self.tensors.state
 
-    def pieces(self) -> Iterator[State]:
-        """Yield all pieces, one copy at a time."""
-        stored = StoredPieces(self.catalogue)
-        for (home, piece), specs in stored.specs.items():
-            bundle = stored.bundle(StateName(home, piece))
-            for spec in specs:
-                shard = bundle.shards[spec.id]
-                names = self.tensors.arrays_of(spec)
-                own = (shard.values, *(shard.rule_state[name] for name in names))
-                for to, array in zip(own, self.tensors.cut(spec), strict=True):
-                    np.copyto(to, array)
-                set_state(shard, self.states[int(spec.id)])
-            bundle.share_equal_tables()
-            version = max(shard.version for shard in bundle.shards.values())
-            yield piece_state(bundle, home, piece, specs, order=(0, version))
-
-    def head(self) -> list[State]:
-        """Return the record of the store, and that of the run."""
-        return [catalogue_state(self.catalogue), run_state(self.record, (1, self.record.ended))]
-
     def __repr__(self) -> str:
         return f"<Checkpoint {self.manifest.name} of run {self.manifest.run}>"
+
+
+def take_states(
+    bundle: Bundle, numbers: Sequence[int], answer: ShardStates, tensors: Sequence[NDArray[Any]]
+) -> None:
+    """Take the shards of an answer into a bundle with new shards.
+
+    Args:
+        numbers: Numbers of the shards that were asked for, which have one rule.
+        tensors: Tensors of the answer.
+
+    Raises:
+        RemoteProtocolError: The answer has other shards, arrays or shapes, or a malformed table.
+    """
+    shards = {ShardId(number): bundle.shards[ShardId(number)] for number in numbers}
+    names = next(iter(shards.values())).rule_state.keys()
+    if set(answer.arrays) != names:
+        raise RemoteProtocolError("shards", f"the rule has arrays {sorted(names)}, not {answer.arrays}")
+    if load_states(shards, answer, tensors) != shards.keys():
+        raise RemoteProtocolError("shards", f"asked for shards {tuple(numbers[:8])}, got others")
 
 
 def put_shards(tensors: WholeTensors, shards: Iterable[Shard]) -> dict[int, ShardState]:

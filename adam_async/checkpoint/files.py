@@ -17,7 +17,7 @@ training.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order, is_folder_name
+from adam_async.checkpoint.new_checkpoint import NewCheckpoint
 from adam_async.checkpoint.reader import checkpoint_manifest, read_checkpoint
 from adam_async.parameter_server.piece_states import CONTENTS
 from adam_async.parameter_server.store_disk import PREFIX
@@ -127,22 +128,21 @@ class CheckpointFolder:
             "or give another folder"
         )
 
-    async def write(self, checkpoint: Checkpoint, *, keep: int = KEPT) -> int:
-        """Write a checkpoint, durable on return, and then remove the oldest ones.
+    async def write(self, checkpoint: NewCheckpoint, *, keep: int = KEPT) -> int:
+        """Write a checkpoint as it arrives, durable on return, and then remove the oldest ones.
 
         Args:
             checkpoint: The checkpoint.
             keep: Number of the run's checkpoints that stay, this one included, at least 1.
 
         Returns:
-            Size of its files in bytes.
+            Size of its files in bytes; 0 if it was dropped.
 
         Raises:
             OSError: The checkpoint could not be written; the newest earlier checkpoint is unchanged.
         """
-        name = checkpoint.manifest.name
         self.renamed = ""
-        aside = self.path / f".{name}{ASIDE}"
+        aside = self.path / f".checkpoint-new{ASIDE}"
         try:
             await self._disk.make_folder(self.path)
             with suppress(OSError):  # the next write tries again
@@ -150,7 +150,12 @@ class CheckpointFolder:
             await self._disk.remove_folder(aside)
             await self._disk.make_folder(aside)
             identity = Identity(run=checkpoint.catalogue.record.id, contents=CONTENTS)
-            size = await write_once(self._disk, aside, identity, checkpoint.pieces(), checkpoint.head())
+            async with aclosing(checkpoint.pieces()) as pieces:
+                size = await write_once(self._disk, aside, identity, pieces, checkpoint.head)
+            if (manifest := checkpoint.manifest) is None:
+                await self._disk.remove_folder(aside)
+                return 0
+            name = manifest.name
             await self._disk.sync_folder(aside)
             if name in await self._disk.names(self.path):
                 await self._make_room(name)  # never the latest: see `Checkpointer`
@@ -163,7 +168,7 @@ class CheckpointFolder:
         self.latest = name
         self._unsure.discard(name)
         self._left.discard(name)
-        self._runs.add(checkpoint.manifest.run)
+        self._runs.add(manifest.run)
         with suppress(OSError):  # the checkpoint is written; the next write tries the removal again
             await self._remove_old(keep)
         return size

@@ -1,8 +1,9 @@
 """Transfer of all shards between servers and a driver or client: read for a checkpoint, loaded at the start.
 
-All bundles are read at once, each a few shards at a time, so that neither a message nor the wait of a
-heartbeat grows with the model. If the primary of a bundle moves, the bundle is read or loaded again from its
-first shard.
+All bundles are read at once, each one piece at a time, so that neither a message nor the memory of the reader
+grows with the model. If the primary of a bundle moves, the reading goes on with the next piece: a piece that
+was read has the groups in its tables, and in bsp all copies have the same values at a clock. The loading of
+the bundle begins again with its first shard, because a primary that is lost before training leaves none.
 
 A read may name a clock. With ssp the servers answer such a read once the values contain all pushes up to this
 clock. With bsp they answer with the values of exactly this clock, although training goes on
@@ -11,9 +12,11 @@ clock. With bsp they answer with the values of exactly this clock, although trai
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from adam_async.checkpoint.checkpoint import StoredPieces, take_states
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.client.connection import NOT_SERVING
 from adam_async.errors import DeadlineExceeded, ShardUnavailable, first_cause
@@ -24,13 +27,16 @@ from adam_async.messages import (
     ShardState,
     ShardStates,
     pack,
-    read_state_tables,
     state_tables,
     unpack,
 )
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.piece_states import chunks_of
+from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.epoch_shares import most_clock
+from adam_async.run.ids import ShardId
 from adam_async.run.primary import Primary, lacks_copies, primary_of
 from adam_async.run.shard_table import ShardSpec, ShardTable, holders
 from adam_async.run.store_record import StoreRecord
@@ -148,14 +154,17 @@ class ShardCopies:
     async def read(
         self,
         cluster: ClusterMap,
-        tensors: WholeTensors,
+        pieces: StoredPieces,
+        put: Callable[[StateName, Bundle], Awaitable[None]],
         *,
         clock: int = 0,
         within_s: float,
-    ) -> tuple[ShardState, ...]:
-        """Copy all shards into `tensors`; returns their states, in the order of their numbers.
+    ) -> None:
+        """Read all shards, and put each piece, as a bundle with its shards, when it has arrived.
 
         Args:
+            pieces: The pieces of the store.
+            put: Takes a piece; the next one of the same primary is read once the call has returned.
             clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: the
                 shards are read as they are.
             within_s: Time within which the shards must reach the clock, in seconds.
@@ -167,34 +176,40 @@ class ShardCopies:
             TransportError, ShardUnavailable: A primary did not answer, for `patience_s` after its first
                 failure, or for `copies_s` while its bundle lacks copies.
         """
-        found: dict[int, ShardState] = {}
         deadline = _Deadline(asyncio.get_running_loop().time() + within_s, within_s)
+        left: dict[str, deque[StateName]] = {}
+        # From the first trained shard on the server keeps the clock of the others.
+        by_use = sorted(pieces.specs, key=lambda name: all(spec.frozen for spec in pieces.specs[name]))
+        for name in by_use:
+            left.setdefault(name.home, deque()).append(name)
 
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
-            for is_frozen in (False, True):
-                those = [shard for shard in shards if shard.frozen == is_frozen]
-                for some in self._chunks(tensors, those):
-                    at = 0 if is_frozen else clock
-                    states = await self._read(link, cluster, some, tensors, at, deadline)
-                    found.update((state.shard, state) for state in states)
+            names = left[pieces.home_of(shards[0])]
+            while names:
+                bundle = pieces.bundle(names[0])
+                for is_frozen in (False, True):
+                    specs = [spec for spec in pieces.specs[names[0]] if spec.frozen == is_frozen]
+                    for numbers in chunks_of(specs, pieces.arrays):
+                        await self._read(link, cluster, numbers, bundle, 0 if is_frozen else clock, deadline)
+                await put(names[0], bundle)
+                names.popleft()
 
         store = cluster.run_store
         assert store is not None, "a run has a store"
-        await self._with_primaries(store, tensors.table, read_bundle)
-        return tuple(found[shard.id] for shard in tensors.table.shards)
+        await self._with_primaries(store, pieces.table, read_bundle)
 
     async def _read(
         self,
         link: Link,
         cluster: ClusterMap,
-        shards: Sequence[ShardSpec],
-        tensors: WholeTensors,
+        numbers: tuple[int, ...],
+        bundle: Bundle,
         clock: int,
         deadline: _Deadline,
-    ) -> tuple[ShardState, ...]:
-        """Read the shards of one message, as soon as they reach the clock. Errors as in `read`."""
+    ) -> None:
+        """Read the shards of one message into a bundle, as soon as they reach the clock; errors as in
+        `read`."""
         assert cluster.run is not None
-        numbers = tuple(int(shard.id) for shard in shards)
         ask = ReadShards(store=cluster.run.id, generation=cluster.generation, shards=numbers, clock=clock)
         while True:
             try:
@@ -214,15 +229,12 @@ class ShardCopies:
                 text = f"sent clock {answer.passed} for shards past clock {clock}, and {most} is the most"
                 raise RemoteProtocolError("clock", f"{link.peer.node} {text}")
             raise ClockPassed(answer.passed)
-        states, arrays = read_state_tables(reply.tensors, most_shards=len(numbers))
-        if tuple(state.shard for state in states) != numbers:
-            raise RemoteProtocolError("shards", f"asked for shards {numbers}, got others")
-        newest = max([found for state in states for found in state.clocks.values()], default=0)
+        take_states(bundle, numbers, answer, reply.tensors)
+        shards = [bundle.shards[ShardId(number)] for number in numbers]
+        newest = max([found for shard in shards for found in shard.clocks.values()], default=0)
         if newest > most:  # a run that continues the checkpoint would begin at this clock
             text = f"sent clock {newest} of a replica, and {most} is the most"
             raise RemoteProtocolError("clock", f"{link.peer.node} {text}")
-        tensors.put(numbers, answer.arrays, arrays)
-        return states
 
     async def load(self, store: StoreRecord, tensors: WholeTensors, states: Sequence[ShardState]) -> None:
         """Load all shards of a store into the primaries, which wait for them.

@@ -1,4 +1,8 @@
-"""Takes the checkpoints of one run: reads its shards, and writes them while training continues.
+"""Takes the checkpoints of one run: reads its shards, and writes each piece when it has arrived.
+
+Training continues meanwhile. The pieces that are read and not written take at most `MOST_BYTES`, so a disk
+that is slower than the servers slows the reading, and not the memory of the driver. A run in place keeps its
+threads still for the reading, so there all pieces may wait for the disk.
 
 The writer writes one checkpoint at a time. The next checkpoint waits for the current one, for `checkpoint_s`
 at most. A failed checkpoint is a *miss*: the driver keeps the earlier
@@ -8,23 +12,27 @@ in a row end the run, because a crash would lose all training since the newest c
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import msgspec
+from numpy.typing import NDArray
 
-from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
+from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import epoch_values, folder_name, saved_manifest
+from adam_async.checkpoint.new_checkpoint import MOST_BYTES, NewCheckpoint
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
 from adam_async.messages.loss_sums import LossSum
+from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import Catalogue, catalogue_of
 from adam_async.parameter_server.storage import StoragePool
+from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import common_and_others
@@ -47,11 +55,16 @@ class Reading:
     """All shards of a run, read for one checkpoint."""
 
     program: ProgramRecord
-    catalogue: Catalogue
-    tensors: WholeTensors
-    states: tuple[ShardState, ...]
-    read_s: float
-    """Duration of the reading in seconds."""
+    pieces: StoredPieces
+    checkpoint: NewCheckpoint
+    """The checkpoint without its records. The caller passes the reading to `write_end` or `write_within`."""
+    weights: Mapping[str, NDArray[Any]]
+    """Values by tensor, each in its shape; empty unless the caller asked for them."""
+
+    @property
+    def states(self) -> tuple[ShardState, ...]:
+        """Tables of the shards, in the order of their numbers."""
+        return tuple(self.checkpoint.states[int(spec.id)] for spec in self.pieces.table.shards)
 
 
 class Checkpointer:
@@ -90,14 +103,20 @@ class Checkpointer:
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
     async def read(
-        self, cluster: ClusterMap, clock: int = 0, *, within_s: float | None = None
+        self,
+        cluster: ClusterMap,
+        clock: int = 0,
+        *,
+        within_s: float | None = None,
+        has_weights: bool = False,
     ) -> Reading | None:
-        """Copy all shards, after the earlier checkpoint is written.
+        """Read all shards into a new checkpoint, after the earlier checkpoint is written.
 
         Args:
             clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: the
                 shards are read as they are.
             within_s: Time within which the shards must reach the clock, in seconds; None: `clock_s`.
+            has_weights: Whether the caller needs the values, too.
 
         Returns:
             The shards; None if the servers could not be read, which is a miss.
@@ -109,18 +128,41 @@ class Checkpointer:
         await self.settle()
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        program, catalogue = _store_of(cluster)
-        tensors = StoredPieces(catalogue).new_tensors()
+        program, in_place, catalogue = _store_of(cluster)
+        pieces = StoredPieces(catalogue)
+        checkpoint = NewCheckpoint(catalogue, inf if in_place else MOST_BYTES)
+        values = WholeTensors(catalogue.arrays, pieces.table) if has_weights else None
+
+        async def put(name: StateName, bundle: Bundle) -> None:
+            if values is not None:
+                for shard in bundle.shards.values():
+                    values.cut(shard.spec)[0][:] = shard.values
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await checkpoint.put(name, bundle)
+            except TimeoutError:
+                if checkpoint.drop():  # only one of several waiting pieces counts as a miss
+                    self._give_up(writing)
+
+        writing = self._writing = self._spawn("checkpoint", self._write(checkpoint))
         within_s = self._config.waits.clock_s if within_s is None else within_s
         try:
             # All shards are read with the same groups: in place a shard cannot refuse a group that it has.
             async with self._storage_pool.still(program.id):
-                states = await self._copies.read(cluster, tensors, clock=clock, within_s=within_s)
-        except (TransportError, DeadlineExceeded) as error:
+                await self._copies.read(cluster, pieces, put, clock=clock, within_s=within_s)
+        except BaseException as error:
+            checkpoint.drop()
+            if not isinstance(error, TransportError | DeadlineExceeded):
+                raise
             self.miss(f"no checkpoint was taken, the servers could not be read: {error}")
             return None
-        read_s = loop.time() - begin
-        return Reading(program=program, catalogue=catalogue, tensors=tensors, states=states, read_s=read_s)
+        checkpoint.read_s = loop.time() - begin
+        return Reading(
+            program=program,
+            pieces=pieces,
+            checkpoint=checkpoint,
+            weights=values.weights if values is not None else {},
+        )
 
     def write_end(
         self,
@@ -129,7 +171,7 @@ class Checkpointer:
         results: tuple[dict[str, Any], ...],
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Begin to write the shards of the end of an epoch, unless its training loss is not finite.
+        """Complete the checkpoint of the end of an epoch, or drop it if its training loss is not finite.
 
         Training continues during the write.
         """
@@ -139,48 +181,50 @@ class Checkpointer:
         # All losses are unknown of an epoch whose set the shards have dropped. So they are after the loss of
         # a dealer if the part of a cut replica that computes the loss pushes no shard.
         if isfinite(epochs[-1].train_loss) or not ended.result.get("loss_images", 1):
-            self._begin(reading, (ended.number, ended.groups), resume, epochs)
+            self._complete(reading, (ended.number, ended.groups), resume, epochs)
         else:
             self._note(NOT_FINITE)
+            reading.checkpoint.drop()
 
     def write_within(
         self, reading: Reading, resume: ResumeRecord, epochs: Sequence[EpochResult], *, groups: int
     ) -> None:
-        """Begin to write shards read within an epoch, unless its loss so far is not finite.
+        """Complete a checkpoint within an epoch, or drop it if the loss so far is not finite.
 
-        Training continues during the write. If all shards have all groups of the epoch, nothing is written,
-        because its end has a checkpoint of its own.
+        Training continues during the write. If all shards have all groups of the epoch, the checkpoint is
+        dropped, because the end of the epoch has a checkpoint of its own.
 
         Args:
             groups: Number of groups of the epoch.
         """
-        found = self._groups_on_all(reading, resume.epoch)
+        found, states = self._groups_on_all(reading, resume.epoch), reading.checkpoint.states.values()
         if found >= groups:
-            return
-        if all(each.losses.get(resume.epoch, LossSum()).units is not None for each in reading.states):
-            self._begin(reading, (resume.epoch, found), resume, epochs)
+            reading.checkpoint.drop()
+        elif all(each.losses.get(resume.epoch, LossSum()).units is not None for each in states):
+            self._complete(reading, (resume.epoch, found), resume, epochs)
         else:
             self._note(NOT_FINITE)
+            reading.checkpoint.drop()
 
     @staticmethod
     def _groups_on_all(reading: Reading, epoch: int) -> int:
         """Return the number of groups of an epoch that all trained shards have."""
-        trained = zip(reading.tensors.table.shards, reading.states, strict=True)
+        trained = zip(reading.pieces.table.shards, reading.states, strict=True)
         several = {state.groups.get(epoch, ()) for spec, state in trained if not spec.frozen}
         every, _ = common_and_others(several)
         return int((every[1::2] - every[::2]).sum())
 
-    def _begin(
+    def _complete(
         self,
         reading: Reading,
         place: tuple[int, int],
         resume: ResumeRecord,
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Begin to write shards that were read for a checkpoint, unless the newest checkpoint has the same
-        groups."""
+        """Complete a checkpoint, unless the newest checkpoint has the same groups."""
         if folder_name(*place) == self._folder.latest:
-            return  # the run is resumed from this checkpoint, and has not trained since
+            reading.checkpoint.drop()  # the run is resumed from this checkpoint, and has not trained since
+            return
         record = RunRecord(
             program=reading.program,
             ended=resume.epoch - 1,
@@ -188,40 +232,42 @@ class Checkpointer:
             epochs=epoch_values(epochs),
             train_s=resume.train_s,
         ).bounded()
-        checkpoint = Checkpoint(
-            manifest=saved_manifest(record, place).at_clock_of(reading.states),
-            catalogue=reading.catalogue,
-            record=record,
-            tensors=reading.tensors,
-            states=reading.states,
-        )
-        self._writing = self._spawn("checkpoint", self._write(checkpoint, reading.read_s))
+        manifest = saved_manifest(record, place).at_clock_of(reading.states)
+        reading.checkpoint.complete(manifest, record)
 
-    async def _write(self, checkpoint: Checkpoint, read_s: float) -> None:
-        """Write a checkpoint, and report it. A full or broken disk costs this checkpoint only."""
+    async def _write(self, checkpoint: NewCheckpoint) -> None:
+        """Write a checkpoint as it arrives, and report it.
+
+        A full or broken disk costs this checkpoint only.
+        """
+        if not await checkpoint.has_pieces() and checkpoint.manifest is None:
+            return
         loop = asyncio.get_running_loop()
-        begin = loop.time()
-        name = checkpoint.manifest.name
         try:
             size = await self._folder.write(checkpoint, keep=self._config.keep)
         except OSError as error:
+            checkpoint.drop()
+            name = checkpoint.manifest.name if checkpoint.manifest is not None else "a checkpoint"
             self.miss(f"{name} could not be written: {error.strerror or error}")
             return
         finally:
-            if self._folder.renamed:
-                renamed = self._folder.renamed
+            if (renamed := self._folder.renamed) and checkpoint.manifest is not None:
+                name = checkpoint.manifest.name
                 self._note(f"a {name} of another run or damaged is renamed to {renamed}")
+        if (manifest := checkpoint.manifest) is None:
+            return
         self._misses, self.missed = 0, ""
         result = CheckpointResult(
-            name=name,
-            epoch=checkpoint.manifest.epoch,
-            read_s=round(read_s, 6),
-            written_s=round(loop.time() - begin, 6),
+            name=manifest.name,
+            epoch=manifest.epoch,
+            read_s=round(checkpoint.read_s, 6),
+            written_s=round(checkpoint.busy_s + loop.time() - checkpoint.read_out_at, 6),
             bytes=size,
         )
         self.written.append(result)
-        self._progress.written(name, now=loop.time())
-        logger.info("%s: read in %.3f s, %d bytes in %.3f s", name, read_s, size, result.written_s)
+        self._progress.written(manifest.name, now=loop.time())
+        text = "%s: read in %.3f s, %d bytes in %.3f s"
+        logger.info(text, manifest.name, checkpoint.read_s, size, result.written_s)
 
     async def settle(self) -> None:
         """Wait for the checkpoint in progress; after `checkpoint_s` it is a miss.
@@ -235,8 +281,11 @@ class Checkpointer:
         await asyncio.wait([writing], timeout=self._timeout_s)
         self._writing = None
         if not writing.done():
-            writing.cancel()
-            self.miss(f"a checkpoint was not written within {self._timeout_s:g} s and is given up")
+            self._give_up(writing)
+
+    def _give_up(self, writing: asyncio.Task[None]) -> None:
+        writing.cancel()
+        self.miss(f"a checkpoint was not written within {self._timeout_s:g} s and is given up")
 
     def miss(self, what: str) -> None:
         """Report a failed checkpoint; the run continues, unless too many in a row have failed.
@@ -262,11 +311,11 @@ class Checkpointer:
         self._note(f"{what}; training goes on without it{often}")
 
 
-def _store_of(cluster: ClusterMap) -> tuple[ProgramRecord, Catalogue]:
-    """Return the program of a run, and the record of its store."""
+def _store_of(cluster: ClusterMap) -> tuple[ProgramRecord, bool, Catalogue]:
+    """Return the program of a run, whether it trains in place, and the record of its store."""
     run = cluster.run
     assert run is not None, "a run is in the map"
     name, store = next((name, store) for name, store in cluster.stores.items() if store.id == run.id)
     # The folder has its name once it is whole, so its pieces may be small in place, too.
-    store = msgspec.structs.replace(store, in_place=False)
-    return run, catalogue_of(cluster, name, store, began=0.0)
+    small = msgspec.structs.replace(store, in_place=False)
+    return run, store.in_place, catalogue_of(cluster, name, small, began=0.0)

@@ -167,13 +167,14 @@ class EpochCheckpoints:
             self._write(data, reading)
 
     def _write(self, data: DataCounts, reading: Reading) -> None:
-        """Begin to write a checkpoint.
+        """Complete a checkpoint, or drop it.
 
         Args:
             data: Counts of the dealer before the reading.
         """
         record = self._membership.map.epoch
         if record is None or data.epoch != record.number:
+            reading.checkpoint.drop()
             return
         resume = ResumeRecord(
             epoch=data.epoch,

@@ -311,12 +311,12 @@ class TrainingRun:
         reading = None
         if taken is not None:
             self._progress.phase = "taking a checkpoint"
-            reading = await taken.read(cluster, clock)
+            reading = await taken.read(cluster, clock, has_weights=True)
         self._progress.phase = "evaluating"
         weights: Mapping[str, NDArray[Any]]
         if reading is not None:
             # The copy for the checkpoint is from the same moment, so a second pull is not needed.
-            weights = reading.tensors.weights
+            weights = reading.weights
             versions = tuple(state.version for state in reading.states)
         else:
             pulled = await pull_snapshot(self._prepared.model, self._table, cluster, client, clock=clock)

@@ -24,8 +24,10 @@ from adam_async.parameter_server.shard_pieces import (
     PART_BYTES,
     copy_piece,
     load_piece,
+    piece_arrays,
     pieces_of,
     read_piece,
+    with_arrays,
 )
 from adam_async.parameter_server.storage import own_shards
 from adam_async.persistence.keys import LEADING, Order, State, StateKey, StateName, WallTime
@@ -141,14 +143,19 @@ def new_bundle(record: StoreRecord, specs: Sequence[ShardSpec], rules: Sequence[
     )
 
 
-def piece_state(bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order) -> State:
-    """Copy a piece of a bundle, which is between two entries.
+def piece_state(
+    bundle: Bundle, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order, is_copy: bool = True
+) -> State:
+    """Return a piece of a bundle, which is between two entries.
 
     Args:
         specs: The shards of the piece.
         order: Generation and position of the last entry in them.
+        is_copy: Whether the arrays are copied; otherwise the bundle must not change any more.
     """
-    tensors = copy_piece(bundle, specs)
+    tensors = copy_piece(bundle, specs, has_arrays=is_copy)
+    if not is_copy:
+        tensors = with_arrays(tensors, piece_arrays(bundle, specs))
     if specs and bundle.summed:
         tensors += copy_piece(bundle, ())
     clocks = [clock for spec in specs for clock in bundle.shards[spec.id].clocks.values()]

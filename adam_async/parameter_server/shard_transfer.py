@@ -71,7 +71,7 @@ def states_message(copies: Sequence[ShardCopy], rule: Rule) -> tuple[ShardStates
 
 def load_states(
     shards: Mapping[ShardId, Shard],
-    body: LoadShards,
+    body: LoadShards | ShardStates,
     tensors: Sequence[NDArray[Any]],
     *,
     is_new: bool = False,
@@ -79,7 +79,7 @@ def load_states(
     """Load the shards of a message: all of them, or none if one does not fit.
 
     Args:
-        shards: The shards of this server. The message must have the arrays of their rule.
+        shards: The shards of this process. The message must have the arrays of their rule.
         body: Message with the names of the arrays.
         tensors: Tables and arrays, see `ShardStates`.
         is_new: Whether the store is new: its shards have version 0, no clocks, no groups and finite values.

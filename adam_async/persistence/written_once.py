@@ -9,7 +9,7 @@ The reader trusts no file, because a folder may come from elsewhere. It opens re
 names of segment files, and reads no more bytes than the available memory has room for.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,16 +92,20 @@ class Head:
 
 
 async def write_once(
-    disk: Disk, folder: Path, identity: Identity, states: Iterable[State], head: Sequence[State]
+    disk: Disk,
+    folder: Path,
+    identity: Identity,
+    states: AsyncIterator[State],
+    head: Callable[[], Sequence[State]],
 ) -> int:
     """Write all states of a new folder; they are durable on return.
 
     Args:
-        states: The states, one in memory at a time.
-        head: States of the head.
+        states: The states, as they arrive.
+        head: Returns the states of the head, after the last state; none if the folder is given up.
 
     Returns:
-        Size of all files, in bytes.
+        Size of all files, in bytes; 0 if the folder is given up, and must be removed.
 
     Raises:
         OSError: The disk has no room, or a write failed; the folder must be removed.
@@ -129,11 +133,12 @@ async def write_once(
 
     try:
         first = writer()
-        for state in states:
+        async for state in states:
             await first.append([payload(state)])
+        if not (payloads := [payload(state) for state in head()]):
+            return 0
         await first.sync()
         last, files = writer(), dict(sizes)
-        payloads = [payload(state) for state in head]
         whole = RoundRecord(len(keys) + 1, None, tuple(keys), {}, {}, files, is_directory=True)
         await last.append([*payloads, payload_of(whole)])
         await last.sync()

@@ -61,10 +61,11 @@ class CheckpointResult:
     epoch: int
     """Epoch of the checkpoint, taken within the epoch or at its end."""
     read_s: float
-    """Time that the reading of the shards took, in seconds. Training continues meanwhile, except at the end
-    of an epoch or of the run."""
+    """Time that the reading of the shards took, in seconds, with the waits for the disk. Training continues
+    meanwhile, except at the end of an epoch or of the run."""
     written_s: float
-    """Time that the writing took, in seconds; training continues meanwhile."""
+    """Time that the writing took, in seconds, from the first shard that was read; training continues
+    meanwhile."""
     bytes: int
 
 

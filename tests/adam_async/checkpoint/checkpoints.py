@@ -1,6 +1,9 @@
 """Small checkpoints with known numbers, for tests."""
 
+from dataclasses import dataclass
+
 import msgspec
+import numpy as np
 
 from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
 from adam_async.checkpoint.files import CheckpointFolder
@@ -8,7 +11,13 @@ from adam_async.checkpoint.manifest import DriverNotes, saved_manifest
 from adam_async.driver.preparation import store_of
 from adam_async.messages import ShardState
 from adam_async.messages.loss_sums import LossSum
-from adam_async.parameter_server.piece_states import Catalogue
+from adam_async.parameter_server.piece_states import (
+    Catalogue,
+    catalogue_state,
+    piece_state,
+    run_state,
+)
+from adam_async.parameter_server.shard_transfer import set_state
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult
 from adam_async.run.run_record import RunRecord
@@ -45,6 +54,29 @@ def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
     return msgspec.structs.replace(saved_manifest(record_of(epoch=epoch, run=run), (epoch, groups)), **fields)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Example(Checkpoint):
+    """A checkpoint in memory that a folder can write, as it writes a `NewCheckpoint`."""
+
+    async def pieces(self):
+        stored = StoredPieces(self.catalogue)
+        for name, specs in stored.specs.items():
+            bundle = stored.bundle(name)
+            for spec in specs:
+                shard = bundle.shards[spec.id]
+                names = self.tensors.arrays_of(spec)
+                own = (shard.values, *(shard.rule_state[name] for name in names))
+                for to, array in zip(own, self.tensors.cut(spec), strict=True):
+                    np.copyto(to, array)
+                set_state(shard, self.states[int(spec.id)])
+            bundle.share_equal_tables()
+            version = max(shard.version for shard in bundle.shards.values())
+            yield piece_state(bundle, *name, specs, order=(0, version))
+
+    def head(self):
+        return [catalogue_state(self.catalogue), run_state(self.record, (1, self.record.ended))]
+
+
 def checkpoint_of(groups=3, *, rows=100, epoch=2, weights=None, config=None, **fields):
     """A checkpoint of Adam in which every value is the number of groups, unless it has other weights."""
     config = config or msgspec.structs.replace(
@@ -70,7 +102,7 @@ def checkpoint_of(groups=3, *, rows=100, epoch=2, weights=None, config=None, **f
     states = tuple(
         ShardState(int(spec.id), clock, {"0": clock}, sets, losses) for spec in tensors.table.shards
     )
-    return Checkpoint(
+    return Example(
         manifest=saved_manifest(record, (epoch, groups)).at_clock_of(states),
         catalogue=catalogue,
         record=record,

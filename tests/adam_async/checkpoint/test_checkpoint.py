@@ -19,14 +19,14 @@ RULES = {
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp"])
 @pytest.mark.parametrize("rule", RULES)
-def test_pieces_have_all_shards_with_their_rule_state_and_tables(rule, consistency):
+async def test_pieces_have_all_shards_with_their_rule_state_and_tables(rule, consistency):
     config = Config(**RULES[rule], consistency=consistency, images_per_group=4, shard_bytes=2048)
     checkpoint = checkpoint_of(3, config=config)
     for start, array in enumerate((*checkpoint.weights.values(), *checkpoint.state.values())):
         array[...] = (np.arange(array.size) + 10_000 * start).reshape(array.shape)
     stored = StoredPieces(checkpoint.catalogue)
     tensors, states = stored.new_tensors(), {}
-    for state in reversed([*checkpoint.pieces()]):
+    for state in reversed([state async for state in checkpoint.pieces()]):
         parts = [memoryview(part) for part in state.parts]
         states |= put_shards(tensors, stored.shards(state.key.name, parts, "a piece"))
     assert tuple(states[number] for number in sorted(states)) == checkpoint.states
@@ -35,9 +35,9 @@ def test_pieces_have_all_shards_with_their_rule_state_and_tables(rule, consisten
         assert all(np.array_equal(ours[name], array) for name, array in theirs.items())
 
 
-def test_small_shards_with_equal_tables_have_them_once_in_a_piece():
+async def test_small_shards_with_equal_tables_have_them_once_in_a_piece():
     arrays = {f"array-{number}": np.zeros(1, np.float32) for number in range(2000)}
-    for state in checkpoint_of(weights=arrays).pieces():
+    async for state in checkpoint_of(weights=arrays).pieces():
         assert state.nbytes < 40_000  # a table for each shard takes 80,000
 
 

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
@@ -32,6 +31,7 @@ from adam_async.run.run_record import packed_record
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import (
     FILES,
+    Example,
     checkpoint_of,
     manifest_of,
     name_of,
@@ -278,7 +278,7 @@ FORGED = {
 }
 
 
-class Forged(Checkpoint):
+class Forged(Example):
     """A checkpoint whose head is not that of its pieces."""
 
     honest = checkpoint_of(1)

@@ -6,19 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint import shard_transfer
+from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.shard_transfer import ClockPassed, ShardCopies
-from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import DeadlineExceeded, ShardUnavailable
 from adam_async.messages.shard_states import MOST_CLOCKS
-from adam_async.model.rules import rule_of
-from adam_async.parameter_server import answers
+from adam_async.parameter_server import answers, piece_states
 from adam_async.parameter_server.events import ReplicasChanged
+from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.statistics import count_server
 from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
-from adam_async.run.partition import arrays_of
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, address_of, servers_of, until
@@ -32,13 +30,20 @@ def copies_of(servers, waits=PATIENT, changes=None):
 
 
 async def read(servers, *, clock=0, waits=PATIENT, changes=None, within_s=None):
-    """Read all shards of the servers."""
-    arrays = arrays_of(servers.model, None)
-    tensors = WholeTensors(arrays, servers.table, [rule_of(servers.config)])
+    """Read all shards of the servers; return them by number."""
+    cluster, shards, names = servers.map, {}, []
+    ((name, store),) = cluster.stores.items()
+    pieces = StoredPieces(catalogue_of(cluster, name, store, began=0.0))
+
+    async def put(name, bundle):
+        names.append(name)
+        shards.update(bundle.shards)
+
     copies = copies_of(servers, waits, changes)
     within_s = waits.clock_s if within_s is None else within_s
-    states = await copies.read(servers.map, tensors, clock=clock, within_s=within_s)
-    return tensors, states
+    await copies.read(cluster, pieces, put, clock=clock, within_s=within_s)
+    assert sorted(names) == sorted(pieces.specs)
+    return dict(sorted(shards.items()))
 
 
 def all_live(servers, *clients):
@@ -51,22 +56,19 @@ def all_live(servers, *clients):
 @pytest.mark.parametrize("size", [1, 20_000, 8 << 20])
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_a_copy_equals_the_shards_for_any_size_of_message(network, size, monkeypatch):
-    monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", size)
+    monkeypatch.setattr(piece_states, "PART_BYTES", size)
     options = {"rule": "adam", "waits": PATIENT, **SHARDED}
     async with servers_of(NETWORKS[network](), **options) as servers:
         client = servers.client()
         client.push(0.25)
         await client.pull()
-        tensors, states = await read(servers)
-        shards = servers.shards()
-        assert [state.shard for state in states] == list(shards)
-        for state in states:
-            shard = shards[state.shard]
-            values, mean, square, steps = tensors.cut(servers.table.shards[state.shard])
-            np.testing.assert_array_equal(values, shard.values)
-            np.testing.assert_array_equal(mean, shard.rule_state["mean"])
-            np.testing.assert_array_equal(square, shard.rule_state["square"])
-            assert int(steps[0]) == state.version == 1
+        found, shards = await read(servers), servers.shards()
+        assert list(found) == list(shards)
+        for number, shard in found.items():
+            np.testing.assert_array_equal(shard.values, shards[number].values)
+            for name in ("mean", "square"):
+                np.testing.assert_array_equal(shard.rule_state[name], shards[number].rule_state[name])
+            assert int(shard.rule_state["steps"][0]) == shard.version == 1
 
 
 @pytest.mark.parametrize("consistency", ["ssp:3", "bsp"])
@@ -82,10 +84,9 @@ async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consi
         await until(lambda: all(count_server([server.state]).parked for server in servers.servers))
         assert not reading.done()
         other.push(3.0)
-        tensors, states = await reading
-        for state in states:
-            assert set(state.clocks.values()) == {1}
-            moved = before[state.shard] - tensors.cut(servers.table.shards[state.shard])[0]
+        for number, shard in (await reading).items():
+            assert set(shard.clocks.values()) == {1}
+            moved = before[number] - shard.values
             np.testing.assert_allclose(moved, 2.0 if consistency == "bsp" else 4.0, rtol=1e-5)
 
 
@@ -226,9 +227,9 @@ async def test_a_reading_goes_on_at_the_new_primary_while_the_old_one_is_silent(
             yield servers.map
             await asyncio.Event().wait()
 
-        tensors, _ = await read(servers, changes=changes)
+        found = await read(servers, changes=changes)
         for number, shard in servers.shards().items():
-            np.testing.assert_array_equal(tensors.cut(servers.table.shards[number])[0], shard.values)
+            np.testing.assert_array_equal(found[number].values, shard.values)
 
 
 async def test_a_reading_waits_for_a_primary_and_goes_on():
@@ -240,8 +241,7 @@ async def test_a_reading_waits_for_a_primary_and_goes_on():
             yield servers.map
             await asyncio.Event().wait()
 
-        _, states = await read(servers, changes=changes)
-        assert [state.shard for state in states] == list(servers.shards())
+        assert list(await read(servers, changes=changes)) == list(servers.shards())
 
 
 async def test_a_bundle_without_a_primary_is_named_when_patience_ends():
@@ -291,8 +291,7 @@ async def test_a_reading_waits_for_copies_beyond_patience():
             yield servers.map
             await asyncio.Event().wait()
 
-        _, states = await read(servers, waits=waits, changes=changes)
-        assert [state.shard for state in states] == list(servers.shards())
+        assert list(await read(servers, waits=waits, changes=changes)) == list(servers.shards())
 
 
 async def test_a_reading_ends_when_copies_are_lacking_for_too_long():

@@ -30,12 +30,17 @@ def state_of(shard):
     return State(StateKey("ps-0", shard, 0, shard, shard), [b"shard", values.data, b""])
 
 
+async def arriving(states):
+    for state in states:
+        yield state
+
+
 @pytest.fixture
 async def folder(tmp_path, monkeypatch):
     """A folder of two files of states and a head."""
     monkeypatch.setattr(written_once, "FlushSettings", lambda: FlushSettings(segment_bytes=300))
     async with Disk() as disk:
-        size = await write_once(disk, tmp_path, OWNER, map(state_of, range(3)), [HEAD])
+        size = await write_once(disk, tmp_path, OWNER, arriving(map(state_of, range(3))), lambda: [HEAD])
         assert await disk.names(tmp_path) == NAMES
         assert size == sum((tmp_path / name).stat().st_size for name in NAMES)
     return tmp_path
@@ -136,7 +141,7 @@ async def test_a_head_that_names_other_files_is_refused(tmp_path, monkeypatch):
     async with Disk() as disk:
         with monkeypatch.context() as patched:
             patched.setattr(written_once, "RoundRecord", forged)
-            await write_once(disk, tmp_path, OWNER, [state_of(1)], [HEAD])
+            await write_once(disk, tmp_path, OWNER, arriving([state_of(1)]), lambda: [HEAD])
         with pytest.raises(DamagedFile, match=r"names the file '\.\./secret', which is none of its folder"):
             await read_head(disk, tmp_path, contents=7)
 
@@ -146,7 +151,7 @@ async def test_a_file_of_another_folder_is_refused(folder, tmp_path):
     async with Disk() as disk:
         (tmp_path / "other").mkdir()
         states = [State(other, state_of(0).parts), state_of(1), state_of(2)]
-        await write_once(disk, tmp_path / "other", OWNER, states, [HEAD])
+        await write_once(disk, tmp_path / "other", OWNER, arriving(states), lambda: [HEAD])
     (tmp_path / "other" / NAMES[0]).replace(folder / NAMES[0])
     with pytest.raises(DamagedFile, match=f"{NAMES[0]} is a file of another folder than {NAMES[2]}"):
         await read(folder)

@@ -1,15 +1,18 @@
 """The checkpoints of a simulated run: exact in bsp, complete in every mode."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import KEPT, CheckpointFolder
+from adam_async.checkpoint.manifest import Manifest
+from adam_async.checkpoint.new_checkpoint import NewCheckpoint
+from adam_async.messages import ShardState
 from adam_async.run.config import Config
 from adam_async.simulation.scenario import Ledger, Violation
 
 
 class CheckedFolder(CheckpointFolder):
-    """A folder of checkpoints that checks each checkpoint before writing it.
+    """A folder of checkpoints that checks each checkpoint that was written.
 
     Args:
         path, disk: See `CheckpointFolder`.
@@ -22,26 +25,26 @@ class CheckedFolder(CheckpointFolder):
         self._config = config
         self._ledger = ledger
 
-    async def write(self, checkpoint: Checkpoint, *, keep: int = KEPT) -> int:
-        """Check a checkpoint, and write it.
+    async def write(self, checkpoint: NewCheckpoint, *, keep: int = KEPT) -> int:
+        """Write a checkpoint, and check it.
 
         Raises:
             Violation: See `check_checkpoint`.
         """
-        check_checkpoint(checkpoint, self._config)
-        manifest = checkpoint.manifest
-        self._ledger.counts["checkpoints within an epoch"] += manifest.epoch == manifest.resume.epoch
-        return await super().write(checkpoint, keep=keep)
+        size = await super().write(checkpoint, keep=keep)
+        if (manifest := checkpoint.manifest) is not None:
+            check_checkpoint(manifest, checkpoint.states.values(), self._config)
+            self._ledger.counts["checkpoints within an epoch"] += manifest.epoch == manifest.resume.epoch
+        return size
 
 
-def check_checkpoint(checkpoint: Checkpoint, config: Config) -> None:
+def check_checkpoint(manifest: Manifest, states: Iterable[ShardState], config: Config) -> None:
     """Check the shards of a checkpoint against its groups, except frozen shards, which have version 0.
 
     Raises:
         Violation: In bsp the shards are not at one clock; or a shard has fewer updates than its groups need.
     """
-    manifest = checkpoint.manifest
-    shards = [state for state in checkpoint.states if state.version]
+    shards = [state for state in states if state.version]
     clocks = {clock for state in shards for clock in state.clocks.values()}
     if config.synchronous and clocks != {manifest.resume.clock}:
         raise Violation("exact checkpoints", f"{manifest.name}: shards at clocks {sorted(clocks)}")
