@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from adam_async.launch.ray import RayCluster
     from adam_async.launch.ray_resources import RaySettings
+    from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd
     from adam_async.model.spec import ModelSpec
     from adam_async.run.arrays import ArraySpec, Factors
     from adam_async.run.config import Config, Waits
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
     from adam_async.runtime.disk import Disk
     from adam_async.runtime.timeline import Timeline
-    from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
     from adam_async.store.store import ParameterStore
     from adam_async.store.values import PushOutcome, ReadVersions, Values
 
@@ -115,7 +115,7 @@ __all__ = [
 
 _HOMES = {
     "store.store": ("ParameterStore",),
-    "store.rules": ("Adagrad", "Adam", "AdamW", "Sgd"),
+    "model.rules": ("Adagrad", "Adam", "AdamW", "Sgd"),
     "store.values": ("PushOutcome", "ReadVersions", "Values"),
     "checkpoint.checkpoint": ("Checkpoint",),
     "checkpoint.manifest": ("CheckpointError",),

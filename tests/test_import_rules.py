@@ -32,8 +32,14 @@ PACKAGE_IMPORTS = {
 }
 """Imports of a package beside the standard library. `adam_async` is not limited here."""
 
-MODEL_IMPORTS = ("adam_async.model", "adam_async.errors", "adam_async.runtime.kernel_cache")
-"""The model imports nothing else of `adam_async`: its own files, the errors, the kernel cache."""
+MODEL_IMPORTS = (
+    "adam_async.model",
+    "adam_async.errors",
+    "adam_async.option_types",
+    "adam_async.runtime.kernel_cache",
+)
+"""The model imports nothing else of `adam_async`: its own files, the errors, the types of options, the kernel
+cache."""
 
 NETWORK_MODULES = tuple(
     f"adam_async.model.{name}" for name in ("layer", "layers", "named", "network", "partition", "spec")
@@ -42,6 +48,7 @@ NETWORK_MODULES = tuple(
 
 ROOMS = (
     "errors",
+    "option_types",
     "messages",
     "runtime",
     "persistence",

@@ -15,7 +15,6 @@ from adam_async.checkpoint.manifest import Manifest
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import DataError
 from adam_async.messages import ShardState, ShardStates
-from adam_async.model.rules import rule_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import (
     Catalogue,
@@ -41,7 +40,7 @@ class StoredPieces:
         self.catalogue = catalogue
         self.table = shard_table(catalogue.arrays, shard_bytes=record.shard_bytes)
         self.specs = pieces_by_name(record, self.table.shards)
-        self._rules = [rule_of(rule) for rule in record.rules]
+        self._rules = record.rules
 
     @property
     def arrays(self) -> int:

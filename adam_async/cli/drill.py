@@ -17,8 +17,8 @@ from adam_async.drill.judging import MOST_PAIRS, Claim, KindRow, Observations, e
 from adam_async.drill.plan import plan_faults, read_kinds, skipped_kinds
 from adam_async.drill.training import DrilledStep, TrainingDrill
 from adam_async.errors import ConfigError
+from adam_async.option_types import check_bounds
 from adam_async.run.config import Config
-from adam_async.run.option_types import check_bounds
 from adam_async.run.user_code import add_import_folder, import_step, read_step_args
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk

@@ -18,12 +18,12 @@ from adam_async.cli.files import (
     check_result,
 )
 from adam_async.errors import ConfigError
+from adam_async.option_types import check_bounds
 from adam_async.run.addresses import check_address
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.config import BOUNDS, FLUSH_S, MAX_THREADS_PER_CORE, Config
 from adam_async.run.image_size import read_image_size
 from adam_async.run.option_sources import PLAIN, variable_of
-from adam_async.run.option_types import check_bounds
 from adam_async.run.stragglers import read_slow
 from adam_async.runtime.machine import usable_cores
 from transport.config import MOST_NODE_BYTES, Checksum
@@ -128,9 +128,9 @@ def folder_of(option: str) -> Parameter:
     return checked_by(check)
 
 
-def within(option: str, least: float, most: float | None) -> Parameter:
+def within(option: str, least: float, most: float | None, below: float | None = None) -> Parameter:
     """Return the cyclopts parameter of a number, checked before modules load; None: no maximum."""
-    return checked_by(lambda value: check_bounds(option, value, least, most))
+    return checked_by(lambda value: check_bounds(option, value, least, most, below))
 
 
 def bounded(name: str) -> Parameter:
@@ -185,7 +185,7 @@ def _with_options_of_run(kind: type[_Options]) -> type[_Options]:
         if name in ON_COMMAND_LINE and name not in own:
             default = getattr(plain, name)
             parameter = Parameter(
-                show_default=None if default in ("", ()) else partial(shown_always, default),
+                show_default=None if default in ("", (), None) else partial(shown_always, default),
                 negative="" if of is not bool or name == "keep_going" else None,
             )
             found[name] = Annotated[of | None, parameter]

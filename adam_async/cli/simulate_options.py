@@ -11,7 +11,7 @@ from cyclopts import Parameter
 import adam_async
 from adam_async.cli.options import ONLY_ON, checked_by, options, to_read, to_write
 from adam_async.errors import ConfigError
-from adam_async.run.option_types import check_bounds
+from adam_async.option_types import check_bounds
 from adam_async.runtime.machine import usable_cores
 from adam_async.runtime.ordinary_files import read_ordinary
 

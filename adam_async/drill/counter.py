@@ -35,6 +35,7 @@ from adam_async.drill.judging import (
 )
 from adam_async.drill.plan import PlannedFault
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, first_cause
+from adam_async.model.rules import Sgd
 from adam_async.run.addresses import controller_names
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
@@ -45,7 +46,6 @@ from adam_async.runtime.network_namespaces import NamespaceNetwork
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import records_of
 from adam_async.store.layout import StoreLayout
-from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
 from transport import BufferPool, Identity
 

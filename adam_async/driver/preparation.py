@@ -44,7 +44,7 @@ from adam_async.run.partition import arrays_of, check_crossings, plan_run, table
 from adam_async.run.result import EpochResult
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.step_model import RunModel, StepModel
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord
+from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ProgramRecord, TrainingProgram, read_training
 from adam_async.run.user_code import NamedStep
@@ -116,14 +116,7 @@ def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[A
     return StoreRecord(
         id=record.id,
         creator=record.driver,
-        rules=(
-            RuleRecord(
-                rule=rule.name,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                weight_decay=config.weight_decay,
-            ),
-        ),
+        rules=(rule,),
         arrays=len(arrays),
         nbytes=sum([array.nbytes for array in arrays]),
         state_arrays=len(rule.state_names),

@@ -1,7 +1,7 @@
 """Pure: networks as numbers. Specs, layers, contexts, rules; no asyncio anywhere.
 
 `network.py` builds the layers that a spec names. A caller loads a group of images into a context
-(`context.py`), and the network runs its layers forward and backward on the arrays there. A rule (`rules.py`)
+(`context.py`), and the network runs its layers forward and backward on the arrays there. A rule (`rules/`)
 then turns each gradient into new values: at a parameter server, or at once in the memory that the network
 reads (`in_place.py`).
 
@@ -14,7 +14,7 @@ reads (`in_place.py`).
     context.py                 a training context: activations, error gradients and scratch of one group; the
                                buffers and outcome of a step
 Updates:
-    rules.py                   update rules: SGD, momentum, Adagrad, Adam, AdamW; their state
+    rules/                     update rules: SGD, momentum, Adagrad, Adam, AdamW; their constants and state
     rule_batches.py            one rule on several gradients of a server's shards, block by block
     in_place.py                steps in place without a lock (Hogwild)
 Compiled kernels, and models cut over workers:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         Rule,
         RuleState,
         Sgd,
-        make_rule,
         new_scratch,
         plain_step,
     )
@@ -82,7 +81,6 @@ __all__ = [
     "StepOutcome",
     "Weights",
     "is_finite",
-    "make_rule",
     "mlp",
     "named_model",
     "new_rule_state",
@@ -128,7 +126,6 @@ _HOMES = {
         "Rule",
         "RuleState",
         "Sgd",
-        "make_rule",
         "new_scratch",
         "plain_step",
     ),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.rules import Rule, Sgd, new_scratch
+from adam_async.model.rules import Rule, new_scratch
 
 BLOCK = 32_768
 """Number of values in a block. Values, gradient and arrays of state of a block have 128 KiB each in float32,
@@ -58,7 +58,7 @@ class NumpyBatches:
 
     def __init__(self, rule: Rule, dtype: DTypeLike) -> None:
         self._rule = rule
-        self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
+        self._plain = rule.is_plain
         self._scratch = new_scratch(dtype)
 
     def apply(

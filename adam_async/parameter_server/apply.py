@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from adam_async.model.rule_batches import Batches, NumpyBatches, Target
-from adam_async.model.rules import Rule, Sgd
+from adam_async.model.rules import Rule
 from adam_async.parameter_server.gradients import (
     DeltaPart,
     FactorPart,
@@ -107,7 +107,7 @@ class Applier:
         self.rule = rule
         self.dtype = np.dtype(dtype)
         self._limit = largest(self.dtype)
-        self._plain = isinstance(rule, Sgd) and not rule.momentum and not rule.weight_decay
+        self._plain = rule.is_plain
         self._join = join
         self.batches: Batches = batches or NumpyBatches(rule, self.dtype)
         largest_shard = max((shard.size for shard in shards), default=0)

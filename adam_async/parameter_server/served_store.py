@@ -31,7 +31,6 @@ from adam_async.messages import (
     Tick,
     pack,
 )
-from adam_async.model.rules import rule_of
 from adam_async.parameter_server.answers import Answers, send_record, values_count
 from adam_async.parameter_server.apply import Applier, appliers_of
 from adam_async.parameter_server.at_once import ShortWay
@@ -117,7 +116,7 @@ class ServedStore:
         self._arrays = arrays
         self._table = shard_table(arrays, shard_bytes=store.shard_bytes)
         self._specs = self._table.shards
-        self._rules = [rule_of(rule) for rule in store.rules]
+        self._rules = store.rules
         self.reports = StoreReports(Statistics(node=host.node, role="ps"), host.now, host.spawn)
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: StoreWork | None = None

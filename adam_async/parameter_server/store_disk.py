@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
-from adam_async.model.rules import Rule, rule_of
+from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.entry_replay import EntryReplay
@@ -117,7 +117,7 @@ class StoreDisk:
         self._catalogue_bytes = 0
         """Size of the catalogue as JSON text, in bytes."""
         self._table: tuple[ShardSpec, ...] = ()
-        self._rules: list[Rule] = []
+        self._rules: Sequence[Rule] = ()
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
         self._replays: dict[str, EntryReplay] = {}
         """Replays of the bundles with entries that their pieces on the disk lacked, by home."""
@@ -665,7 +665,7 @@ class StoreDisk:
         if not self._table:
             arrays = catalogue.arrays
             self._table = shard_table(arrays, shard_bytes=catalogue.record.shard_bytes).shards
-            self._rules = [rule_of(rule) for rule in catalogue.record.rules]
+            self._rules = catalogue.record.rules
         if home not in self._pieces:
             buckets = catalogue.record.buckets
             specs = [spec for spec in self._table if buckets[spec.bucket] == home]

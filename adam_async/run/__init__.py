@@ -11,7 +11,6 @@ Files, in reading order:
 
     config.py                        every option of a run, with default and checks; the deadlines of waits
     option_sources.py                precedence: defaults, TOML file, `ADAM_*` variables, command line
-    option_types.py                  checks of the types of options
     cache_size.py, role_memory.py    memory in options: for images, for peers, for the processes of a role
     image_size.py                    the one size of all images of a data set
     addresses.py, token_file.py      addresses of roles and controllers; root token, or keys of one role

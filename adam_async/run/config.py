@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.option_types import Amount, Fraction, bounds_of, check_types
 from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
-from adam_async.run.option_types import bounds_of, check_types
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import read_slow
 from transport.config import Checksum
@@ -78,6 +78,9 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Maximum wait of a starting role or driver for a controller, in seconds."""
         return self.meet_s or self.dial_s
 
+
+RuleName = Literal["auto", "sgd", "adagrad", "adam", "adamw"]
+"""Names of the rules of `adam_async.model.rules`, which imports NumPy, and auto."""
 
 SUMS_BYTES = 64 << 20
 """Maximum size of a model whose workers send sums in one process by default, in bytes."""
@@ -151,18 +154,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """tcp://HOST:PORT on which the parameter servers listen for each other, with --processes."""
     processes: bool = False
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
-    rule: Literal["auto", "sgd", "adagrad", "adam", "adamw"] = "auto"
+    rule: RuleName = "auto"
     """Update rule; auto is adam for the model that --model auto makes for photographs, else sgd. Fewer than
     240 photographs then also train in groups of 4 to 15 images, one in flight, unless --in-flight, or another
     --images-per-group than 16, is given."""
     rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     """Learning rate; 0 is the rule's default."""
-    momentum: float = 0.0
+    momentum: Fraction = 0.0
     """Momentum of rule sgd."""
     nesterov: bool = False
     """Use Nesterov's momentum, with gradients one step of the momentum ahead."""
-    weight_decay: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    weight_decay: Amount = 0.0
     """Weight decay: of the gradient, or with rule adamw of the values."""
+    betas: tuple[Fraction, Fraction] | None = None
+    """Shares of the two averages of rules adam and adamw that stay at each update; by default 0.9 0.999."""
+    eps: Amount = 0.0
+    """Number that rules adagrad, adam and adamw add to a root before they divide by it; 0 is the rule's
+    default."""
+    initial_accumulator_value: Amount = 0.0
+    """First value of the sums of squares of rule adagrad."""
     push_every: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS_OF_STEP)] = 1
     """Groups whose gradients are summed into one push."""
     pull_every: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -247,12 +257,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         check_types(self)
         if self.controllers not in CONTROLLERS:
             raise ConfigError(f"controllers must be {CONTROLLERS_WORDS}, not {self.controllers}")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must be in [0, 1), not {self.momentum}")
-        if self.momentum and self.rule not in ("auto", "sgd"):
-            raise ConfigError(f"momentum belongs to rule sgd; rule {self.rule} keeps its own averages")
-        if self.nesterov and not self.momentum:
-            raise ConfigError("nesterov has no effect without momentum: set momentum, such as 0.9")
+        if any(getattr(self, name) for name in _OF_RULES):
+            from adam_async.model.rules import rule_of  # imports NumPy
+
+            rule_of(self)
         cache_limits(self.cache, self.spill, available_bytes=0)
         read_image_size(self.size)
         read_memory(self.memory)
@@ -552,6 +560,9 @@ _IN_PLACE = {
 }
 """Options with the values that training in place requires."""
 
+_OF_RULES = ("momentum", "nesterov", "weight_decay", "betas", "eps", "initial_accumulator_value")
+"""Options that are constants of rules; their classes have the bounds."""
+
 _OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
 """Options of schedule ``step``, with their defaults."""
 
@@ -562,7 +573,7 @@ OF_CUTS = {"plan": "vertical", "halo": "auto"}
 BOUNDS = bounds_of(Config)
 """Minimum and maximum of each numeric option that has bounds, by name."""
 
-MOST = {name: most for name, (_, most) in BOUNDS.items() if most is not None}
+MOST = {name: most for name, (_, most, _) in BOUNDS.items() if most is not None}
 """Maximum values of options, by name; larger values are mistakes, or would cause a less clear error later."""
 
 MOST_WORKERS = MOST["replicas"] * MOST["partitions"]

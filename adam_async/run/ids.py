@@ -19,3 +19,6 @@ BucketId = NewType("BucketId", int)
 
 Version = NewType("Version", int)
 """Number of pushes applied to a shard so far. The version grows by one per push, on each copy."""
+
+MOST_STEP_NAME = 512
+"""Maximum length of a step's import path, in characters."""

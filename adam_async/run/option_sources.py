@@ -13,8 +13,8 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import read_toml
+from adam_async.option_types import bounds_of, described_bounds, described_type
 from adam_async.run.config import FIELDS, OF_CUTS, Config, Waits
-from adam_async.run.option_types import bounds_of, described_bounds, described_type
 
 PREFIX = "ADAM_"
 
@@ -45,7 +45,7 @@ ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
 PLAIN = tuple(name for name in FIELDS if name != "waits")
 """Options that a variable or a word of the command line can set; `waits` is a table of a file."""
 
-LISTS = ("slow", "memory")
+LISTS = ("slow", "memory", "betas")
 """Options with several values, which a variable has with commas between them."""
 
 
@@ -207,7 +207,7 @@ def explain_type(
             return f"{name}: {message[: found.start()]}"
     value = values[name][inner] if inner else values[name]
     key = f"{name}.{inner}" if inner else name
-    if re.match(r"Expected `\w+` [<>]=", message):
+    if re.match(r"Expected `\w+` [<>]", message):
         wanted = described_bounds(*bounds_of(kind)[name])
         return f"{key} must be {wanted}, not {value}{where.get(name, '')}"
     wanted = described_type(get_type_hints(hint)[inner] if inner else hint)

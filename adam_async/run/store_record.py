@@ -11,12 +11,13 @@ needs the model or the program of the arrays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite, prod
+from math import prod
 from typing import Any, Literal
 
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.model.rules import AnyRule
 
 STORE_PIECES = 64
 """Maximum number of pieces of a store's list of arrays."""
@@ -39,17 +40,8 @@ MOST_VALUES = 1 << 40
 MOST_NAME = 1024
 """Maximum length of an array's name, in bytes of UTF-8."""
 
-MOST_STEP_NAME = 512
-"""Maximum length of a step's import path, in characters."""
-
 MOST_STORE_NAME = 128
 """Maximum length of a store's name, in bytes of UTF-8."""
-
-MOST_RATE = 1e12
-"""Maximum rate and weight decay of a rule."""
-
-RULE_STATES: Mapping[str, int] = {"sgd": 0, "adagrad": 1, "adam": 2, "adamw": 2}
-"""Names of the rules, with the number of state arrays per array of values; momentum adds one."""
 
 DTYPES: Mapping[str, int] = {"float32": 4, "float64": 8}
 """Types of values, with the bytes of one value."""
@@ -99,22 +91,6 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
         return self.size * self.item_bytes
 
 
-class RuleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An update rule with its constants, in the form of `make_rule`, and its default rate."""
-
-    rule: str
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    rate: float = 0.0
-    """Default rate of pushes, which the servers ignore; each client may have another one."""
-
-    @property
-    def state_arrays(self) -> int:
-        """Number of state arrays per array of values."""
-        return RULE_STATES[self.rule] + bool(self.momentum)
-
-
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One store. The creator sets the first fields; the controllers set the fields from `phase` on."""
 
@@ -122,7 +98,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Id of this store; another store of the same name has another id."""
     creator: str = ""
     """Node of the creator, which loads the first values."""
-    rules: tuple[RuleRecord, ...]
+    rules: tuple[AnyRule, ...]
+    """Rules; each client may have other default rates."""
     arrays: int
     """Number of arrays."""
     nbytes: int
@@ -327,20 +304,3 @@ def check_arrays(arrays: Sequence[ArrayRecord], *, rules: int) -> None:
         rows = array.shape[0] if array.shape else 1
         if any(not 0 < row < rows for row in array.cuts) or list(array.cuts) != sorted(set(array.cuts)):
             raise ConfigError(f"array {shown}: cuts {array.cuts[:8]} are not rising rows within {rows}")
-
-
-def check_rule(record: RuleRecord) -> str:
-    """Return the fault of a rule's record; empty for a correct one."""
-    if record.rule not in RULE_STATES:
-        return f"unknown rule {record.rule[:80]!r}; known rules: {', '.join(RULE_STATES)}"
-    for name in ("rate", "weight_decay", "momentum"):
-        value = getattr(record, name)
-        if not isfinite(value) or not 0 <= value <= MOST_RATE:
-            return f"rule {record.rule}: {name} is {value}; 0 to {MOST_RATE:g} are allowed"
-    if record.momentum >= 1:
-        return f"rule {record.rule}: momentum is {record.momentum}; it must be less than 1"
-    if record.rule != "sgd" and (record.momentum or record.nesterov):
-        return f"rule {record.rule} takes no momentum"
-    if record.nesterov and not record.momentum:
-        return f"rule {record.rule}: nesterov needs a momentum above 0"
-    return ""

@@ -29,7 +29,8 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.errors import ConfigError, StepFailed
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.config import OF_CUTS, Config
-from adam_async.run.store_record import MOST_NAME, MOST_STEP_NAME
+from adam_async.run.ids import MOST_STEP_NAME
+from adam_async.run.store_record import MOST_NAME
 
 MOST_SAMPLE = 1 << 16
 """Maximum number of training images in the sample of a step."""

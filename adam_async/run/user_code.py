@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from adam_async.errors import ConfigError, install_command
-from adam_async.run.store_record import MOST_STEP_NAME
+from adam_async.run.ids import MOST_STEP_NAME
 from adam_async.runtime.loop_thread import on_user_thread
 
 # Commands check import paths with this file before they import NumPy.

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from adam_async.errors import ConfigError, StoreError
+from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec, Factors
-from adam_async.run.store_record import DTYPES, ArrayRecord, RuleRecord, check_arrays
-from adam_async.store.rules import Rule
+from adam_async.run.store_record import DTYPES, ArrayRecord, check_arrays
 
 Gradient = ArrayLike | Factors
 
@@ -23,9 +23,9 @@ InitialArrays = Mapping[str, "NDArray[Any] | ArraySpec"]
 
 
 def records_of(
-    arrays: InitialArrays, rule: Rule | Mapping[str, Rule]
-) -> tuple[tuple[ArrayRecord, ...], tuple[RuleRecord, ...]]:
-    """Return the records of arrays, and the records of their rules.
+    arrays: InitialArrays, rule: AnyRule | Mapping[str, AnyRule]
+) -> tuple[tuple[ArrayRecord, ...], tuple[AnyRule, ...]]:
+    """Return the records of arrays, and their rules.
 
     Raises:
         ConfigError: An array has another type than float32 or float64, or a value that is not finite; a name
@@ -33,7 +33,7 @@ def records_of(
     """
     if not isinstance(arrays, Mapping):
         raise ConfigError(f"arrays is a mapping of names to arrays, not {type(arrays).__name__}")
-    rules: dict[RuleRecord, int] = {}
+    rules: dict[AnyRule, int] = {}
     found = []
     if isinstance(rule, Mapping) and (superfluous := sorted(map(repr, set(rule) - set(arrays)))):
         raise ConfigError(f"rule names {', '.join(superfluous[:3])}, which are not in arrays")
@@ -47,10 +47,10 @@ def records_of(
         mine = rule.get(name) if isinstance(rule, Mapping) else rule
         if mine is None:
             raise ConfigError(f"rule names no rule for array {name[:80]!r}")
-        if not isinstance(mine, Rule):
+        if not isinstance(mine, AnyRule):
             raise ConfigError(f"the rule of array {name[:80]!r} is {mine!r}; use Sgd, Adagrad, Adam or AdamW")
         spec = array if isinstance(array, ArraySpec) else _spec_of(name, array)
-        number = rules.setdefault(mine.record(), len(rules))
+        number = rules.setdefault(mine, len(rules))
         found.append(ArrayRecord(name, spec.shape, spec.dtype, number, spec.split))
     check_arrays(found, rules=len(rules))
     return tuple(found), tuple(rules)

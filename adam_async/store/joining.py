@@ -20,7 +20,6 @@ from adam_async.checkpoint.tensors import WholeTensors, first_states
 from adam_async.client.parameter_client import SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
-from adam_async.model.rules import rule_of
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.bundle_record import DEFAULT_COPIES
 from adam_async.run.cluster_map import ClusterMap, replica_generation
@@ -29,7 +28,6 @@ from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays,
 from adam_async.runtime.channel import Endpoint
 from adam_async.store.arrays import flat_values
 from adam_async.store.restoring import find_saved, load_saved, same_shards
-from adam_async.store.rules import rule_text
 from adam_async.store.wish import StoreWish, consistency_of
 from transport import TransportError
 
@@ -146,7 +144,7 @@ class Joining:
                 f"store {wish.name!r} does not exist, and with consistency='bsp' its creator needs "
                 "replicas=N, the number of clients of the first step"
             )
-        state = [len(rule_of(rule).state_names) for rule in wish.rules]
+        state = [len(rule.state_names) for rule in wish.rules]
         copies = await self._copies()
         if wish.min_in_sync > copies:
             raise StoreError(
@@ -402,8 +400,7 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
         used_rule, my_rule = store.rules[other.rule], wish.rules[mine.rule]
         if msgspec.structs.replace(used_rule, rate=my_rule.rate) != my_rule:
             raise StoreError(
-                f"{shown} has rule {rule_text(used_rule)} in store {wish.name!r}, "
-                f"and {rule_text(my_rule)} here: {cure}"
+                f"{shown} has rule {used_rule.text} in store {wish.name!r}, and {my_rule.text} here: {cure}"
             )
     if there:
         raise StoreError(

@@ -13,10 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from msgspec.structs import replace
+
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership
 from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
+from adam_async.model.rules import AnyRule
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cluster_map import NodeRecord, replica_generation
 from adam_async.run.shard_table import holders, shard_table
@@ -29,7 +32,6 @@ from adam_async.store.calls import Calls, check_loop
 from adam_async.store.joining import Joining
 from adam_async.store.layout import StoreLayout
 from adam_async.store.local_servers import ServerAccess, local_servers
-from adam_async.store.rules import Rule, rule_of
 from adam_async.store.wish import StoreWish, consistency_of
 from transport import BufferPool, Identity
 
@@ -69,7 +71,7 @@ class StoreLink:
         )
         self.name = wish.name
         self.closed = False
-        self.rules: Mapping[str, Rule]
+        self.rules: Mapping[str, AnyRule]
         """Rule of each array, with the rate of this client."""
         self.store: StoreRecord
         self.session: SessionIdentity
@@ -101,7 +103,7 @@ class StoreLink:
         mine = {record.name: wish.rules[record.rule].rate for record in wish.records}
         for array in arrays if mine else ():  # the rates of this client, for the rules of its arrays
             rates[array.rule] = mine[array.name]
-        rules = [rule_of(record, rate) for record, rate in zip(store.rules, rates, strict=True)]
+        rules = [replace(rule, rate=rate) for rule, rate in zip(store.rules, rates, strict=True)]
         self.rules = {array.name: rules[array.rule] for array in arrays}
         session = self.session = await joining.take_place(store)
         servers = ParameterClient(

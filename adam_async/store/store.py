@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from adam_async.errors import StoreError, counted
+from adam_async.model.rules import AnyRule, Sgd
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import SHARD_BYTES
@@ -36,7 +37,6 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.opening import NO_COPY, Opening, StoreLink
-from adam_async.store.rules import Rule, Sgd
 from adam_async.store.values import PushOutcome, Rate, ReadVersions, Values
 from adam_async.store.wish import Create, StoreWish, check_is_default, slack_of
 
@@ -66,7 +66,7 @@ class ParameterStore:
         *,
         name: str | None = None,
         create: Create = "auto",
-        rule: Rule | Mapping[str, Rule] = Sgd(),  # noqa: B008 - a frozen value
+        rule: AnyRule | Mapping[str, AnyRule] = Sgd(),  # noqa: B008 - a frozen value
         consistency: str = "asp",
         replicas: int = 0,
         copies: int | None = None,
@@ -164,7 +164,7 @@ class ParameterStore:
         return self._calls.clock
 
     @property
-    def rules(self) -> Mapping[str, Rule]:
+    def rules(self) -> Mapping[str, AnyRule]:
         """The rule of each array by name, with the default rate of this client."""
         return self._link.rules
 

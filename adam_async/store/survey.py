@@ -234,7 +234,7 @@ def _array_summaries(
                 name=array.name,
                 shape=array.shape,
                 dtype=array.dtype,
-                rule=store.rules[array.rule].rule,
+                rule=store.rules[array.rule].name,
                 shards=len(shards),
                 bytes=array.nbytes,
                 version=min(known) if known and len(known) == len(shards) else None,

@@ -5,10 +5,11 @@ from typing import Literal
 import msgspec
 
 from adam_async.errors import ConfigError, check_flags
+from adam_async.model.rules import AnyRule
 from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import NUM_BUCKETS, fault_of_shards
-from adam_async.run.store_record import ArrayRecord, RuleRecord, store_key
+from adam_async.run.store_record import ArrayRecord, store_key
 from adam_async.store.arrays import InitialArrays
 
 Create = Literal["auto", "new", "never"]
@@ -28,7 +29,7 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     create: str
     values: InitialArrays | None
     records: tuple[ArrayRecord, ...]
-    rules: tuple[RuleRecord, ...]
+    rules: tuple[AnyRule, ...]
     slack: int | None
     is_summed: bool
     """Whether servers apply the mean of the gradients of a step (bsp); with ``ssp:0`` they apply each

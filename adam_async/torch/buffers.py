@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adam_async.errors import ConfigError, StoreError
+from adam_async.model.rules import AnyRule, Sgd
 from adam_async.store.arrays import fault_of_values
-from adam_async.store.rules import Rule, Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.torch.parameters import DTYPES, parameter_arrays
 
@@ -55,8 +55,8 @@ def shared_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 def arrays_with_buffers(
-    module: nn.Module, rule: Rule | Mapping[str, Rule]
-) -> tuple[dict[str, NDArray[Any]], dict[str, Rule]]:
+    module: nn.Module, rule: AnyRule | Mapping[str, AnyRule]
+) -> tuple[dict[str, NDArray[Any]], dict[str, AnyRule]]:
     """Return the arrays of a module's parameters and buffers, and their rules, for `ParameterStore.open`.
 
     Args:
@@ -67,7 +67,7 @@ def arrays_with_buffers(
         ConfigError: `rule` has no rule for a parameter; or see `ModuleParameters`.
     """
     arrays = parameter_arrays(module)
-    rules: dict[str, Rule] = {}
+    rules: dict[str, AnyRule] = {}
     for name in arrays:
         mine = rule.get(name) if isinstance(rule, Mapping) else rule
         if mine is None:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adam_async.errors import AdamError, ConfigError, StoreError
+from adam_async.model.rules import AnyRule, Sgd
 from adam_async.run.arrays import Factors
 from adam_async.runtime.loop_thread import Call
 from adam_async.store import store as face
 from adam_async.store.arrays import Gradient
-from adam_async.store.rules import Rule, Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import Rate, ReadVersions, Values
 from adam_async.torch.devices import Staging
@@ -220,7 +220,7 @@ class LocalSteps:
         behind: Names of the arrays with pushes whose effect the module's values lack.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], *, are_taken: bool) -> None:
+    def __init__(self, rules: Mapping[str, AnyRule], *, are_taken: bool) -> None:
         self.are_taken = are_taken
         self.plain = frozenset(name for name, rule in rules.items() if isinstance(rule, Sgd))
         self.behind: set[str] = set()

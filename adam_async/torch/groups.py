@@ -7,14 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from adam_async.errors import ConfigError
+from adam_async.model.rules import CONSTANTS
 from adam_async.store.sync import ParameterStore
 from adam_async.store.values import MOST_RATE
 
 Parameters = Iterable[nn.Parameter] | Iterable[str] | Iterable[Mapping[str, Any]]
 """Parameters, their names, or groups of them with ``params`` and ``lr``."""
 
-CONSTANTS = ("momentum", "nesterov", "weight_decay", "betas", "eps", "dampening", "lr_decay")
-"""Keys of groups of PyTorch's optimizers for constants that the servers' rules have."""
+OF_RULES = (*CONSTANTS, "dampening", "lr_decay")
+"""Keys of groups of PyTorch's optimizers for constants of update rules, which the servers have."""
 
 GROUP_KEYS = frozenset(
     {"params", "lr", "name", "param_names"}
@@ -37,7 +38,7 @@ def check_keys(group: Mapping[str, Any]) -> None:
         )
     if group.keys() <= GROUP_KEYS:
         return
-    for word in CONSTANTS:
+    for word in OF_RULES:
         if word in group:
             raise ConfigError(
                 f"a parameter group has {word}={group[word]!r}, a constant of the servers' rule: leave "

@@ -45,9 +45,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from adam_async.errors import AdamError, ConfigError, StoreError, check_flags
+from adam_async.model.rules import Sgd
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
-from adam_async.store.rules import Sgd
 from adam_async.store.sync import ParameterStore
 from adam_async.torch.buffers import Buffers, Policy
 from adam_async.torch.changes import Changes

@@ -10,16 +10,21 @@ from adam_async.controller.state import Changed, Command, CompareAndSet, Control
 from adam_async.driver.preparation import store_of
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.model.named import mlp
+from adam_async.model.rules import Rule, Sgd
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays, served_word
+from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays, served_word
 from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()
 
 SHAPES = {"fc1/weights": (8, 16), "fc1/biases": (8,), "fc2/weights": (4, 8), "fc2/biases": (4,)}
 """Shapes of the arrays of this model."""
+
+
+class UnknownRule(Rule, frozen=True, kw_only=True, tag="unknown"):
+    """A rule of another release, which no message may have."""
 
 
 def node(role: str = "worker", incarnation: int = 1, **fields: Any) -> NodeRecord:
@@ -52,7 +57,7 @@ def store_record(id: str = "store-1", listed: Sequence[ArrayRecord] = (), **fiel
     return StoreRecord(
         **{
             "id": id,
-            "rules": (RuleRecord(rule="sgd"),),
+            "rules": (Sgd(),),
             "arrays": len(arrays),
             "nbytes": sum(array.nbytes for array in arrays),
             "state_arrays": 0,

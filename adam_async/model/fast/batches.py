@@ -73,11 +73,12 @@ class CompiledBatches:
                 self._kind = with_momentum if rule.momentum else SGD
                 constants = (rule.weight_decay, rule.momentum)
             case Adagrad():
-                self._kind, constants = ADAGRAD, (rule.weight_decay, rule.epsilon)
+                self._kind, constants = ADAGRAD, (rule.weight_decay, rule.eps)
             case Adam():
                 # Subtracted in float64, as in `Adam.apply`; in float32 the bits would differ.
-                betas = (rule.beta1, 1.0 - rule.beta1, rule.beta2, 1.0 - rule.beta2)
-                self._kind, constants = ADAM, (rule.decay[0], *betas, rule.epsilon)
+                beta1, beta2 = rule.betas
+                betas = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
+                self._kind, constants = ADAM, (rule.decay[0], *betas, rule.eps)
             case _:
                 raise ModelError(f"no kernel applies {rule!r}")
         name = _kernel_name(dtype)
@@ -112,14 +113,15 @@ class CompiledBatches:
         """Apply gradients with Adam, target by target, because each target has its own count of steps."""
         rule, at = self._rule, 0
         assert isinstance(rule, Adam)
+        beta1, beta2 = rule.betas
         for target in targets:
             end = at + len(target.values)
             steps = int(target.rule_state["steps"][0])
             numbers: list[float] = []
             # In float64, as in `Adam.apply`; the kernel rounds them to the type of the arrays.
             for number, rate in enumerate(map(float, rates), start=steps + 1):
-                root = sqrt(1.0 - rule.beta2**number)
-                numbers += (rate / (1.0 - rule.beta1**number), root, rule.decay[1] * rate)
+                root = sqrt(1.0 - beta2**number)
+                numbers += (rate / (1.0 - beta1**number), root, rule.decay[1] * rate)
             self._run(self._table((target,)), [gradient[at:end] for gradient in gradients], numbers)
             target.rule_state["steps"] += len(gradients)
             at = end

@@ -26,7 +26,7 @@ from adam_async.messages import (
 from adam_async.messages.saved_shards import SavedPiece
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.run_record import RunRecord, packed_record
-from adam_async.run.store_record import ArrayRecord, RuleRecord
+from adam_async.run.store_record import ArrayRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster_maps import node as node_record
@@ -58,7 +58,6 @@ def test_a_listed_store_counts_with_its_pieces():
         {"shard_bytes": 0},
         {"shard_bytes": 8, "arrays": (ArrayRecord("w", (1 << 40,)),)},
         {"arrays": (ArrayRecord("w", (-8,)),)},
-        {"rules": (RuleRecord(rule="magic"),)},
     ],
     ids=str,
 )
@@ -181,7 +180,7 @@ async def test_an_invalid_entry_costs_only_itself_and_is_logged_once_with_its_se
     partly = msgspec.structs.replace(listed(), pieces=(*listed().pieces, forged))
     servers = (
         Lists(0, partly),
-        Lists(1, {"name": "a-name"}, listed(rules=(RuleRecord(rule="magic"),))),
+        Lists(1, {"name": "a-name"}, listed(shard_bytes=0)),
         Lists(2, msgspec.structs.replace(listed(), pieces=(SavedPiece("ps-0", 2, 1, 7),))),
     )
     async with lists(network, *servers) as (saved, cluster):

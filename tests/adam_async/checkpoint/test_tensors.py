@@ -6,7 +6,7 @@ import pytest
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.model.named import digits
 from adam_async.model.network import Network
-from adam_async.model.rules import make_rule
+from adam_async.model.rules import Adagrad, Adam, Sgd
 from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.shard_table import shard_table
 from adam_async.run.store_record import ArrayRecord
@@ -16,10 +16,10 @@ MODEL = Network(digits())
 ARRAYS = arrays_of(MODEL, None)
 TABLE = table_of(MODEL, shard_bytes=4 << 10)
 RULES = {
-    "sgd": make_rule("sgd"),
-    "momentum": make_rule("sgd", momentum=0.9),
-    "adagrad": make_rule("adagrad"),
-    "adam": make_rule("adam"),
+    "sgd": Sgd(),
+    "momentum": Sgd(momentum=0.9),
+    "adagrad": Adagrad(),
+    "adam": Adam(),
 }
 
 

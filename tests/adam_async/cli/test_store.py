@@ -16,9 +16,9 @@ from adam_async.cli.operation_options import StatusOptions, StoreOptions
 from adam_async.cli.store import run_store
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, RoleUnreachable, RunFailed, StoreError, first_cause
+from adam_async.model.rules import Adagrad, Sgd
 from adam_async.run.run_copies import BundleCopies, RunCopies
 from adam_async.run.token_file import derived_text
-from adam_async.store.rules import Adagrad, Sgd
 from adam_async.store.store import ParameterStore
 from tests.adam_async.store.servers import servers
 

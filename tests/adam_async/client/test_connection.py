@@ -26,10 +26,11 @@ from adam_async.messages import (
     pack,
     unpack_any,
 )
+from adam_async.model.rules import Sgd
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.ids import ShardId
-from adam_async.run.store_record import RuleRecord, StoreRecord
+from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, Call, address_of, turns, until
@@ -107,7 +108,7 @@ def map_of(primary, *servers, **fields):
     members = () if primary is None else ((primary.identity.node, primary.identity.incarnation),)
     store = StoreRecord(
         id=STORE,
-        rules=(RuleRecord(rule="sgd"),),
+        rules=(Sgd(),),
         arrays=1,
         nbytes=4,
         state_arrays=0,

@@ -19,10 +19,10 @@ from adam_async.driver.training_rules import PROGRAM_KINDS, TrainingRules
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.run.cluster_map import EpochRecord, NodeRecord
 from adam_async.run.config import Waits
-from adam_async.run.store_record import ArrayRecord, RuleRecord
+from adam_async.run.store_record import ArrayRecord
 from adam_async.run.training_program import KIND
 from adam_async.runtime.traffic import Traffic
-from tests.adam_async.cluster_maps import ARRAYS, run_record, store_record
+from tests.adam_async.cluster_maps import ARRAYS, UnknownRule, run_record, store_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
 from tests.transport.testing import Faults
 from transport import Identity
@@ -312,7 +312,9 @@ async def test_a_refused_store_costs_its_creator_no_link_and_others_nothing(netw
         client = await table.joined("client-0", role="client")
         huge = [ArrayRecord("w", (1 << 20, 1 << 20))]
         bad = {
-            "unknown rule 'x'": store_record("client-0-1", creator="client-0", rules=(RuleRecord(rule="x"),)),
+            "Invalid value 'unknown' - at `..rules": store_record(
+                "client-0-1", creator="client-0", rules=(UnknownRule(),)
+            ),
             "shard_bytes is 1; 8 to": store_record("client-0-1", creator="client-0", shard_bytes=1),
             "into 17179869184 shards; raise it": store_record("client-0-2", huge, creator="client-0"),
         }

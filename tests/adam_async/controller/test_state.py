@@ -23,6 +23,7 @@ from adam_async.controller.store_rules import (
     UNFINISHED_PIECES,
 )
 from adam_async.errors import LOST_STORE
+from adam_async.model.rules import Adam, Sgd
 from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
 from adam_async.run.store_checks import MAX_SHARDS
 from adam_async.run.store_record import (
@@ -30,7 +31,6 @@ from adam_async.run.store_record import (
     STORE_PIECES,
     ArrayRecord,
     ArraysPiece,
-    RuleRecord,
     cut_arrays,
 )
 from tests.adam_async.cluster_maps import (
@@ -273,7 +273,7 @@ def test_a_store_that_does_not_fit_on_the_least_used_server_goes_to_the_one_with
 )
 def test_a_store_that_exceeds_the_memory_of_a_server_is_refused_in_bytes(memory, said):
     cluster = with_servers("ps-0", "ps-1", **memory)
-    adam = {"rules": (RuleRecord(rule="adam"),), "state_arrays": 2}
+    adam = {"rules": (Adam(),), "state_arrays": 2}
     reason = refused(cluster.create("a", store_record(**adam)))
     assert "its 4096 bytes of values " in reason
     assert said in reason
@@ -463,15 +463,9 @@ def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
         ({"creator": "x" * 161}, "its creator has 161 bytes"),
         ({"creator": "a\n"}, "its creator 'a\\n' has an unprintable character"),
         ({"rules": ()}, "it has 0 rules; 1 to 256"),
-        ({"rules": (RuleRecord(rule="sgd"),) * 257}, "it has 257 rules"),
-        ({"rules": (RuleRecord(rule="magic"),)}, "unknown rule 'magic'; known rules: sgd,"),
-        ({"rules": (RuleRecord(rule="sgd", rate=-1.0),)}, "rule sgd: rate is -1.0"),
-        ({"rules": (RuleRecord(rule="sgd", weight_decay=1e300),)}, "rule sgd: weight_decay is 1e+300"),
-        ({"rules": (RuleRecord(rule="sgd", momentum=1.0),), "state_arrays": 1}, "momentum is 1.0; it must"),
-        ({"rules": (RuleRecord(rule="sgd", momentum=0.5),)}, "state_arrays is 0, and its rules keep 1"),
-        ({"rules": (RuleRecord(rule="adam"),), "state_arrays": 1}, "state_arrays is 1, and its rules keep 2"),
-        ({"rules": (RuleRecord(rule="adam", momentum=0.5),)}, "rule adam takes no momentum"),
-        ({"rules": (RuleRecord(rule="sgd", nesterov=True),)}, "nesterov needs a momentum above 0"),
+        ({"rules": (Sgd(),) * 257}, "it has 257 rules"),
+        ({"rules": (Sgd(momentum=0.5),)}, "state_arrays is 0, and its rules keep 1"),
+        ({"rules": (Adam(),), "state_arrays": 1}, "state_arrays is 1, and its rules keep 2"),
         ({"arrays": 2}, "the record names 2 arrays of 4096 bytes, the list others"),
         ({"nbytes": 4095}, "the record names 1 arrays of 4095 bytes, the list others"),
         ({"nbytes": -1}, "nbytes is -1"),

@@ -10,16 +10,15 @@ from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTabl
 from adam_async.messages import LoadShards, Pull, Push, ReadShards, Tick
 from adam_async.messages.body import ROLES
 from adam_async.messages.table import TABLE
+from adam_async.model.rules import Sgd
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.store_record import ArraysPiece, RuleRecord, StoreRecord
+from adam_async.run.store_record import ArraysPiece, StoreRecord
 from adam_async.run.training_program import ProgramRecord
 from transport import Identity
 
 
 def store(id: str, **fields: Any) -> StoreRecord:
-    record = StoreRecord(
-        id=id, rules=(RuleRecord(rule="sgd"),), arrays=1, nbytes=4, state_arrays=0, pieces=1, shard_bytes=64
-    )
+    record = StoreRecord(id=id, rules=(Sgd(),), arrays=1, nbytes=4, state_arrays=0, pieces=1, shard_bytes=64)
     return msgspec.structs.replace(record, **fields)
 
 

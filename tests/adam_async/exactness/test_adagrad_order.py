@@ -10,7 +10,7 @@ from adam_async.driver.replay.record_file import load_record
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network
-from adam_async.model.rules import make_rule, new_scratch
+from adam_async.model.rules import Adagrad, new_scratch
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
 from tests.adam_async.exactness.serial import assert_equal_bits, order_of
@@ -38,7 +38,7 @@ class OneProcess:
         self.config, self.dataset = config, dataset
         self.model = Network(digits(), dtype=config.dtype, kernels=config.kernels)
         self.weights = self.model.initial_weights(Dice(config.seed))
-        self.rule = make_rule("adagrad")
+        self.rule = Adagrad()
         self.state = {p.name: self.rule.new_state(p.shape, self.model.dtype) for p in self.model.parameters}
         self._context = self.model.context(config.images_per_group)
         self._scratch = new_scratch(self.model.dtype)

@@ -1,15 +1,17 @@
 """Rules equal their formulas, in place, at any size."""
 
 import tracemalloc
+from typing import get_args
 
+import msgspec
 import numpy as np
 import pytest
 
-from adam_async.model import Adagrad, Adam, AdamW, ModelError, Sgd, make_rule, new_scratch, plain_step
+from adam_async.errors import ConfigError
+from adam_async.model import Adagrad, Adam, AdamW, ModelError, Sgd, new_scratch, plain_step
 from adam_async.model.keyed_random import Dice
-from adam_async.model.rules import BLOCK, rule_of
-from adam_async.run.config import Config
-from adam_async.run.store_record import RuleRecord
+from adam_async.model.rules import BLOCK, RULES, AnyRule, rule_of
+from adam_async.run.config import Config, RuleName
 
 
 def normal(name, size):
@@ -24,21 +26,22 @@ def sgd(rule, p, g, memory, rate, step):
 
 def adagrad(rule, p, g, memory, rate, step):
     g = g + rule.weight_decay * p
-    memory["squares"] = memory.get("squares", 0.0) + g * g
-    return p - rate * g / (np.sqrt(memory["squares"]) + rule.epsilon)
+    memory["squares"] = memory.get("squares", rule.initial_accumulator_value) + g * g
+    return p - rate * g / (np.sqrt(memory["squares"]) + rule.eps)
 
 
 def adam(rule, p, g, memory, rate, step):
     g = g + rule.weight_decay * p
-    memory["mean"] = rule.beta1 * memory.get("mean", 0.0) + (1 - rule.beta1) * g
-    memory["square"] = rule.beta2 * memory.get("square", 0.0) + (1 - rule.beta2) * g * g
-    mean = memory["mean"] / (1 - rule.beta1**step)
-    square = memory["square"] / (1 - rule.beta2**step)
-    return p - rate * mean / (np.sqrt(square) + rule.epsilon)
+    beta1, beta2 = rule.betas
+    memory["mean"] = beta1 * memory.get("mean", 0.0) + (1 - beta1) * g
+    memory["square"] = beta2 * memory.get("square", 0.0) + (1 - beta2) * g * g
+    mean = memory["mean"] / (1 - beta1**step)
+    square = memory["square"] / (1 - beta2**step)
+    return p - rate * mean / (np.sqrt(square) + rule.eps)
 
 
 def adamw(rule, p, g, memory, rate, step):
-    return adam(Adam(), p, g, memory, rate, step) - rate * rule.weight_decay * p
+    return adam(Adam(betas=rule.betas, eps=rule.eps), p, g, memory, rate, step) - rate * rule.weight_decay * p
 
 
 CASES = [
@@ -50,9 +53,12 @@ CASES = [
     (Sgd(momentum=0.9, nesterov=True, weight_decay=0.01), sgd),
     (Adagrad(), adagrad),
     (Adagrad(weight_decay=0.01), adagrad),
+    (Adagrad(eps=0.1, initial_accumulator_value=0.5), adagrad),
     (Adam(), adam),
     (Adam(weight_decay=0.01), adam),
-    (AdamW(), adamw),
+    (AdamW(weight_decay=0.0), adamw),
+    (Adam(betas=(0.5, 0.75), eps=0.01), adam),
+    (AdamW(betas=(0.0, 0.0)), adamw),
     (AdamW(weight_decay=0.01), adamw),
 ]
 
@@ -89,7 +95,7 @@ def test_the_bound_of_a_step_changes_no_step_of_a_history_that_comes_close_to_it
     rule, values, steps = Adam(), np.zeros(1), 80
     state, expected, memory = rule.new_state(values.shape, np.float64), values.copy(), {}
     for step in range(1, steps + 1):
-        gradient = np.array([(rule.beta2 / rule.beta1) ** (step - steps)])
+        gradient = np.array([(rule.betas[1] / rule.betas[0]) ** (step - steps)])
         rule.apply(values, state, gradient, rate=0.1, scratch=new_scratch(np.float64))
         expected = adam(rule, expected, gradient, memory, 0.1, step)
     np.testing.assert_allclose(values, expected, rtol=1e-12)
@@ -150,10 +156,9 @@ def test_a_rule_equals_that_of_pytorch(rule, formula):
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
     }
-    options = {"lr": 0.1, "weight_decay": rule.weight_decay}
-    if rule.name == "sgd":
-        options |= {"momentum": rule.momentum, "nesterov": rule.nesterov}
-    optimizer = makers[rule.name]([tensor], **options)
+    # The constants have PyTorch's names.
+    options = {name: getattr(rule, name) for name in rule.__struct_fields__ if name != "rate"}
+    optimizer = makers[rule.name]([tensor], lr=0.1, **options)
     state = rule.new_state(values.shape, np.float64)
     for step in range(4):
         gradient = normal(f"g{step}", 50)
@@ -163,34 +168,105 @@ def test_a_rule_equals_that_of_pytorch(rule, formula):
     np.testing.assert_allclose(values, tensor.detach().numpy(), rtol=1e-10)
 
 
-def test_rules_are_made_by_name():
-    assert make_rule("sgd", momentum=0.9, weight_decay=0.1) == Sgd(momentum=0.9, weight_decay=0.1)
-    assert make_rule("adagrad", weight_decay=0.1) == Adagrad(weight_decay=0.1)
-    assert make_rule("adam") == Adam() != make_rule("adamw") == AdamW()
-    assert make_rule("sgd", momentum=0.9, nesterov=True) == Sgd(momentum=0.9, nesterov=True)
-    with pytest.raises(ModelError, match="unknown rule 'lion'; known rules: sgd, adagrad, adam, adamw"):
-        make_rule("lion")
-    with pytest.raises(ModelError, match=r"'adam' takes no momentum, but momentum is 0.9"):
-        make_rule("adam", momentum=0.9)
-    with pytest.raises(ModelError, match="'adamw' takes no nesterov"):
-        make_rule("adamw", nesterov=True)
-
-
-def test_the_options_of_a_run_and_the_record_of_a_store_make_the_same_rule():
+def test_the_options_of_a_run_name_its_rule_and_constants():
     options = {"rule": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
-    expected = Sgd(momentum=0.9, nesterov=True, weight_decay=0.1)
-    assert rule_of(Config(**options)) == rule_of(RuleRecord(**options)) == expected
+    assert rule_of(Config(**options)) == Sgd(momentum=0.9, nesterov=True, weight_decay=0.1)
+    assert rule_of(Config()) == Sgd()
+    assert rule_of(Config(rule="adamw")) == AdamW(weight_decay=0.0), "a run has its own default"
+    options = {"rule": "adam", "betas": (0.9, 0.95), "eps": 1e-6}
+    assert rule_of(Config(**options)) == Adam(betas=(0.9, 0.95), eps=1e-6)
+    options = {"rule": "adagrad", "initial_accumulator_value": 0.1}
+    assert rule_of(Config(**options)) == Adagrad(initial_accumulator_value=0.1)
 
 
-def test_constants_out_of_range_are_refused():
-    with pytest.raises(ModelError, match=r"momentum must be at least 0 and below 1, not 1\.5"):
-        Sgd(momentum=1.5)
-    with pytest.raises(ModelError, match="nesterov needs a momentum above 0"):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rule": "adam", "momentum": 0.9}, "rule adam has no momentum, which is 0.9: .* set rule to sgd"),
+        ({"rule": "adamw", "nesterov": True}, "rule adamw has no nesterov"),
+        ({"betas": (0.9, 0.95)}, "rule auto has no betas, .* or set rule to adam or adamw"),
+        ({"rule": "sgd", "eps": 0.1}, "set rule to adagrad or adam or adamw"),
+        ({"rule": "adam", "initial_accumulator_value": 0.1}, "set rule to adagrad"),
+        ({"momentum": 1.5}, "momentum must be at least 0 and below 1, not 1.5"),
+        ({"nesterov": True}, "nesterov needs a momentum above 0"),
+        ({"rule": "adam", "betas": (0.9,)}, "betas must be two numbers, each at least 0 and below 1, not"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_the_rule_of_a_run_are_refused_with_the_cure(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Config(**options)
+
+
+def test_the_names_of_rules_are_those_that_a_run_may_have():
+    assert get_args(RuleName) == ("auto", *RULES)
+
+
+NUMBERS = ["rate", "weight_decay", "momentum", "eps", "initial_accumulator_value"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 1e13, "1", True, None])
+def test_a_constant_that_is_no_number_within_its_bounds_is_refused_by_name(name, value):
+    for rule in RULES.values():
+        if name in rule.__struct_fields__:
+            with pytest.raises(ConfigError, match=f"{rule.__name__}: {name} must be"):
+                rule(**{name: value})
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    made = Sgd(rate=np.float32(0.5), momentum=np.float64(0.25), nesterov=np.True_)
+    assert (made, type(made.rate), type(made.nesterov)) == (
+        Sgd(rate=0.5, momentum=0.25, nesterov=True),
+        float,
+        bool,
+    )
+
+
+@pytest.mark.parametrize("betas", [(0.9, 1.0), (-0.1, 0.9), (0.9,), (0.9, float("nan")), 0.9, ("a", 0.9)])
+def test_betas_out_of_range_are_refused(betas):
+    with pytest.raises(ConfigError, match=r"Adam: betas must be two numbers, each at least 0 and below 1"):
+        Adam(betas=betas)
+
+
+def test_constants_that_would_make_a_step_without_bound_are_refused():
+    with pytest.raises(ConfigError, match=r"AdamW: betas \(0.99, 0.9\) put no bound on a step"):
+        AdamW(betas=(0.99, 0.9))
+    with pytest.raises(ConfigError, match="Adam: eps must be within 1e-15"):
+        Adam(eps=0.0)
+    with pytest.raises(ConfigError, match="Sgd: nesterov needs a momentum above 0"):
         Sgd(nesterov=True)
-    with pytest.raises(ModelError, match="weight_decay must not be negative, not -1"):
-        Adagrad(weight_decay=-1.0)
-    with pytest.raises(ModelError, match="beta2"):
-        Adam(beta2=1.0)
+
+
+@pytest.mark.parametrize("name", ["amsgrad", "maximize"])
+def test_a_constant_that_no_rule_has_is_refused_by_name(name):
+    for rule in RULES.values():
+        with pytest.raises(TypeError, match=f"Unexpected keyword argument '{name}'"):
+            rule(**{name: True})
+
+
+@pytest.mark.parametrize(("rule", "formula"), CASES)
+def test_a_rule_survives_a_message(rule, formula):
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rule), type=AnyRule) == rule
+    assert msgspec.json.decode(msgspec.json.encode(rule), type=AnyRule) == rule
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rule": "lion"}, "Invalid value 'lion'"),
+        ({"rule": "sgd", "rate": -1.0}, "Expected `float` >= 0.0"),
+        ({"rule": "sgd", "weight_decay": float("nan")}, "Expected `float` >= 0.0"),
+        ({"rule": "sgd", "momentum": 1.0}, "Expected `float` < 1.0"),
+        ({"rule": "adam", "momentum": 0.5}, "unknown field `momentum`"),
+        ({"rule": "sgd", "nesterov": True}, "nesterov needs a momentum above 0"),
+        ({"rule": "adam", "betas": [0.99, 0.9]}, "put no bound on a step"),
+    ],
+    ids=str,
+)
+def test_a_rule_of_a_message_has_the_same_bounds(fields, said):
+    with pytest.raises(msgspec.ValidationError, match=said):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=AnyRule)
 
 
 def test_arrays_that_do_not_fit_are_refused():

@@ -9,8 +9,8 @@ import pytest
 
 from adam_async.messages import pack
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.model.rules import Sgd
 from adam_async.parameter_server import members_watch, server_links
-from adam_async.store.rules import Sgd
 from tests.adam_async.runs import until
 from tests.adam_async.store.fleets import copied, fleet
 from transport import Identity, TransportError

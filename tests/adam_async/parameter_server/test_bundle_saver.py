@@ -10,7 +10,7 @@ from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.entry_replay import EntryReplay
 from adam_async.parameter_server.piece_states import Catalogue, tensors_of
 from adam_async.parameter_server.shard_pieces import pieces_of
-from adam_async.run.store_record import RuleRecord, StoreRecord
+from adam_async.run.store_record import StoreRecord
 from tests.adam_async.parameter_server.copies import HERE, PIECES, TABLE, Copy
 
 
@@ -112,7 +112,7 @@ async def test_a_piece_comes_back_from_its_bytes(piece):
 def catalogue():
     record = StoreRecord(
         id="run",
-        rules=(RuleRecord(rule="sgd", momentum=0.9),),
+        rules=(Sgd(momentum=0.9),),
         arrays=1,
         nbytes=8,
         state_arrays=1,

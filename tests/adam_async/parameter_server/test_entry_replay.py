@@ -14,7 +14,7 @@ from adam_async.parameter_server.piece_states import (
     read_entry,
     tensors_of,
 )
-from adam_async.run.store_record import RuleRecord, StoreRecord
+from adam_async.run.store_record import StoreRecord
 from tests.adam_async.parameter_server.copies import (
     PIECES,
     TABLE,
@@ -36,7 +36,7 @@ MODES = {
 def catalogue_of(clocked=False, summed_weight=0, scales=False):
     record = StoreRecord(
         id="run",
-        rules=(RuleRecord(rule="sgd"),),
+        rules=(Sgd(),),
         arrays=1,
         nbytes=8,
         state_arrays=2,

@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
+from adam_async.model.rules import Sgd
 from adam_async.parameter_server import bundle_copy, log_entries, members_watch
 from adam_async.parameter_server.log_entries import PartCollector
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.statistics import count_server
-from adam_async.store.rules import Sgd
 from tests.adam_async.store.fleets import fleet
 from transport import RemoteProtocolError
 

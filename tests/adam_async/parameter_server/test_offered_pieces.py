@@ -8,12 +8,12 @@ import pytest
 
 from adam_async.messages import pack
 from adam_async.messages.replication import Held, PieceCopy
+from adam_async.model.rules import Sgd
 from adam_async.parameter_server import bundle_copy, members_watch, shard_pieces
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.offered_pieces import OfferedPieces
 from adam_async.parameter_server.replication.local_copy import CopyPiece
 from adam_async.parameter_server.server_links import ServerLinks
-from adam_async.store.rules import Sgd
 from tests.adam_async.parameter_server.copies import PIECES
 from tests.adam_async.parameter_server.test_bundle_copies import of_role, raw_link
 from tests.adam_async.store.fleets import fleet

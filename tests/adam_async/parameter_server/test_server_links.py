@@ -8,11 +8,11 @@ import pytest
 
 from adam_async.cluster.networks import cluster_network, copies_path
 from adam_async.errors import BindFailed, first_cause
+from adam_async.model.rules import Sgd
 from adam_async.parameter_server import members_watch
 from adam_async.parameter_server.piece_link import PIECES_CONFIG
 from adam_async.run.cluster_map import COPIES
 from adam_async.runtime.clock import system_entropy
-from adam_async.store.rules import Sgd
 from tests.adam_async.runs import until
 from tests.adam_async.store.fleets import fleet
 from transport import BindRefused, BufferPool, HandshakeRejected, Identity, Message

@@ -32,10 +32,11 @@ def test_defaults_file_environment_and_command_line_rank_in_that_order():
 
 def test_every_plain_option_has_an_environment_variable():
     plain = [name for name in FIELDS if name != "waits"]
-    defaults = {**{name: str(getattr(Config(), name)) for name in plain}, "slow": "", "memory": ""}
+    defaults = {name: str(getattr(Config(), name)) for name in plain}
+    defaults |= {"slow": "", "memory": "", "rule": "adam", "betas": "0.9,0.95"}
     values = from_environment({f"ADAM_{name.upper()}": text for name, text in defaults.items()})
     assert sorted(values) == sorted(plain)
-    assert make_config(values) == Config()
+    assert make_config(values) == Config(rule="adam", betas=(0.9, 0.95))
 
 
 def test_stragglers_are_a_list_in_a_file_and_separated_by_commas_in_the_environment():

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.model.rules import make_rule
 from adam_async.run.store_record import (
     MOST_ARRAYS,
     MOST_CUTS,
@@ -16,9 +15,7 @@ from adam_async.run.store_record import (
     STORE_PIECE_BYTES,
     STORE_PIECES,
     ArrayRecord,
-    RuleRecord,
     check_arrays,
-    check_rule,
     cut_arrays,
     joined_arrays,
     store_key,
@@ -112,19 +109,6 @@ def test_any_text_names_an_array():
 def test_a_bad_name_of_a_store_is_refused_with_the_name(name):
     with pytest.raises(ConfigError, match="a store's name has 1 to 128 bytes of printable characters"):
         store_key(name)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 1e13])
-@pytest.mark.parametrize("field", ["rate", "momentum", "weight_decay"])
-def test_a_number_of_a_rule_that_is_not_finite_or_out_of_bounds_is_refused(field, value):
-    assert f"rule sgd: {field} is {value}; 0 to" in check_rule(RuleRecord(rule="sgd", **{field: value}))
-
-
-@pytest.mark.parametrize(("rule", "momentum", "arrays"), [("sgd", 0.0, 0), ("sgd", 0.5, 1), ("adam", 0.0, 2)])
-def test_a_rule_keeps_as_many_arrays_as_the_servers_allocate(rule, momentum, arrays):
-    record = RuleRecord(rule=rule, momentum=momentum)
-    assert check_rule(record) == ""
-    assert record.state_arrays == arrays == len(make_rule(rule, momentum=momentum).state_names)
 
 
 def test_the_number_of_cuts_of_empty_arrays_is_bounded():

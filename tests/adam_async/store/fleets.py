@@ -10,11 +10,11 @@ from adam_async.cluster.roles.controller import controller
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.cluster.roles.place import Place
 from adam_async.messages import role_table
+from adam_async.model.rules import Sgd
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
 from adam_async.store import opening
 from adam_async.store.local_servers import ServerAccess
-from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
 from tests.adam_async.runs import until
 from transport import BufferPool, LocalNetwork

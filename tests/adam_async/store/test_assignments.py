@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.errors import StoreError
 from adam_async.messages import GetStatistics, pack, read_text_tensor
-from adam_async.store.rules import Sgd
+from adam_async.model.rules import Sgd
 from adam_async.store.store import ParameterStore
 
 

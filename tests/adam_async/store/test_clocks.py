@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from adam_async.errors import DeadlineExceeded
+from adam_async.model.rules import Adam, Sgd
 from adam_async.run.config import Waits
-from adam_async.store.rules import Adam, Sgd
 from adam_async.store.store import ParameterStore
 from tests.adam_async.exactness.serial import rule_step
 from tests.adam_async.runs import until

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from adam_async.errors import StoreError
+from adam_async.model.rules import Sgd
 from adam_async.run.config import Waits
 from adam_async.store.arrays import Factors
-from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
 from tests.adam_async.store.servers import faulty_clients, store_servers
 from tests.transport.testing import Faults

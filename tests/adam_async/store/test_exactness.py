@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd
 from adam_async.store.arrays import Factors
-from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
 from adam_async.store.store import ParameterStore
 from tests.adam_async.exactness.serial import rule_step
 from tests.adam_async.store.servers import store_servers

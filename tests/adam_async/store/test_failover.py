@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from adam_async.errors import ShardUnavailable
+from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd
 from adam_async.parameter_server import members_watch
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.store.arrays import Factors
-from adam_async.store.rules import Adagrad, Adam, AdamW, Sgd
 from tests.adam_async.runs import until
 from tests.adam_async.store.fleets import WAITS, fleet
 

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from adam_async.store.rules import Sgd
+from adam_async.model.rules import Sgd
 from adam_async.store.store import ParameterStore
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from adam_async import Adam, Sgd, StoreError, Waits, sync
+from adam_async.model.rules import Rule
 from adam_async.runtime.loop_thread import Call
-from adam_async.store.rules import Rule
 from adam_async.torch import RemoteOptimizer, changes, overlap, parameter_arrays
 from adam_async.torch.changes import COLUMNS, checksum, device_checksum
 from tests.adam_async.store.servers import cluster, faulty_clients

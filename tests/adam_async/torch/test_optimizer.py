@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 from torch import Tensor, nn
 
 from adam_async import Adagrad, Adam, AdamW, Sgd, sync
-from adam_async.store.rules import Rule
+from adam_async.model.rules import Rule
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
 from adam_async.torch.exchanges import Exchange
 from adam_async.torch.factors import LEAST_REST

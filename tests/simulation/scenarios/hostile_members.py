@@ -13,8 +13,9 @@ import msgspec
 from adam_async.controller.map_client import MapClient
 from adam_async.messages import ROLES
 from adam_async.messages.table import role_table
+from adam_async.model.rules import Sgd
 from adam_async.run.cluster_map import NodeRecord
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays
+from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.scenario import Node, Violation
@@ -217,7 +218,7 @@ def _store(name: str, creator: str) -> StoreRecord:
     return StoreRecord(
         id=name,
         creator=creator,
-        rules=(RuleRecord(rule="sgd", rate=0.1),),
+        rules=(Sgd(rate=0.1),),
         arrays=1,
         nbytes=4,
         state_arrays=0,

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import AdamError, first_cause
+from adam_async.model.rules import Sgd
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
@@ -30,7 +31,6 @@ from adam_async.simulation.scenario import Ledger, Node, Violation, World, settl
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.opening import StoreLink
-from adam_async.store.rules import Sgd
 from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
 from adam_async.store.wish import StoreWish, slack_of

@@ -21,9 +21,10 @@ from adam_async.controller.consensus import messages as consensus
 from adam_async.controller.consensus.membership import Members
 from adam_async.controller.learned_map import StoresReport
 from adam_async.data_server.staging.plan import File
+from adam_async.model.rules import Sgd
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.map_changes import Change
-from adam_async.run.store_record import ArrayRecord, RuleRecord, StoreRecord, cut_arrays
+from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays
 from adam_async.run.training_program import ProgramRecord
 from adam_async.runtime.trace_events import Part as ProfilePart
 from transport import Message
@@ -306,7 +307,7 @@ def _with_a_record(facts: Facts) -> list[Example]:
     shares, result = {"0": (0, 8)}, {"loss": 1.0}
     epoch = valid(EpochRecord, known, number=facts.epoch, groups=8, shares=shares, result=result)
     (piece,) = cut_arrays(facts.store, [ArrayRecord("w", (4,))])
-    made = {"id": facts.store, "creator": facts.node, "rules": (RuleRecord(rule="sgd", rate=0.1),)}
+    made = {"id": facts.store, "creator": facts.node, "rules": (Sgd(rate=0.1),)}
     store = valid(StoreRecord, known, **made, arrays=1, shard_bytes=16)
     keyed: dict[str, tuple[str, Any]] = {
         "node": (f"nodes/{facts.node}", node),

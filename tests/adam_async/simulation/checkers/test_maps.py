@@ -5,6 +5,7 @@ import pytest
 
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
 from adam_async.driver.training_rules import PROGRAM_KINDS
+from adam_async.model.rules import Sgd
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import (
     ClusterMap,
@@ -15,7 +16,7 @@ from adam_async.run.cluster_map import (
     replica_generation,
 )
 from adam_async.run.map_changes import difference
-from adam_async.run.store_record import RuleRecord, StoreRecord
+from adam_async.run.store_record import StoreRecord
 from adam_async.run.training_program import ProgramRecord
 from adam_async.simulation.scenario import Violation
 from tests.simulation.checkers.maps import Maps
@@ -32,7 +33,7 @@ def dealer(term, name, run="r"):
 def stores(generation, *buckets, id="s", phase="open"):
     record = StoreRecord(
         id=id,
-        rules=(RuleRecord(rule="sgd"),),
+        rules=(Sgd(),),
         arrays=1,
         nbytes=4,
         state_arrays=0,

@@ -2,11 +2,18 @@
 
 import functools
 import math
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
 from adam_async.errors import ConfigError
+
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+"""A constant of an update rule, such as a rate."""
+
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
+"""The share of an average that stays at each update, such as a momentum."""
 
 _WORDS = {
     int: "a whole number",
@@ -73,25 +80,39 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]
 
 
 @functools.cache
-def bounds_of(kind: type[msgspec.Struct]) -> dict[str, tuple[float, float | None]]:
-    """Return minimum and maximum of each field whose type has bounds, by name; None: no maximum."""
+def bounds_of(kind: type[msgspec.Struct]) -> dict[str, tuple[float, float | None, float | None]]:
+    """Return the minimum, the maximum, and the first too large number, of each field whose type has bounds.
+
+    None: the type has no such bound.
+    """
     found = {}
     for field in _fields(kind):
         if get_origin(field.type) is Annotated:
             (meta,) = field.type.__metadata__
-            found[field.name] = (meta.ge, meta.le)
+            found[field.name] = (meta.ge, meta.le, meta.lt)
     return found
 
 
-def check_bounds(option: str, value: float, least: float, most: float | None) -> None:
+def check_bounds(
+    option: str, value: float, least: float, most: float | None, below: float | None = None
+) -> None:
     """Check that a number is finite and within its bounds. Raises ConfigError: it is not."""
-    if not least <= value < math.inf or (most is not None and value > most):
-        raise ConfigError(f"{option} must be {described_bounds(least, most)}, not {value}")
+    limit = math.inf if below is None else below
+    if not least <= value < limit or (most is not None and value > most):
+        raise ConfigError(f"{option} must be {described_bounds(least, most, below)}, not {value}")
 
 
-def described_bounds(least: float, most: float | None) -> str:
+def described_bounds(least: float, most: float | None, below: float | None = None) -> str:
     """Describe the numbers between two bounds, for errors."""
-    return f"a number of at least {least}" if most is None else f"within {least} and {most}"
+    if below is not None:
+        return f"at least {_shown(least)} and below {_shown(below)}"
+    if most is None:
+        return f"a number of at least {_shown(least)}"
+    return f"within {_shown(least)} and {_shown(most)}"
+
+
+def _shown(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
 
 
 def _without_bounds(kind: Any) -> Any:
@@ -103,4 +124,10 @@ def described_type(kind: Any) -> str:
     kind = _without_bounds(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return "a table of seconds"
+    if get_origin(kind) is UnionType:  # a value, or None
+        return described_type(get_args(kind)[0])
+    if get_origin(kind) is tuple and len(set(get_args(kind))) == 1:
+        (of,) = set(get_args(kind))
+        meta = of.__metadata__[0] if get_origin(of) is Annotated else None
+        return "two numbers" + (f", each {described_bounds(meta.ge, meta.le, meta.lt)}" if meta else "")
     return _WORDS.get(kind) or f"one of {', '.join(get_args(kind))}"
