@@ -62,6 +62,7 @@ class StepFields(TypedDict):
     assign: NotRequired[bool]
     groups: NotRequired[tuple[int, ...]]
     loss_sum: NotRequired[float | None]
+    recorded: NotRequired[bool]
 
 
 class PushFields(StepFields):

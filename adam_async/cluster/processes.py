@@ -334,16 +334,14 @@ class ProcessCluster(Cluster):
         New workers take part in the run at once; the groups of ended workers go to the other workers.
 
         Raises:
-            ConfigError: The run keeps its workers, would have no complete replica, or would get more than
-                `STARTED_AT_ONCE` new workers.
+            ConfigError: The run would have no complete replica, or would get more than `STARTED_AT_ONCE` new
+                workers.
             DeadlineExceeded: A new worker did not listen within `prepare_s`.
             RoleDied: A new worker could not start.
             RunFailed: The cluster's block was not entered, or has ended.
         """
         self._check_runs()
         config = self.config
-        if config.record:
-            raise ConfigError("a recorded run keeps its workers: train without record to scale it")
         if workers < config.partitions:
             raise ConfigError(
                 f"{workers} workers are too few: one replica has {config.partitions}; stop ends the run"

@@ -1,4 +1,4 @@
-"""The record of a run for its replay: notes of the driver, and logs of servers and workers."""
+"""The record of a run for its replay: notes of the driver, and the logs of the bundles."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,7 +81,7 @@ class Recorder:
         weights: Mapping[str, NDArray[Any]],
         statistics: Mapping[str, RoleStatistics],
     ) -> bytes | RecordError:
-        """Read the logs of all servers and workers; returns the record file, or the reason for its absence.
+        """Read the logs of all bundles; returns the record file, or the reason for its absence.
 
         The log of a bundle stays on the server that began it: a run in which a primary moved has no record.
 
@@ -89,8 +89,7 @@ class Recorder:
             statistics: Counts by node id; the counts of workers name their kernels.
         """
         logs: list[Log] = []
-        homes = sorted(set(cluster.buckets))
-        for home in homes:
+        for home in sorted(set(cluster.buckets)):
             primary = primary_of(cluster, self._run, home)
             node = primary.node if primary is not None else "no server"
             if node != home:
@@ -98,13 +97,11 @@ class Recorder:
                     f"the run was not recorded: the primary of bundle {home} is {node} now, and the log of "
                     f"its pushes began on {home}; record a run in which no primary moves"
                 )
-        nodes = [*[("ps", home) for home in homes], *[("worker", each) for each in cluster.live("worker")]]
-        try:
-            for role, node in nodes:
-                data = await self._queries.record(cluster.nodes[node].address, self._run)
-                logs.append(Log(node=node, role=role, data=data))
-        except TransportError as error:
-            return RecordError(f"the run was not recorded: {node} did not send its log: {error}")
+            try:
+                data = await self._queries.record(cluster.nodes[node].address, self._run, home)
+            except TransportError as error:
+                return RecordError(f"the run was not recorded: {node} did not send its log: {error}")
+            logs.append(Log(home=home, data=data))
         try:
             header = Header(
                 config=msgspec.to_builtins(self._program.config),

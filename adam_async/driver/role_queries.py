@@ -1,4 +1,4 @@
-"""Queries of a driver to a role: its counts, its profile, and its log for a replay."""
+"""Queries of a driver to a role: its counts, its profile, and the log of a bundle for a replay."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ RECORD_CHUNK = 4 << 20
 """Size of the part of a replay log in one message, in bytes."""
 
 MOST_RECORD_BYTES = 4 << 30
-"""Maximum size of the replay log of one role, in bytes."""
+"""Maximum size of the replay log of a bundle, in bytes."""
 
 
 class RoleQueries:
@@ -163,17 +163,17 @@ class RoleQueries:
                 have += PROFILE_CHUNK  # an answer with fewer events is the last one
         return parts
 
-    async def record(self, address: str, run: str) -> bytes:
-        """Return the replay log that the server or worker at an address has of a run.
+    async def record(self, address: str, run: str, home: str) -> bytes:
+        """Return the replay log that the server at an address has of a bundle of a run.
 
         Raises:
-            TransportError: The role was unreachable, did not answer, or has no log of this run.
+            TransportError: The server was unreachable, did not answer, or has no log of this bundle.
         """
         parts: list[bytes] = []
         have, total = 0, 1
         async with self._uncounted(address) as link:
             while have < total:
-                ask = pack(GetRecord(run=run, start=have, stop=have + RECORD_CHUNK))
+                ask = pack(GetRecord(run=run, home=home, start=have, stop=have + RECORD_CHUNK))
                 reply = await link.call(ask, timeout_s=self._waits.call_s)
                 total = unpack(reply, RecordPart).total
                 if len(reply.tensors) != 1 or reply.tensors[0].dtype != np.uint8:

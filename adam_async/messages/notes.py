@@ -18,30 +18,32 @@ USERS = ("client", "reader")
 
 
 class GetRecord(Body, frozen=True, kw_only=True):
-    """Request for bytes `start` to `stop` of the record of a server or worker."""
+    """Request for bytes `start` to `stop` of the log of a bundle, to its primary."""
 
     run: RunId
-    """Id of the run; for a server, id of its store."""
+    """Id of the run, which is the id of its store."""
+    home: NodeId
+    """Name of the bundle."""
     start: Count
     stop: Count
 
 
 def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[str, str] | None:
-    """Return code and text of the refusal of a part of a record; None if the role can send it.
+    """Return code and text of the refusal of a part of a log; None if the server can send it.
 
     Args:
-        num_bytes: Size of the whole record, in bytes.
+        num_bytes: Size of the whole log, in bytes.
         most_bytes: Maximum size of a message, in bytes.
     """
     if body.stop < body.start:
-        return "malformed", f"a part of a record from {body.start} to {body.stop}"
+        return "malformed", f"a part of a log from {body.start} to {body.stop}"
     if min(body.stop, num_bytes) - body.start > most_bytes:
         return "too-large", f"a message has {most_bytes} bytes: ask for a smaller part"
     return None
 
 
 class RecordPart(Body, frozen=True, kw_only=True):
-    """A part of a record. Tensor: bytes of the part. `total` is the size of the whole record, in bytes."""
+    """A part of a log. Tensor: bytes of the part. `total` is the size of the whole log, in bytes."""
 
     total: Count
 
@@ -80,8 +82,8 @@ class Profile(Body, frozen=True, kw_only=True):
 
 
 ROWS: Rows = {
-    GetRecord: frozenset({("driver", "ps"), ("driver", "worker")}),
-    RecordPart: frozenset({("ps", "driver"), ("worker", "driver")}),
+    GetRecord: frozenset({("driver", "ps")}),
+    RecordPart: frozenset({("ps", "driver")}),
     GetStatistics: frozenset((*(("driver", role) for role in ANSWERING), *((role, "ps") for role in USERS))),
     Statistics: frozenset((*((role, "driver") for role in ANSWERING), *(("ps", role) for role in USERS))),
     GetProfile: frozenset(("driver", role) for role in PROFILED),

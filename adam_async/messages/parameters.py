@@ -80,6 +80,8 @@ class Push(Body, frozen=True, kw_only=True):
     loss_sum: Loss | None = None
     """Sum of the losses of the images of `groups`, which are `weight` images; None from clients, and from
     parts of a cut replica that do not compute the loss."""
+    recorded: bool = False
+    """Whether the last tensor has the reads of the step's groups, as bytes, for a record of the run."""
 
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)

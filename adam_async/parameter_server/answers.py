@@ -174,10 +174,11 @@ def values_count(shards: Sequence[Shard]) -> int:
     return sum([len(shard.values) for shard in shards])
 
 
-def send_record(request: Request, body: GetRecord, log: OrderLog | None, *, node: str) -> None:
-    """Answer a request for a part of the log that has the order of a run's pushes."""
-    if log is None:
-        request.fail("no-record", f"{node} keeps no record of run {body.run}")
+def send_record(request: Request, body: GetRecord, log: OrderLog | None) -> None:
+    """Answer a request for a part of the log of a bundle."""
+    fault = f"run {body.run} is not recorded" if log is None else log.fault
+    if log is None or fault:
+        request.fail("no-record", f"bundle {body.home} has no log: {fault}")
         return
     packed = np.frombuffer(log.packed(), np.uint8)
     refusal = part_refusal(body, len(packed), most_bytes=request.link.max_message_bytes)

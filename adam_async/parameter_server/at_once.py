@@ -17,7 +17,8 @@ refuses what is wrong. So the short way has no refusals of its own.
 
 A lane takes at most one push in a turn of its link's reading, so a client with many pushes cannot starve the
 others: the rest queues and is joined. Only bundles whose entries are committed at once have lanes, so not
-those with other copies or durable pushes, and not bsp, where contributions wait for their sum.
+those with other copies or durable pushes, not bsp, where contributions wait for their sum, and not those of
+recorded runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,7 +109,8 @@ class ShortWay:
         known = self._lanes.get((link, push.shards))
         if known is not None and known.changes == state.bundle.changes and known.head == _head(push):
             return
-        if not state.alone or state.synchronous:
+        # The short way notes nothing, so the pushes of a recorded run take the long way.
+        if not state.alone or state.synchronous or state.bundle.log is not None:
             return
         group = state.bundle.group(push.shards) if push.generation == state.generation else None
         if group is None or group.size > PIECE_WORK or answer_bytes(group) > link.max_message_bytes:
@@ -256,5 +258,5 @@ def _head(push: Push) -> tuple[Any, ...]:
     """Return the fields of a push that are the same for all pushes of a lane."""
     return (
         push.session, push.incarnation, push.replica, push.generation, push.epoch, push.weight, push.assign,
-        push.pull, push.parts,
+        push.pull, push.parts, push.recorded,
     )  # fmt: skip

@@ -40,7 +40,7 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     SumApplied,
 )
-from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
+from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import (
@@ -263,12 +263,13 @@ class Bundle:
             named = shards if not queued.unapplied else [*shards, *queued.unapplied_shards()]
             self.replicas.advance(named, Replica(push.replica), push.incarnation, push.clock)
         if self.log is not None:
+            for queued in pushes:
+                self._note_reads(queued)
             for shard in shards:
                 for number, queued in enumerate(pushes):
                     self._note(shard, queued.push, JOINED if number else 0)
             for queued in pushes:
-                for shard in queued.unapplied_shards():
-                    self._note(shard, queued.push, NOT_APPLIED)
+                self._note_unapplied(queued, NOT_APPLIED)
 
     def count_at_once(
         self, push: Push, session: Session, group: ShardGroup, tables: ShardTables, read: int
@@ -290,9 +291,6 @@ class Bundle:
                 tables.losses = with_losses(tables.losses, push.groups[0], push.weight, push.loss_sum)
         if push.clock:
             self.replicas.advance(group, Replica(push.replica), push.incarnation, push.clock, tables)
-        if self.log is not None:
-            for shard in group:
-                self._note(shard, push, 0)
 
     def sum_applied(self, event: SumApplied) -> list[Entry]:
         """Count the shards of a sum that are done. Returns the entries that are now applied."""
@@ -327,6 +325,7 @@ class Bundle:
         session: Session = (push.session, push.incarnation)
         replica = Replica(push.replica)
         shards: list[Shard] = []
+        self._note_reads(queued)
         for place in queued.accepted:
             shard = queued.shards[place]
             assert shard is not None
@@ -337,12 +336,11 @@ class Bundle:
             if not shard.pending.contribute(push.clock, Contribution(replica, queued, place, session)):
                 queued.problems.append(Problem(place, REFUSED))
                 shard.separate().refuse(session, number)
-                self._note(shard, push, SUMMED | NOT_APPLIED)
+                self._note(shard, push, SUMMED | NOT_APPLIED | SKIPPED)
         # An unapplied gradient still advances the clock below: the other replicas do not wait for it.
         _count_unapplied(queued)
-        for shard in queued.unapplied_shards():
-            shards.append(shard)
-            self._note(shard, push, SUMMED | NOT_APPLIED)
+        self._note_unapplied(queued, SUMMED | NOT_APPLIED)
+        shards += queued.unapplied_shards()
         _count_groups(queued, queued.shards_at(queued.accepted))
         self.replicas.advance(shards, replica, push.incarnation, push.clock)
         self._reach(shards)
@@ -466,8 +464,21 @@ class Bundle:
 
     def _note(self, shard: Shard, push: Push, flags: int) -> None:
         if self.log is not None:
-            replica_generation = self.log.replica_generation(push.replica, push.session, push.incarnation)
-            self.log.note(shard.spec.id, push.clock, replica_generation, flags)
+            client = self.log.client(push.replica, push.session, push.incarnation)
+            self.log.note(shard.spec.id, push.clock, client, flags)
+
+    def _note_unapplied(self, queued: QueuedPush, flags: int) -> None:
+        for shard in queued.shards_at(queued.refused):
+            self._note(shard, queued.push, flags)
+        for shard in queued.shards_at(queued.known):
+            self._note(shard, queued.push, flags | SKIPPED)
+
+    def _note_reads(self, queued: QueuedPush) -> None:
+        """Note the reads of a step, also if no shard of this server takes its push."""
+        push, reads = queued.push, queued.gradients.reads
+        if self.log is not None and reads is not None:
+            client = self.log.client(push.replica, push.session, push.incarnation)
+            self.log.note_reads(push.clock, client, reads)
 
     def check_invariants(self) -> None:
         """Assert the invariants between two entries."""

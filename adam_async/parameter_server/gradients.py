@@ -77,6 +77,8 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
     parts: tuple[Gradient, ...] = ()
     checked: bool = False
     """Whether the server has checked each gradient, because its bound did not prove it finite."""
+    reads: NDArray[Any] | None = None
+    """Bytes of the reads of the step's groups; None if the run is not recorded."""
 
     def layout(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
         """Return the form (factors or deltas) and the sizes of each part.
@@ -96,7 +98,7 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
         ]
 
     def only(self, places: Sequence[int]) -> "PushGradients":
-        """Return the same push for the shards at these places only, each in a part of its own."""
+        """Return the gradients at these places only, each in a part of its own, without the reads."""
         each = self.each()
         return PushGradients(tuple([each[place] for place in places]))
 
@@ -129,7 +131,7 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
             else msgspec.structs.replace(part, finite=True)
             for part in self.parts
         ]
-        return PushGradients(tuple(parts), checked=True)
+        return msgspec.structs.replace(self, parts=tuple(parts), checked=True)
 
 
 @cache
@@ -219,9 +221,12 @@ def read_gradients(
             parts.append(read(part, rest, push.rate, dtype))
     except StopIteration:
         raise RemoteProtocolError("push", "a Push carries fewer tensors than its parts need") from None
+    reads = next(rest, None) if push.recorded else None
+    if push.recorded and (reads is None or reads.ndim != 1 or reads.dtype != np.uint8):
+        raise RemoteProtocolError("push", "the last tensor of a recorded Push has the reads of its groups")
     if next(rest, None) is not None:
         raise RemoteProtocolError("push", "the parts of a Push do not cover its shards and tensors")
-    return PushGradients(tuple(parts))
+    return PushGradients(tuple(parts), reads=reads)
 
 
 def _layout_of(push: Push, table: Sequence[ShardSpec]) -> tuple[PartLayout, ...]:

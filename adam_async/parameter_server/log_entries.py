@@ -205,6 +205,8 @@ def push_part(queued: QueuedPush, *, sums: bool) -> PushPart:
     tensors: Part = []
     for part in queued.gradients.parts:
         tensors += [part.x_IK, part.errors_RK] if isinstance(part, FactorPart) else [part.flat]
+    if queued.gradients.reads is not None:
+        tensors.append(queued.gradients.reads)
     details = PushDetails(
         queued.push,
         tuple(queued.accepted),

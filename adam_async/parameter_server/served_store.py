@@ -451,7 +451,7 @@ class ServedStore:
                 effects = state.handle(SetsAsked(request, body.generation, body.epoch))
             case GetRecord():
                 effects = []
-                send_record(request, body, state.bundle.log, node=host.node)
+                send_record(request, body, state.bundle.log)
             case _:
                 return False
         if effects:

@@ -449,7 +449,7 @@ class ParameterServer(Role):
             super()._answer(request, body)
             return
         if isinstance(body, GetRecord):
-            served = self._store_of(request, body.run, ())
+            served = self._bundle_of(request, body.run, body.home)
         elif isinstance(body, LoadShards):
             served = self._store_of(request, body.store, ())
         elif isinstance(body, ReadGroupSets):

@@ -368,6 +368,7 @@ def _of_places(queued: QueuedPush, places: Sequence[int]) -> QueuedPush:
         numbers=joined([of_place(push.numbers, place) for place in places]),
         versions=joined([of_place(push.versions, place) for place in places]),
         own_applied=joined([of_place(push.own_applied, place) for place in places]),
+        recorded=False,  # the log of the bundle has the reads since the contribution
     )
     shards = tuple([queued.shards[place] for place in places])
     return QueuedPush(None, push, shards, gradients, range(len(places)), [])

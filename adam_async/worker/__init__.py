@@ -31,6 +31,6 @@ Files, in reading order:
     reliable_stream.py                  numbered blocks: repeated on a new link, accepted exactly once
 
     kernel_change.py                    compiled kernels, compiled during training in a child process
-    replay_log.py                       the versions that each group read, noted for a replay
+    step_reads.py                       the versions that each group read, in pushes of a recorded run
     statistics.py                       counts of a worker, for the driver's polls and the report
 """

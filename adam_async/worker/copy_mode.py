@@ -15,9 +15,9 @@ from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Puller, WorkerWeights
 from adam_async.worker.push_plan import BackwardSection, PushPlan, plan_pushes, plan_sections
 from adam_async.worker.pusher import Pusher
-from adam_async.worker.replay_log import Reader, ReadLog
 from adam_async.worker.replica_clock import ReplicaClock
 from adam_async.worker.statistics import WorkerStatistics
+from adam_async.worker.step_reads import StepReads
 from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch, replica_graph
 from adam_async.worker.training_mode import ModeSetup
@@ -99,7 +99,7 @@ class CopyMode:
         )
         self._sections = self._new_sections()
         self._trainer = self._new_trainer()
-        self._log = self._new_log(session) if config.record else None
+        shards = {name: len(specs) for name, specs in setup.table.by_tensor.items()}
         self._pusher = Pusher(
             config,
             plan=self._plan,
@@ -108,7 +108,7 @@ class CopyMode:
             trainer=self._trainer,
             on_finished=setup.events.finished,
             on_step=setup.events.stepped,
-            log=self._log,
+            reads=StepReads(shards) if config.record else None,
         )
         self._stepper = Stepper(
             ReplicaClock(
@@ -151,13 +151,6 @@ class CopyMode:
         """Number of push buffers made ahead: one per group in flight, and two for pushes in transit."""
         return self._in_flight + 2
 
-    def _new_log(self, session: SessionIdentity) -> ReadLog:
-        shards = {name: len(specs) for name, specs in self._setup.table.by_tensor.items()}
-        reader = Reader(session.replica, session.session, session.incarnation)
-        return ReadLog(
-            reader, shards, local=self._config.local_steps, rated=self._trainer.schedule.fixed is None
-        )
-
     async def prepare(self) -> None:
         """See `TrainingMode.prepare`. Cancelling it loses nothing."""
         await self.refresh()
@@ -190,11 +183,6 @@ class CopyMode:
             self._stepper.close()
         else:
             self._stepper.sync_at(sync_clock)
-
-    @property
-    def record(self) -> bytes | bytearray:
-        """See `TrainingMode.record`."""
-        return b"" if self._log is None else self._log.data
 
     def statistics(self) -> WorkerStatistics:
         """Return the protocol of each tensor, the number of push buffers, and the replica's clock."""

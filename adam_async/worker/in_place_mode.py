@@ -156,11 +156,6 @@ class InPlaceMode:
         if self._step_reports.unsettled:
             await self._settled.wait()
 
-    @property
-    def record(self) -> bytes:
-        """See `TrainingMode.record`. Steps in place have no order that a log could note."""
-        return b""
-
     def flush(self, sync_clock: int) -> None:
         """See `TrainingMode.flush`."""
         self._step_reports.close()

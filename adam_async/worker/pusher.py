@@ -20,7 +20,7 @@ from adam_async.run.group_ranges import name_groups
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Landing, Puller, Snapshot, TensorCopy
 from adam_async.worker.push_plan import PushBuffer, PushPlan, ServerShards
-from adam_async.worker.replay_log import ReadLog
+from adam_async.worker.step_reads import StepReads
 from adam_async.worker.training import GroupTrainer, OnStep, Trained
 
 
@@ -59,6 +59,8 @@ class Step(msgspec.Struct, eq=False):
     """Pull after the step; None without a pull."""
     gone: set[int] = set()
     """Numbers of the messages sent while the others were computed."""
+    reads: tuple[NDArray[Any], ...] = ()
+    """The reads of the groups as the last tensor of each message; empty if the run is not recorded."""
     unsettled: int = 0
     """Number of messages of the step without an acknowledgement; 1 for a step without messages."""
 
@@ -93,7 +95,7 @@ class Pusher:
         trainer: Owner of the push buffers.
         on_finished: Called for each group whose push is acknowledged.
         on_step: Called with each step, before its pushes are sent.
-        log: Log of the reads of groups.
+        reads: Packs the reads of a step; None if the run is not recorded.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Pusher:
         trainer: GroupTrainer,
         on_finished: Callable[[Finished], None],
         on_step: OnStep | None = None,
-        log: ReadLog | None = None,
+        reads: StepReads | None = None,
     ) -> None:
         self.plan = plan
         self.client = client
@@ -129,7 +131,7 @@ class Pusher:
         # In bsp the rule sees the mean over the step's images, otherwise the sum of its groups' means.
         self._unit = config.images_per_group if config.synchronous else None
         self._has_local_steps = config.local_steps
-        self._log = log
+        self._reads = reads
         self.left_ahead = 0
         """Number of messages sent while the rest of their step was computed."""
 
@@ -145,9 +147,8 @@ class Pusher:
         assert buffer is not None
         if self._on_step is not None:
             self._on_step(clock, [group.lease for group in groups])
-        if self._log is not None:
-            for group in groups:
-                self._log.note(group.lease, clock, group.read)
+        if self._reads is not None:
+            step.reads = (self._reads.pack(groups),)
         first, lease = groups[0], groups[0].lease
         if first.stepped:
             self.puller.weights.count_local_steps(_stepped_by_all(groups))
@@ -165,7 +166,7 @@ class Pusher:
             self._scaling.apply(buffer, first.read.arrays, rate=rate, unit=unit)
         step.fields = {
             "clock": clock, "weight": buffer.images, "rate": rate, "epoch": step.epoch, "groups": named,
-            "loss_sum": loss_sum,
+            "loss_sum": loss_sum, "recorded": self._reads is not None,
         }  # fmt: skip
         step.unsettled = max(len(self.plan.messages), 1)
         if pulls:
@@ -208,7 +209,7 @@ class Pusher:
             layout = None if landing is None else self._layouts[index]
             into = None if landing is None or layout is None or layout.part is None else landing.into(index)
             self.client.connections[message.server].push(
-                buffer.tensors(index),
+                (*buffer.tensors(index), *step.reads),
                 step,
                 index,
                 into,

@@ -554,10 +554,6 @@ class RunSession:
         with suppress(EngineClosed):  # the run has ended; answers still arrive until its links are closed
             self._engine.deliver("landed", tag, None)
 
-    def record(self, run: str) -> bytes | bytearray:
-        """Return the growing log for a replay of a run; empty for another run or without recording."""
-        return self._mode.record if run == self._run_id else b""
-
     def statistics(self) -> WorkerStatistics:
         """Return the counts of this run on this worker."""
         engine = self._engine.statistics() if self._engine is not None else None

@@ -6,11 +6,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
-from adam_async.controller.role import Role, RoleSettings, reply_when_room
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, StepFailed, first_cause
-from adam_async.messages import Body, GetRecord, Greet, RecordPart, pack, part_refusal, unpack
+from adam_async.messages import Greet, unpack
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.storage import ShardStorage, StoragePool
@@ -24,7 +22,7 @@ from adam_async.runtime.clock import LoopLag
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
 from adam_async.worker.statistics import WorkerStatistics
 from dataflow import ComputePool
-from transport import BufferPool, Link, Message, Request, TransportError
+from transport import BufferPool, Link, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -205,30 +203,6 @@ class ModelWorker(Role):
         finally:
             link.abort()
             self._traffic.gone(link)
-
-    def _answer(self, request: Request, body: Body) -> None:
-        if isinstance(body, GetRecord):
-            self._send_record(request, body)
-        else:
-            super()._answer(request, body)
-
-    def _send_record(self, request: Request, body: GetRecord) -> None:
-        data = self._run_session.record(body.run) if self._run_session is not None else b""
-        if not data:
-            request.fail("no-record", f"{self._identity.node} keeps no record of run {body.run}")
-            return
-        refusal = part_refusal(body, len(data), most_bytes=request.link.max_message_bytes)
-        if refusal is not None:
-            request.fail(*refusal)
-            return
-        nbytes = len(range(len(data))[body.start : body.stop])
-
-        def part() -> Message:
-            # Copy it, because the log grows while the answer is in transit.
-            copy = np.frombuffer(bytes(data[body.start : body.stop]), np.uint8)
-            return pack(RecordPart(total=len(data)), [copy])
-
-        reply_when_room(request, nbytes, part)
 
     def _storage(self, run: ProgramRecord) -> ShardStorage | None:
         """Return the servers' memory, for a run in place; None if the servers have already left the run.

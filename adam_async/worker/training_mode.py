@@ -81,11 +81,6 @@ class TrainingMode(Protocol):
         """Send the collected steps: no more groups come for now. With a gate, tick to the sync clock."""
         ...
 
-    @property
-    def record(self) -> bytes | bytearray:
-        """The log for a replay; see `replay_log.py`. Empty if the run is not recorded."""
-        ...
-
     def statistics(self) -> WorkerStatistics:
         """Return the mode's part of the worker's statistics."""
         ...

@@ -1,13 +1,13 @@
 """Pure: record and replay: the file of a recorded run, and its repetition in one process to the last bit.
 
-`decode.py` joins the logs of servers and workers into a `Recording`. `playback.py` decides the order: a group
+`decode.py` joins the logs of bundles into a `Recording`. `playback.py` decides the order: a group
 trains once the versions that it read exist, and a shard applies pushes once they are computed. `run.py` runs
 the code of the roles in this order: `worker.py` trains a group, and `shards.py` applies pushes.
 
     run.py                        start here: `Replay`, with the data of a run and the checks of its results
     playback.py                   order of groups and batches, by their dependencies; copies of old versions
-    recording.py, decode.py       reads of each worker, and order of pushes at each shard; made from the logs
+    recording.py, decode.py       reads of each client, and order of pushes at each shard; made from the logs
     record_file.py, record_head.py    the file of a record: header, logs, checksums; its first bytes
-    worker.py                     one worker: its groups, and its copy of the weights
+    worker.py                     one client: its groups, and its copy of the weights
     shards.py                     values and rules of all shards, with old versions; pushes on their way
 """

@@ -1,4 +1,4 @@
-"""Pure: decodes the logs of servers and workers into a recording that a replay can use."""
+"""Pure: decodes the logs of bundles into a recording that a replay can use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,17 +17,17 @@ from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.replay_log import (
     JOINED,
     NOT_APPLIED,
+    SKIPPED,
     SUMMED,
+    LogContent,
     ReplicaGeneration,
     read_order_log,
 )
-from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.run.shard_table import ShardTable
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.train_step import StepSpec
 from adam_async.run.user_code import NamedStep
-from adam_async.worker.replay_log import GroupRead, Reader, read_read_log
+from adam_async.worker.step_reads import reads_type
 
 
 def read_recording(
@@ -46,7 +46,7 @@ def read_recording(
 
     Raises:
         ConfigError: The step is not that of the record.
-        RecordError: The file is no record, has another version, is damaged, or lacks the log of a node.
+        RecordError: The file is no record, has another version, is damaged, or lacks the log of a bundle.
     """
     header, logs = load_record(data, origin=origin)
     model: RunModel | None = recorded_step(header, step)
@@ -69,95 +69,79 @@ def recorded_step(header: Header, step: NamedStep | None) -> StepModel | None:
 
 
 def make_recording(header: Header, logs: Sequence[Log], network: RunModel) -> Recording:
-    """Join the logs of all nodes of a run.
+    """Join the logs of all bundles of a run.
 
     Raises:
-        RecordError: A log cannot be read or is missing, such as the log of a lost worker.
+        RecordError: A log cannot be read or is missing.
     """
     config = header.options()
     table = table_of(network, shard_bytes=config.shard_bytes)
-    readers: dict[Reader, Reads] = {}
-    for log in logs:
-        if log.role == "worker":
-            reader, reads = _read_reads(log, network, table, config)
-            readers[reader] = reads
+    contents = {log.home: _content(log) for log in logs}
+    # In the order of the replicas, so that a client without predecessor has the number of its replica.
+    clients = sorted({client for each in contents.values() for client in each.clients})
+    number_of = {client: number for number, client in enumerate(clients)}
+    steps: dict[ReplicaGeneration, dict[int, bytes]] = {client: {} for client in clients}
     orders: dict[int, Order] = {}
-    for log in logs:
-        if log.role == "ps":
-            orders.update(_read_orders(log, readers))
+    for home, content in contents.items():
+        for step in content.steps:
+            # Each bundle has the reads of the steps that reached it: those of a lost worker may differ.
+            steps[content.clients[step.client]].setdefault(step.clock, step.reads)
+        numbers = np.array([number_of[client] for client in content.clients], np.int64)
+        for shard, entries in content.entries.items():
+            orders[shard] = _order(shard, numbers, entries, home)
     missing = [spec.id for spec in table.shards if spec.id not in orders]
     if missing:
-        raise RecordError(f"the record has no order of shards {missing[:8]}; a server's log is missing")
+        raise RecordError(f"the record has no order of shards {missing[:8]}; a bundle's log is missing")
+    dtype = reads_type(len(table.shards), len(table.by_tensor))
     return Recording(
         header=header,
-        reads={reads.replica: reads for reads in readers.values()},
+        reads={number_of[client]: _reads(client.replica, steps[client], dtype) for client in clients},
         orders=tuple(orders[spec.id] for spec in table.shards),
     )
 
 
-def _read_reads(log: Log, network: RunModel, table: ShardTable, config: Config) -> tuple[Reader, Reads]:
-    names = [p.name for p in network.parameters]
+def _content(log: Log) -> LogContent:
     try:
-        reader, found = read_read_log(log.data, frozen=network.frozen, local=config.local_steps)
-        groups = list(found)
+        return read_order_log(log.data)
     except ValueError as error:
-        raise RecordError(f"the log of {log.node} is damaged: {error}") from None
-    shards = len(table.shards)
-    for group in groups[:1]:
-        _check_tensors(group, table, log.node)
-    return reader, Reads(
-        replica=reader.replica,
-        epochs=np.array([group.epoch for group in groups], np.int64),
-        numbers=np.array([group.number for group in groups], np.int64),
-        clocks=np.array([group.clock for group in groups], np.int64),
-        progress=np.array([group.progress for group in groups], np.float64),
-        versions=np.array(
-            [[v for name in names for v in group.versions[name]] for group in groups], np.int64
-        ).reshape(-1, shards),
-        steps=np.array([[group.local[name] for name in names] for group in groups], np.int64).reshape(
-            -1, len(names)
-        ),
+        raise RecordError(f"the log of {log.home} is damaged: {error}") from None
+
+
+def _reads(replica: int, steps: Mapping[int, bytes], dtype: np.dtype[Any]) -> Reads:
+    """Join the steps of one client."""
+    clocks = sorted(steps)
+    for clock in clocks:
+        if not steps[clock] or len(steps[clock]) % dtype.itemsize:
+            raise RecordError(
+                f"the record is damaged: the step of replica {replica} with clock {clock} has reads of "
+                f"{len(steps[clock])} bytes, but each group of this model has {dtype.itemsize}"
+            )
+    groups = np.frombuffer(b"".join([steps[clock] for clock in clocks]), dtype)
+    counts = [len(steps[clock]) // dtype.itemsize for clock in clocks]
+    return Reads(
+        replica=replica,
+        epochs=groups["epoch"].astype(np.int64),
+        numbers=groups["number"].astype(np.int64),
+        clocks=np.repeat(np.array(clocks, np.int64), counts),
+        progress=groups["progress"].astype(np.float64),
+        versions=groups["versions"].astype(np.int64),
+        steps=groups["steps"].astype(np.int64),
     )
 
 
-def _check_tensors(first: GroupRead, table: ShardTable, node: str) -> None:
-    """Check that the first group in a worker's log has the tensors of this model, with all their shards."""
-    logged = {name: len(versions) for name, versions in first.versions.items()}
-    wanted = {name: len(shards) for name, shards in table.by_tensor.items()}
-    if logged != wanted:
-        raise RecordError(f"{node} logged other tensors than the model has: {logged}, not {wanted}")
-
-
-def _read_orders(log: Log, readers: Mapping[Reader, Reads]) -> dict[int, Order]:
-    try:
-        replica_generations, entries = read_order_log(log.data)
-    except ValueError as error:
-        raise RecordError(f"the log of {log.node} is damaged: {error}") from None
-    for each in replica_generations:
-        if Reader(each.replica, each.session, each.incarnation) not in readers:
-            raise RecordError(
-                f"{log.node} applied pushes of a worker of replica {each.replica} that left "
-                "before the run ended, with its log of reads; such a run cannot be replayed: record it again"
-            )
-    return {shard: _order(shard, replica_generations, found, log.node) for shard, found in entries.items()}
-
-
-def _order(
-    shard: int, replica_generations: Sequence[ReplicaGeneration], entries: NDArray[Any], node: str
-) -> Order:
-    if entries.size and int(entries["life"].max()) >= len(replica_generations):
-        raise RecordError(f"the log of {node} is damaged: shard {shard} names a worker that it does not list")
+def _order(shard: int, clients: Numbers, entries: NDArray[Any], home: str) -> Order:
     flags = entries["flags"]
     begins = np.flatnonzero((flags & JOINED) == 0)
     if entries.size and (not begins.size or begins[0] != 0):
-        raise RecordError(f"the log of {node} is damaged: shard {shard} begins in the middle of a batch")
+        raise RecordError(f"the log of {home} is damaged: shard {shard} begins in the middle of a batch")
     applied = (flags & NOT_APPLIED) == 0
     summed = (flags & SUMMED) != 0
     return Order(
         shard=shard,
-        replicas=np.array([each.replica for each in replica_generations], np.int64)[entries["life"]],
+        clients=clients[entries["life"]],
         clocks=entries["clock"].astype(np.int64),
         refused=~applied,
+        skipped=(flags & SKIPPED) != 0,
         bounds=np.append(begins, entries.size),
         versions=_versions(begins, applied, summed),
         summed=bool(summed.any()),

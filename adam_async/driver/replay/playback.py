@@ -2,15 +2,15 @@
 
 Theory of operation
 -------------------
-Each worker trained its groups one after the other, and each shard applied its batches of pushes one after the
+Each client trained its groups one after the other, and each shard applied its batches of pushes one after the
 other. A group depends on the batches that made the versions of its shards; a batch depends on the groups
 whose gradients are in its pushes. Groups and batches are therefore the nodes of a graph, and in the run each
 node came after the nodes that it depends on. The playback works on demand: it requests the next batch of a
-shard; the batch requests the workers' groups with its pushes; the groups request the versions that they read,
+shard; the batch requests the clients' groups with its pushes; the groups request the versions that they read,
 and so on. The open requests form a stack. A request for a node that is already on the stack can never be
 served: the replay refuses the record, and the error names the whole cycle.
 
-Work on demand keeps memory small: a worker trains no further ahead of its servers than in the run. Before a
+Work on demand keeps memory small: a client trains no further ahead of its servers than in the run. Before a
 batch changes a shard, the playback copies the version only if a group or an evaluation has yet to read it.
 """
 
@@ -26,8 +26,8 @@ from adam_async.errors import RecordError
 class Player(Protocol):
     """The arithmetic that `Playback` orders."""
 
-    def train(self, replica: int, group: int) -> None:
-        """Compute the gradient of a worker's next group from the versions that the group read."""
+    def train(self, client: int, group: int) -> None:
+        """Compute the gradient of a client's next group from the versions that the group read."""
         ...
 
     def apply(self, shard: int, batch: int) -> None:
@@ -43,10 +43,10 @@ class Player(Protocol):
         ...
 
 
-SHARD, REPLICA = "shard", "replica"
+SHARD, CLIENT = "shard", "client"
 
 Demand = tuple[str, int, int]
-"""Request for progress: `SHARD` or `REPLICA`, the number of the shard or replica, and the number of batches
+"""Request for progress: `SHARD` or `CLIENT`, the number of the shard or client, and the number of batches
 or groups that it must reach."""
 
 
@@ -67,11 +67,9 @@ class Playback:
         self._applied = np.zeros(len(self._orders), np.int64)
         """Number of applied batches, by shard."""
         self._trained = dict.fromkeys(self._reads, 0)
-        """Number of trained groups, by replica."""
+        """Number of trained groups, by client."""
         self._pushed = [_groups_behind(order, self._reads) for order in self._orders]
-        self._needs = {
-            replica: self._batches_behind(reads, tensors) for replica, reads in self._reads.items()
-        }
+        self._needs = {client: self._batches_behind(reads, tensors) for client, reads in self._reads.items()}
         evaluated = np.array([epoch.versions for epoch in recording.header.epochs], np.int64)
         evaluated = evaluated.reshape(-1, len(self._orders))
         self._readers = [
@@ -164,18 +162,18 @@ class Playback:
         entry = self._open_push(shard, batch)
         if entry is None:
             return None
-        return REPLICA, int(self._orders[shard].replicas[entry]), int(self._pushed[shard][entry])
+        return CLIENT, int(self._orders[shard].clients[entry]), int(self._pushed[shard][entry])
 
     def _open_push(self, shard: int, batch: int) -> int | None:
         """Return the first push of a batch that is not computed yet."""
         order = self._orders[shard]
         for entry in range(int(order.bounds[batch]), int(order.bounds[batch + 1])):
-            if self._trained[int(order.replicas[entry])] < self._pushed[shard][entry]:
+            if self._trained[int(order.clients[entry])] < self._pushed[shard][entry]:
                 return entry
         return None
 
-    def _missing_version(self, replica: int, group: int) -> Demand | None:
-        needs = self._needs[replica][group]
+    def _missing_version(self, client: int, group: int) -> Demand | None:
+        needs = self._needs[client][group]
         missing = np.flatnonzero(needs > self._applied)
         return (SHARD, int(missing[0]), int(needs[missing[0]])) if missing.size else None
 
@@ -187,10 +185,10 @@ class Playback:
         self._player.apply(shard, batch)
         self._applied[shard] += 1
 
-    def _train(self, replica: int, group: int) -> None:
-        self._player.train(replica, group)
-        self._trained[replica] += 1
-        self.release(self._reads[replica].versions[group])
+    def _train(self, client: int, group: int) -> None:
+        self._player.train(client, group)
+        self._trained[client] += 1
+        self.release(self._reads[client].versions[group])
 
     def release(self, versions: Numbers) -> None:
         """Count a read of these versions, one of each shard; drop versions without further readers."""
@@ -212,7 +210,7 @@ class Playback:
                 entry = self._open_push(number, int(self._applied[number]))
                 waiting.append(
                     f"shard {number} at push {entry} (clock {order.clocks[entry]} of replica "
-                    f"{order.replicas[entry]})"
+                    f"{self._reads[int(order.clients[entry])].replica})"
                 )
             else:
                 waiting.append(_group(self._reads[number], self._trained[number]))
@@ -220,23 +218,22 @@ class Playback:
 
 
 def _groups_behind(order: Order, reads: Mapping[int, Reads]) -> Numbers:
-    """Return the number of groups of its worker that each push of a shard depends on, shape (pushes,)."""
+    """Return the number of groups of its client that each push of a shard depends on, shape (pushes,)."""
     behind = np.zeros(len(order.clocks), np.int64)
-    for replica in np.unique(order.replicas).tolist():
-        mine = np.flatnonzero(order.replicas == replica)
-        clocks = order.clocks[mine]
-        known = reads[replica].clocks if replica in reads else np.zeros(0, np.int64)
+    for client in np.unique(order.clients).tolist():
+        mine = np.flatnonzero(order.clients == client)
+        clocks, known = order.clocks[mine], reads[client].clocks
         groups = np.searchsorted(known, clocks, side="right")
         found = np.zeros(len(mine), bool)
         found[groups > 0] = known[groups[groups > 0] - 1] == clocks[groups > 0]
         again = np.ones(len(mine), bool)
         again[np.unique(clocks, return_index=True)[1]] = False
-        for what, wrong in (("no worker's record has", ~found), ("it applied before", again)):
+        for what, wrong in (("has no reads", ~found), ("it applied before", again)):
             if wrong.any():
                 clock = int(clocks[np.flatnonzero(wrong)[0]])
                 raise RecordError(
-                    f"the record is damaged: shard {order.shard} applied the push of replica {replica} with "
-                    f"clock {clock}, which {what}"
+                    f"the record is damaged: shard {order.shard} applied the push of replica "
+                    f"{reads[client].replica} with clock {clock}, which {what}"
                 )
         behind[mine] = groups
     return behind

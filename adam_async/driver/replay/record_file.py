@@ -1,12 +1,11 @@
-"""Pure: a recorded run as one file: a header in JSON, then the log of each server and each worker.
+"""Pure: a recorded run as one file: a header in JSON, then the log of each bundle.
 
 Layout, integers little-endian:
 
     magic      20 bytes, `MAGIC`: name and version of the format
     size, crc  4 bytes each, of the header
-    header     JSON: `Header` of the run, and a `Section` for each node
-    sections   the bytes of each, one after the other, in the formats of `parameter_server/replay_log.py` and
-               `worker/replay_log.py`
+    header     JSON: `Header` of the run, and a `Section` for each bundle
+    sections   the bytes of each, one after the other, in the format of `parameter_server/replay_log.py`
 
 The reader checks the sizes, and the checksum of each part, before it uses the part.
 """
@@ -25,11 +24,10 @@ _FRONT = Struct("<II")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """The log of one node in the file."""
+    """The log of one bundle in the file."""
 
-    node: str
-    role: str
-    """``ps`` or ``worker``."""
+    home: str
+    """Name of the bundle."""
     size: int
     crc: int
 
@@ -40,10 +38,9 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Log(msgspec.Struct, frozen=True, kw_only=True):
-    """The log of one node."""
+    """The log of one bundle."""
 
-    node: str
-    role: str
+    home: str
     data: bytes
 
 
@@ -51,9 +48,7 @@ def dump_record(header: Header, logs: Sequence[Log]) -> list[bytes]:
     """Write a record as the parts of its file."""
     head = _Head(
         header=header,
-        sections=tuple(
-            Section(node=log.node, role=log.role, size=len(log.data), crc=crc32(log.data)) for log in logs
-        ),
+        sections=tuple(Section(home=log.home, size=len(log.data), crc=crc32(log.data)) for log in logs),
     )
     text = msgspec.json.encode(head)
     return [MAGIC, _FRONT.pack(len(text), crc32(text)), text, *(log.data for log in logs)]
@@ -89,6 +84,6 @@ def _logs(data: bytes, at: int, sections: Sequence[Section], origin: str) -> lis
         part = data[at : at + section.size]
         at += section.size
         if crc32(part) != section.crc:
-            raise RecordError(f"{origin} is damaged in the log of {section.node}: its checksum is wrong")
-        logs.append(Log(node=section.node, role=section.role, data=part))
+            raise RecordError(f"{origin} is damaged in the log of {section.home}: its checksum is wrong")
+        logs.append(Log(home=section.home, data=part))
     return logs

@@ -5,7 +5,7 @@ from pathlib import Path
 from adam_async.errors import RecordError
 from adam_async.runtime.ordinary_files import read_start
 
-MAGIC = b"adam-async/record/1\n"
+MAGIC = b"adam-async/record/2\n"
 """Name and version of the format."""
 
 MOST_SHOWN = 40

@@ -1,6 +1,9 @@
-"""Pure: a recorded run in memory: the reads of each worker, and the order of pushes at each shard.
+"""Pure: a recorded run in memory: the reads of each client, and the order of pushes at each shard.
 
-Letters: G groups of one worker, in the order of its one thread; S shards of the model; T tensors; E pushes at
+A *client* is one replica generation with its session: the worker that trained its groups on one copy of the
+values. A run has several clients of a replica if it lost workers, or if workers joined.
+
+Letters: G groups of one client, in the order of its one thread; S shards of the model; T tensors; E pushes at
 one shard, in the order of their application; B batches of these.
 """
 
@@ -66,7 +69,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reads:
-    """The groups of one worker: the versions that each group read, and the step of its gradient."""
+    """The groups of one client: the versions that each group read, and the step of its gradient."""
 
     replica: int
     epochs: Numbers
@@ -88,12 +91,15 @@ class Order:
     """The pushes at one shard, in batches of pushes applied together."""
 
     shard: int
-    replicas: Numbers
-    """(E,) replica of each push."""
+    clients: Numbers
+    """(E,) client of each push."""
     clocks: Numbers
     """(E,) clock of each push."""
     refused: NDArray[np.bool_]
-    """(E,) whether a push was not finite and left the shard unchanged."""
+    """(E,) whether a push left the shard unchanged."""
+    skipped: NDArray[np.bool_]
+    """(E,) whether a refused push was refused whatever its gradient is, such as one of groups that the shard
+    had."""
     bounds: Numbers
     """(B + 1,) bounds of the batches: batch b has the pushes `bounds[b]` to `bounds[b + 1]`."""
     versions: Numbers
@@ -108,4 +114,5 @@ class Recording:
 
     header: Header
     reads: Mapping[int, Reads]
+    """Groups of each client, by its number in this recording."""
     orders: tuple[Order, ...]

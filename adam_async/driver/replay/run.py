@@ -107,21 +107,13 @@ class Replay:
             images=config.images_per_group * config.push_every,
             wanted=config.protocol,
         )
-        model = RecordedModel(config, self.network, table, header.buckets)
+        model = self._model = RecordedModel(config, self.network, table, header.buckets)
+        self._plan = plan
         self._shards = ReplayedShards(model, rule)
-        self._pushes = Pushes(table.shards, self.network.dtype)
-        self._orders_of_shards = recording.orders
-        self._workers = {
-            replica: ReplayedWorker(
-                reads=reads,
-                model=model,
-                plan=plan,
-                shards=self._shards,
-                pushes=self._pushes,
-                images=self._images,
-            )
-            for replica, reads in recording.reads.items()
-        }
+        self._pushes = Pushes(table.shards, self.network.dtype, recording)
+        self._recording = recording
+        self._workers: dict[int, ReplayedWorker] = {}
+        """Clients with trained and untrained groups: a run may have many, one after the other."""
         numbers = {p.name: number for number, p in enumerate(self.network.parameters)}
         tensors = np.array([numbers[spec.tensor] for spec in table.shards], np.int64)
         self._playback = Playback(recording, self, tensors)
@@ -178,23 +170,40 @@ class Replay:
 
     # --- the player ------------------------------------------------------------------------------
 
-    def train(self, replica: int, group: int) -> None:
+    def train(self, client: int, group: int) -> None:
         """See `Player.train`."""
-        self._workers[replica].train(group)
+        reads = self._recording.reads[client]
+        if not group:
+            self._workers[client] = ReplayedWorker(
+                client=client,
+                reads=reads,
+                model=self._model,
+                plan=self._plan,
+                shards=self._shards,
+                pushes=self._pushes,
+                images=self._images,
+            )
+        self._workers[client].train(group)
+        if group + 1 == len(reads.clocks):
+            del self._workers[client]
         self.groups += 1
 
     def apply(self, shard: int, batch: int) -> None:
         """See `Player.apply`."""
-        order = self._orders_of_shards[shard]
+        order = self._recording.orders[shard]
         begin, end = int(order.bounds[batch]), int(order.bounds[batch + 1])
-        keys = [(shard, int(order.replicas[entry]), int(order.clocks[entry])) for entry in range(begin, end)]
+        keys = [(shard, int(order.clients[entry]), int(order.clocks[entry])) for entry in range(begin, end)]
+        if order.skipped[begin]:  # such a push has a batch of its own
+            self._pushes.settle(*keys[0])
+            return
         pushes = [self._pushes.get(*key) for key in keys]
         finite = (self._shards.apply_sum if order.summed else self._shards.apply)(shard, pushes)
         for entry, key, ok in zip(range(begin, end), keys, finite, strict=True):
             if ok == order.refused[entry]:
                 was, now = ("refused", "finite") if ok else ("applied", "not finite")
+                replica = self._recording.reads[key[1]].replica
                 raise ReplayDiffers(
-                    f"shard {shard} {was} the push of replica {key[1]} with clock {key[2]} in the run, and "
+                    f"shard {shard} {was} the push of replica {replica} with clock {key[2]} in the run, and "
                     f"here it is {now}"
                 )
             self._pushes.settle(*key)

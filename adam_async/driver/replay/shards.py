@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.driver.replay.recording import Recording
 from adam_async.messages import Push, of_place
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Rule
@@ -40,17 +41,30 @@ class ShardPush:
 
 
 class Pushes:
-    """Pushes in transit from workers to shards."""
+    """Pushes in transit from clients to shards, whose `Push.replica` is the number of the client.
 
-    def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any]) -> None:
+    A shard may lack the last pushes of a lost worker; they do not wait for it.
+    """
+
+    def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any], recording: Recording) -> None:
         self._table = table
         self._dtype = dtype
+        self._last: dict[tuple[int, int], int] = {}
+        """Last clock of each shard and client. A shard has all pushes of a client up to its last one."""
+        for order in recording.orders:
+            for client in np.unique(order.clients).tolist():
+                clocks = order.clocks[order.clients == client]
+                self._last[order.shard, client] = int(clocks.max())
         self._waiting: dict[tuple[int, int, int], ShardPush] = {}
         self._applied: dict[tuple[int, int, int], Callable[[], None]] = {}
 
     def put(self, step: Push, tensors: Sequence[NDArray[Any]], on_free: Callable[[], None]) -> None:
         """Take one message of a step; call `on_free` when the last of its shards has applied it."""
-        left = len(step.shards)
+        waits = [step.clock <= self._last.get((shard, step.replica), -1) for shard in step.shards]
+        left = sum(waits)
+        if not left:
+            on_free()
+            return
 
         def applied() -> None:
             nonlocal left
@@ -61,6 +75,8 @@ class Pushes:
         whole = read_gradients(step, tensors, self._table, self._dtype)
         parts = whole.only(range(len(step.shards))).parts
         for place, (shard, part) in enumerate(zip(step.shards, parts, strict=True)):
+            if not waits[place]:
+                continue
             key = (int(shard), step.replica, step.clock)
             self._waiting[key] = ShardPush(
                 gradients=PushGradients((part,)),
@@ -71,13 +87,13 @@ class Pushes:
             )
             self._applied[key] = applied
 
-    def get(self, shard: int, replica: int, clock: int) -> ShardPush:
+    def get(self, shard: int, client: int, clock: int) -> ShardPush:
         """Return the part of a push for a shard."""
-        return self._waiting[shard, replica, clock]
+        return self._waiting[shard, client, clock]
 
-    def settle(self, shard: int, replica: int, clock: int) -> None:
-        """Drop the part of a push after its shard has applied it."""
-        key = (shard, replica, clock)
+    def settle(self, shard: int, client: int, clock: int) -> None:
+        """Drop the part of a push after its shard has applied or refused it."""
+        key = (shard, client, clock)
         del self._waiting[key]
         self._applied.pop(key)()
 

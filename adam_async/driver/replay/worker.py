@@ -1,4 +1,4 @@
-"""Pure: one worker of a recorded run, which trains its groups again.
+"""Pure: one client of a recorded run, the worker that trained its groups, which trains them again.
 
 The worker's own code (`adam_async/worker/`) computes a group, adds up a step and splits it for the servers.
 This module passes the recorded reads to the code, and changes the worker's weights at the recorded points.
@@ -74,9 +74,9 @@ class _Firing:
 class _Outbox:
     """A stand-in for the client of the servers, and its connections, that keeps the pushes."""
 
-    def __init__(self, replica: int, servers: Iterable[str], pushes: Pushes) -> None:
+    def __init__(self, client: int, servers: Iterable[str], pushes: Pushes) -> None:
         self.connections = dict.fromkeys(servers, self)
-        self._replica = replica
+        self._client = client
         self._pushes = pushes
 
     def push(
@@ -90,16 +90,17 @@ class _Outbox:
         **fields: Any,
     ) -> None:
         """See `Session.push`; no answer follows."""
-        fields |= {"store": "", "session": 0, "incarnation": 0, "replica": self._replica, "generation": 0}
+        fields |= {"store": "", "session": 0, "incarnation": 0, "replica": self._client, "generation": 0}
         self._pushes.put(Push(shards=shards, numbers=0, **fields), tensors, step.freed)
 
 
 class ReplayedWorker:
-    """Trains one worker's groups again, in their order."""
+    """Trains one client's groups again, in their order."""
 
     def __init__(
         self,
         *,
+        client: int,
         reads: Reads,
         model: RecordedModel,
         plan: PushPlan,
@@ -116,7 +117,7 @@ class ReplayedWorker:
         self._weights = RecordedWeights()
         self._firing: Any = _Firing(ThreadScratch(network, context_of(network, config, plan)))
         self._trainer = GroupTrainer(network, config, weights=self._weights, plan=plan, buffers=1)
-        outbox: Any = _Outbox(reads.replica, model.buckets, pushes)
+        outbox: Any = _Outbox(client, model.buckets, pushes)
         puller = Puller(
             network=network,
             table=table,

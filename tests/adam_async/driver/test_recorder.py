@@ -1,4 +1,4 @@
-"""The record of a run has the logs of all servers and workers; otherwise it is an error with the reason."""
+"""The record of a run has the logs of all bundles; otherwise it is an error with the reason."""
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.run.bundle_record import bundle_key
-from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from adam_async.runtime.channel import Endpoint
@@ -39,14 +39,15 @@ async def test_a_resumed_run_is_not_recorded() -> None:
             recorder(pool, resumed)
 
 
-async def test_a_role_that_cannot_be_asked_is_named() -> None:
-    worker = NodeRecord(role="worker", address="local://nobody", incarnation=1)
+async def test_a_server_that_cannot_be_asked_is_named() -> None:
+    cluster = training(servers=1).map
+    assert cluster.run is not None
 
     async with ComputePool(threads=1) as pool:
-        record = await recorder(pool).gather(ClusterMap(nodes={"worker-0": worker}), {}, {})
+        record = await recorder(pool, run=cluster.run.id).gather(cluster, {}, {})
 
     assert isinstance(record, RecordError)
-    assert str(record).startswith("the run was not recorded: worker-0 did not send its log")
+    assert str(record).startswith("the run was not recorded: ps-0 did not send its log")
 
 
 async def test_a_run_in_which_a_primary_moved_has_no_record() -> None:

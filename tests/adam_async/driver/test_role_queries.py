@@ -32,13 +32,13 @@ from adam_async.runtime.traffic import CommonStatistics
 from tests.adam_async.runs import PATIENT, local_network
 from transport import Identity, Link, Message, RemoteProtocolError, Request
 
-ADDRESS = "local://worker-0"
+ADDRESS = "local://ps-0"
 EVENT = Fired("worker-0", "run", "train", "thread", 1, 0, 1, 0.0, 0.0, 0.0)
 
 
 @asynccontextmanager
 async def answering(answer: Callable[[Any], Message]) -> AsyncIterator[RoleQueries]:
-    """Questions to a worker that gives these answers."""
+    """Questions to a server that gives these answers."""
     network = local_network()
 
     async def on_link(link: Link) -> None:
@@ -48,8 +48,8 @@ async def answering(answer: Callable[[Any], Message]) -> AsyncIterator[RoleQueri
         link.serve(on_request)
         await link.wait_closed()
 
-    worker = Identity(role="worker", node="worker-0", incarnation=1)
-    async with network.listen(ADDRESS, worker, on_link):
+    server = Identity(role="ps", node="ps-0", incarnation=1)
+    async with network.listen(ADDRESS, server, on_link):
         identity = Identity(role="driver", node="driver", incarnation=1)
         yield RoleQueries(Endpoint(network, identity), waits=PATIENT)
 
@@ -87,7 +87,7 @@ async def test_a_record_without_an_end_is_refused(total: int, size: int) -> None
     answer = pack(RecordPart(total=total), [np.zeros(size, np.uint8)])
     async with answering(lambda asked: answer) as queries:
         with pytest.raises(RemoteProtocolError, match="record"):
-            await queries.record(ADDRESS, "run")
+            await queries.record(ADDRESS, "run", "ps-0")
 
 
 async def test_a_record_is_read_part_by_part() -> None:
@@ -97,7 +97,7 @@ async def test_a_record_is_read_part_by_part() -> None:
         return pack(RecordPart(total=len(data)), [np.frombuffer(data[asked.start : asked.stop], np.uint8)])
 
     async with answering(answer) as queries:
-        assert await queries.record(ADDRESS, "run") == data
+        assert await queries.record(ADDRESS, "run", "ps-0") == data
 
 
 async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
@@ -133,13 +133,13 @@ async def test_an_answer_in_the_name_of_another_role_is_not_counted() -> None:
 
     def counts(asked: Any) -> Message:
         common = CommonStatistics(traffic=[], process=ProcessMemory(host="", pid=1, peak_rss_mb=1.0))
-        return pack(Statistics(node="worker-0", role="worker"), [text_tensor(common)])
+        return pack(Statistics(node="ps-0", role="ps"), [text_tensor(common)])
 
     async with answering(counts) as queries:
-        for node in ("worker-0", "ps-0", ""):  # an empty name asks a controller
+        for node in ("ps-0", "ps-1", ""):  # an empty name asks a controller
             found = await queries.all_statistics([(node, ADDRESS)], "", on_silence=noted.append)
-            assert list(found) == (["worker-0"] if node == "worker-0" else [])
+            assert list(found) == (["ps-0"] if node == "ps-0" else [])
     assert [text.rpartition(": ")[2] for text in noted] == [
-        "worker-0 answers for ps-0",
-        "worker-0 answers for it",
+        "ps-0 answers for ps-1",
+        "ps-0 answers for it",
     ]

@@ -84,7 +84,7 @@ async def test_two_workers_step_as_one_process_does_in_the_order_that_each_shard
     history = [[alone.weights[s.tensor].reshape(-1)[s.start : s.stop].copy()] for s in shards]
     made = {}
     waiting = [(reads, group) for reads in recording.reads.values() for group in range(len(reads.numbers))]
-    orders = [list(zip(order.replicas, order.clocks, strict=True)) for order in recording.orders]
+    orders = [list(zip(order.clients, order.clocks, strict=True)) for order in recording.orders]
     while waiting or any(orders):
         left = len(waiting) + sum(map(len, orders))
         for reads, group in list(waiting):
@@ -103,5 +103,5 @@ async def test_two_workers_step_as_one_process_does_in_the_order_that_each_shard
                 versions.append(alone.weights[spec.tensor].reshape(-1)[chosen].copy())
         assert len(waiting) + sum(map(len, orders)) < left, "the record goes in a circle"
     assert_equal_bits(result.weights, alone.weights)
-    apart = [order.replicas.tolist() for order in recording.orders]
+    apart = [order.clients.tolist() for order in recording.orders]
     assert any(a != b for replicas in apart for a, b in pairwise(replicas)), "nobody came between"

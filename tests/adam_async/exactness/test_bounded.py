@@ -100,7 +100,7 @@ def check_reads(result, slack):
             for clock, count in zip(reads.clocks, applied, strict=True):
                 bound = clock - 1 - slack
                 missing = order.clocks[count:] <= bound
-                assert not missing.any(), (order.shard, reads.replica, clock, order.replicas[count:][missing])
+                assert not missing.any(), (order.shard, reads.replica, clock, order.clients[count:][missing])
                 checked += 1
     return checked
 

@@ -23,7 +23,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.gradients import read_gradients
 from adam_async.parameter_server.question_checks import QuestionChecks
-from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.replay_log import OrderLog, read_order_log
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
 from adam_async.run.group_ranges import name_groups
@@ -72,9 +72,8 @@ class Server:
             for n, size in enumerate(SIZES)
         ]
         shards = own_shards(self.specs, [rule])
-        self.log = OrderLog(range(len(SIZES)))
         options = {"store": "run", "generation": 1, "program": False, **options}
-        self.state = ServerState(shards=shards, log=self.log, **options)
+        self.state = ServerState(shards=shards, **options)
         self.defects, self.drains = [], []
         self.checks = QuestionChecks(self.state, self.specs, most_weight=8)
         self.short = ShortWay(
@@ -194,7 +193,6 @@ def test_both_ways_give_the_same_values_numbers_clocks_and_logs(rule, options):
             assert answer.tensors[0].tolist() == after.tolist()
     assert taken == 55, "a lane for each client and group, and the first push of all separates the tables"
     assert short.content() == long.content()
-    assert short.log.packed() == long.log.packed()
     short.state.check_invariants()
 
 
@@ -211,7 +209,6 @@ def test_both_ways_give_the_same_for_pushes_with_factors(rule, options):
         effects = long.long_push(link, push, factors_of(number))
         assert unpack(answer, Pushed) == effects[-1].body
     assert short.content() == long.content()
-    assert short.log.packed() == long.log.packed()
 
 
 def test_a_push_with_factors_asks_for_room_because_its_answer_is_larger_than_itself():
@@ -383,7 +380,6 @@ def test_pushes_that_queue_behind_others_join_as_on_the_long_way(parts, options)
         assert [each.body for each in answers] == [each.body for each in expected]
     assert (short.state.bundle.batches, long.state.bundle.batches) == (4, 4)
     assert short.content() == long.content()
-    assert short.log.packed() == long.log.packed()
     short.state.check_invariants()
 
 
@@ -534,14 +530,30 @@ def test_a_push_whose_answer_has_no_memory_is_applied_and_reaches_the_disk():
     assert server.state.shards[ShardId(0)].last_number == {(7, 1): 2}
 
 
+def test_pushes_of_a_recorded_bundle_take_the_long_way_which_notes_them():
+    server, link = Server(log=OrderLog(range(len(SIZES)))), Wire()
+    server.long_push(link, push_of(1, clock=1), values_of(0))
+    link.turn += 1
+    assert server.short_push(link, push_of(2, clock=2), values_of(1)) is None
+    server.long_push(link, push_of(2, clock=2), values_of(1))
+    entries = read_order_log(server.state.bundle.log.packed()).entries
+    assert [each["clock"].tolist() for each in entries.values()] == [[1, 2]] * len(SIZES)
+
+
+def test_a_push_with_reads_takes_the_long_way_although_its_lane_is_there():
+    server, link = on_its_lane()
+    link.turn += 1
+    assert server.short_push(link, push_of(2, recorded=True), values_of(1)) is None
+
+
 def test_a_push_that_is_counted_in_part_ends_the_server(monkeypatch):
     server, link = on_its_lane()
 
-    def note(*_):
-        raise MemoryError("no memory for the log")
+    def count(*_):
+        raise MemoryError("no memory for the counts")
 
-    monkeypatch.setattr(server.log, "note", note)
+    monkeypatch.setattr(server.state.bundle, "count_at_once", count)
     link.turn += 1
     with pytest.raises(MemoryError):
         server.short_push(link, push_of(2), values_of(1))
-    assert [str(defect) for defect in server.defects] == ["no memory for the log"]
+    assert [str(defect) for defect in server.defects] == ["no memory for the counts"]

@@ -36,7 +36,14 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.gradients import DeltaPart, PushGradients
-from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog, read_order_log
+from adam_async.parameter_server.replay_log import (
+    JOINED,
+    NOT_APPLIED,
+    SKIPPED,
+    SUMMED,
+    OrderLog,
+    read_order_log,
+)
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import count_server
 from adam_async.run.ids import Replica
@@ -487,10 +494,10 @@ def test_rates_are_divided_by_one_plus_the_staleness_that_is_counted():
 
 
 def entries_of(server, number):
-    replica_generations, found = read_order_log(server.state.bundle.log.packed())
+    log = read_order_log(server.state.bundle.log.packed())
     return [
-        (replica_generations[entry["life"]].replica, int(entry["clock"]), int(entry["flags"]))
-        for entry in found[number]
+        (log.clients[entry["life"]].replica, int(entry["clock"]), int(entry["flags"]))
+        for entry in log.entries[number]
     ]
 
 
@@ -520,6 +527,21 @@ def test_the_log_names_the_contributors_of_each_sum():
         (1, 1, SUMMED | JOINED),
         (1, 2, SUMMED),
     ]
+
+
+def test_the_log_tells_pushes_that_no_gradient_would_get_applied_from_refused_gradients():
+    server = Server(synchronous=False, record=True)
+    server.push("a", 0, 1, {0: 1, 1: 1}, groups=(1, 3, 4))
+    server.push("again", 1, 1, {0: 1, 1: 1}, groups=(1, 3, 4))
+    server.drain()
+    assert entries_of(server, 0) == [(0, 1, 0), (1, 1, NOT_APPLIED | SKIPPED)]
+    server = Server(synchronous=True, record=True)
+    server.push("a", 0, 1, {0: 1, 1: 1})
+    server.push("twice", 0, 1, {0: 2, 1: 2})
+    server.push("b", 1, 1, {0: 1, 1: 1})
+    server.drain()
+    late, summed = (0, 1, SUMMED | NOT_APPLIED | SKIPPED), [(0, 1, SUMMED), (1, 1, SUMMED | JOINED)]
+    assert entries_of(server, 0) == [late, *summed]
 
 
 def test_a_sum_that_is_not_finite_changes_no_version_and_passes_its_clock():

@@ -271,9 +271,15 @@ def test_in_bsp_a_push_far_ahead_is_refused_until_the_others_have_caught_up():
 
 
 def test_a_part_of_a_record_has_an_order_and_a_size():
-    assert part_refusal(GetRecord(run="run", start=0, stop=1 << 40), 100, most_bytes=200) is None
-    assert part_refusal(GetRecord(run="run", start=0, stop=1 << 40), 300, most_bytes=200)[0] == "too-large"
-    assert part_refusal(GetRecord(run="run", start=5, stop=4), 100, most_bytes=200)[0] == "malformed"
+    assert part_refusal(GetRecord(run="run", home="ps-0", start=0, stop=1 << 40), 100, most_bytes=200) is None
+    assert (
+        part_refusal(GetRecord(run="run", home="ps-0", start=0, stop=1 << 40), 300, most_bytes=200)[0]
+        == "too-large"
+    )
+    assert (
+        part_refusal(GetRecord(run="run", home="ps-0", start=5, stop=4), 100, most_bytes=200)[0]
+        == "malformed"
+    )
 
 
 # --- speakers ----------------------------------------------------------------------------------

@@ -534,35 +534,40 @@ async def test_shards_of_a_resumed_run_share_equal_tables_and_their_pushes_take_
         assert shards[at].tables is not shards[0].tables
 
 
+READS = np.frombuffer(b"reads", np.uint8)
+
+
 @pytest.mark.parametrize("network", NETWORKS)
-async def test_the_log_of_a_server_is_read_in_pieces(network):
+async def test_the_log_of_a_bundle_is_read_in_pieces(network):
     async with servers_of(NETWORKS[network](), record=True) as servers, talk(servers) as worker:
         for clock in (1, 2):
             push, tensors = step_of(servers, 0.5, 3, clock=clock)
-            await worker.call(pack(push, tensors), timeout_s=50.0)
+            push = msgspec.structs.replace(push, recorded=True)
+            await worker.call(pack(push, [*tensors, READS]), timeout_s=50.0)
         address = servers.map.nodes["ps-0"].address
         async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
             data, total = b"", 1
             while len(data) < total:
-                ask = GetRecord(run="run", start=len(data), stop=len(data) + 50)
+                ask = GetRecord(run="run", home="ps-0", start=len(data), stop=len(data) + 50)
                 answer = await link.call(pack(ask), timeout_s=50.0)
                 data, total = data + answer.tensors[0].tobytes(), unpack(answer, RecordPart).total
-            await refused(
-                link, pack(GetRecord(run="old", start=0, stop=9)), "wrong-run", "has stores run, not old"
-            )
-        (replica_generation,), entries = read_order_log(data)
-        assert (replica_generation.replica, replica_generation.session) == (3, 13)
-        assert sorted(entries) == list(servers.shards())
-        for found in entries.values():
+            other = GetRecord(run="old", home="ps-0", start=0, stop=9)
+            await refused(link, pack(other), "wrong-run", "has stores run, not old")
+        log = read_order_log(data)
+        (client,) = log.clients
+        assert (client.replica, client.session) == (3, 13)
+        assert sorted(log.entries) == list(servers.shards())
+        for found in log.entries.values():
             assert found["clock"].tolist() == [1, 2]
+        assert [(step.clock, step.reads) for step in log.steps] == [(1, b"reads"), (2, b"reads")]
 
 
 async def test_a_server_without_a_record_refuses_to_send_one():
     async with servers_of(NETWORKS["local"](), servers=1) as servers:
         address = servers.map.nodes["ps-0"].address
         async with servers.network.connect(address, servers.identity("driver", 1), timeout_s=50.0) as link:
-            ask = pack(GetRecord(run="run", start=0, stop=9))
-            await refused(link, ask, "no-record", "ps-0 keeps no record of run run")
+            ask = pack(GetRecord(run="run", home="ps-0", start=0, stop=9))
+            await refused(link, ask, "no-record", "bundle ps-0 has no log: run run is not recorded")
 
 
 async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_too(monkeypatch):

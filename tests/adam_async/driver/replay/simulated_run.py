@@ -2,6 +2,7 @@
 
 Only the order of each link is fixed: any worker trains its next group, any message or
 answer arrives, any server applies a batch, in any order. Values may land while a group is being computed.
+Workers may be lost with all that is on their links: other generations train the groups that some shard lacks.
 """
 
 import random
@@ -41,17 +42,21 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
+from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
 from adam_async.worker.puller import Puller, Snapshot, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.pusher import Pusher
-from adam_async.worker.replay_log import Reader, ReadLog
 from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.step_reads import StepReads
 from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from transport import BufferPool
+
+FIRST = 7
+"""The first generation of each replica."""
 
 LATE = 0.6
 """How often something arrives while a group is being computed."""
@@ -62,6 +67,7 @@ class Lane:
     """Messages on their way between one worker and one server: a connection of the worker's client."""
 
     replica: int
+    generation: int
     there: deque[tuple[Any, Callable[..., None]]] = field(default_factory=deque)
     back: deque[Callable[[], None]] = field(default_factory=deque)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -72,7 +78,7 @@ class Lane:
         push = Push(
             store="run",
             session=self.replica + 50,
-            incarnation=7,
+            incarnation=self.generation,
             replica=self.replica,
             generation=1,
             shards=shards,
@@ -114,7 +120,7 @@ class SimulatedServer:
             scale_by_staleness=run.config.scale_by_staleness,
             log=self.log,
         )
-        self.state.handle(ReplicasChanged({Replica(n): 7 for n in range(run.config.replicas)}))
+        self.state.handle(ReplicasChanged({Replica(n): FIRST for n in range(run.config.replicas)}))
 
     def take(self, lane: Lane) -> None:
         body, answered = lane.there.popleft()
@@ -167,10 +173,11 @@ class SimulatedWeights(WorkerWeights):
 class SimulatedWorker:
     """A worker that is also the client of the servers."""
 
-    def __init__(self, run: "SimulatedRun", replica: int) -> None:
+    def __init__(self, run: "SimulatedRun", replica: int, generation: int = FIRST) -> None:
         config, network = run.config, run.network
-        self.run, self.replica = run, replica
-        self.lanes = self.connections = {name: Lane(replica) for name in run.names}
+        self.run, self.replica, self.generation = run, replica, generation
+        self.lanes = self.connections = {name: Lane(replica, generation) for name in run.names}
+        self.trained: list[int] = []
         self.weights = SimulatedWeights(self.meanwhile)
         plan = plan_pushes(
             network,
@@ -190,7 +197,6 @@ class SimulatedWorker:
         )
         trainer = self.trainer = GroupTrainer(network, config, weights=self.weights, plan=plan, buffers=2)
         shards = {name: len(specs) for name, specs in run.table.by_tensor.items()}
-        self.log = ReadLog(Reader(replica, replica + 50, 7), shards, local=config.local_steps, rated=True)
         pusher = Pusher(
             config,
             plan=plan,
@@ -198,7 +204,7 @@ class SimulatedWorker:
             puller=puller,
             trainer=trainer,
             on_finished=lambda _: None,
-            log=self.log,
+            reads=StepReads(shards),
         )
         clock = ReplicaClock(push_every=config.push_every, pull_every=config.pull_every)
         self.stepper = Stepper(clock, pusher)
@@ -213,17 +219,25 @@ class SimulatedWorker:
             while lane.back and self.run.dice.random() < LATE:
                 lane.back.popleft()()
 
-    def train(self, epoch: int, number: int) -> None:
+    def train(self, epoch: int, number: int, attempt: int) -> None:
         images, labels = self.run.group(epoch, number)
         progress = epoch - 1 + number / self.run.groups
-        lease = Lease(epoch, number, 0, len(labels), progress)
+        lease = Lease(epoch, number, attempt, len(labels), progress)
+        self.trained.append(number)
         self.stepper.add(self.bench, self.trainer.train(self.bench, ImageGroup(lease, images, labels)))
 
 
 class SimulatedRun:
-    """Run at construction; `header` and `logs` are the record, `weights` the final values."""
+    """Run at construction; `header` and `logs` are the record, `weights` the final values.
 
-    def __init__(self, seed: int, config: Config, spec: ModelSpec, dataset: Dataset) -> None:
+    Args:
+        losses: How often each epoch loses a worker.
+    """
+
+    def __init__(
+        self, seed: int, config: Config, spec: ModelSpec, dataset: Dataset, losses: float = 0.0
+    ) -> None:
+        self.losses = losses
         self.dice = random.Random(seed)
         self.config = config
         self.dataset = dataset
@@ -259,25 +273,49 @@ class SimulatedRun:
             epochs=(),
             weights=digest(self.network, self.weights),
         )
-        self.logs = [
-            *(Log(node=name, role="ps", data=server.log.packed()) for name, server in self.servers.items()),
-            *(Log(node=f"w{w.replica}", role="worker", data=bytes(w.log.data)) for w in self.workers),
-        ]
+        self.logs = [Log(home=name, data=server.log.packed()) for name, server in self.servers.items()]
 
     def group(self, epoch: int, number: int) -> tuple[Any, Any]:
         chosen = self.orders[epoch].group(number)
         return self.dataset.train_images[chosen], self.dataset.train_labels[chosen]
 
     def _run_epoch(self, epoch: int) -> None:
-        shares = [list(range(n, self.groups, len(self.workers))) for n in range(len(self.workers))]
+        replicas = len(self.workers)
+        shares = [[(group, 1) for group in range(n, self.groups, replicas)] for n in range(replicas)]
         while any(shares):
-            number = self.dice.randrange(len(self.workers))
+            number = self.dice.randrange(replicas)
             if shares[number] and self.dice.random() < 0.5:
-                self.workers[number].train(epoch, shares[number].pop(0))
+                self.workers[number].train(epoch, *shares[number].pop(0))
             self._round_groups()
+            if self.losses and self.dice.random() < self.losses / self.groups:
+                shares[number] = [*self._lose(number, epoch), *shares[number]]
         for worker in self.workers:
+            worker.trained.clear()
             worker.stepper.close()
         self._settle()
+
+    def _lose(self, number: int, epoch: int) -> list[tuple[int, int]]:
+        """A worker is lost, and another one comes; returns the groups that some shard lacks."""
+        lost, generation = self.workers[number], self.workers[number].generation + 1
+        for lane in lost.lanes.values():
+            lane.there.clear()
+        live = {Replica(each.replica): each.generation for each in self.workers} | {
+            Replica(number): generation
+        }
+        for server in self.servers.values():
+            while not server.state.idle:
+                server.apply()
+            server.state.handle(ReplicasChanged(live))
+        self.workers[number] = SimulatedWorker(self, number, generation)
+        self._settle()
+        kept = [
+            shard.tables.groups for server in self.servers.values() for shard in server.state.shards.values()
+        ]
+        return [
+            (group, 2)
+            for group in lost.trained
+            if not all(has_groups(groups, (epoch, group, group + 1)) for groups in kept)
+        ]
 
     def _round_groups(self) -> None:
         """One thing happens somewhere."""

@@ -1,4 +1,4 @@
-"""Logs of servers and workers become a recording, or an error that names the log."""
+"""Logs of bundles become a recording, or an error that names the log."""
 
 import msgspec
 import numpy as np
@@ -8,14 +8,12 @@ from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import Log
 from adam_async.driver.replay.recording import Header
 from adam_async.errors import RecordError
-from adam_async.messages import Lease
 from adam_async.model.named import digits
 from adam_async.model.network import Network
-from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SUMMED, OrderLog
+from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.worker.puller import TensorCopy, WorkerWeights
-from adam_async.worker.replay_log import Reader, ReadLog
+from adam_async.worker.step_reads import reads_type
 
 NETWORK = Network(digits())
 TABLE = table_of(NETWORK)
@@ -31,46 +29,57 @@ HEADER = Header(
 )
 
 
-def read_log(replica: int = 0, *, tensors=TABLE.by_tensor) -> Log:
-    """A worker that trained two groups, of one step each."""
-    log = ReadLog(
-        Reader(replica, 5, 6),
-        {name: len(shards) for name, shards in tensors.items()},
-        local=False,
-        rated=True,
-    )
-    weights = WorkerWeights(recorded=True)
-    for number in range(2):
-        for name, shards in tensors.items():
-            weights.install([TensorCopy(name, np.zeros(1), (number + 1,) * len(shards))])
-        log.note(Lease(1, number, 0, 16, number / 2), number + 1, weights.snapshot())
-    return Log(node=f"worker-{replica}", role="worker", data=bytes(log.data))
+SHARDS = tuple(spec.id for spec in TABLE.shards)
+TYPE = reads_type(len(SHARDS), len(TABLE.by_tensor))
 
 
-def order_log(entries, *, shards=tuple(spec.id for spec in TABLE.shards), session: int = 5) -> Log:
-    """A server that noted the same entries (clock, flags) of replica 0 for each of its shards."""
+def step_of(number: int) -> np.ndarray:
+    """The reads of a step of one group, as bytes: one more version for each group."""
+    row = (1, number, number / 2, [number + 1] * len(SHARDS), [0] * len(TABLE.by_tensor))
+    return np.array([row], TYPE).view(np.uint8)
+
+
+def log_of(entries=(), *, home="ps-0", shards=SHARDS, clocks=(1, 2), session: int = 5) -> Log:
+    """A bundle that noted the same entries (clock, flags) of replica 0 for each of its shards."""
     log = OrderLog([int(shard) for shard in shards])
+    client = log.client(0, session, 6)
+    for clock in clocks:
+        log.note_reads(clock, client, step_of(clock - 1))
     for shard in shards:
         for clock, flags in entries:
-            log.note(shard, clock, log.replica_generation(0, session, 6), flags)
-    return Log(node="ps-0", role="ps", data=log.packed())
+            log.note(shard, clock, client, flags)
+    return Log(home=home, data=log.packed())
 
 
 def test_logs_are_joined() -> None:
-    recording = make_recording(HEADER, [order_log([(1, 0), (2, JOINED)]), read_log()], NETWORK)
+    recording = make_recording(HEADER, [log_of([(1, 0), (2, JOINED)])], NETWORK)
 
     reads = recording.reads[0]
     assert reads.clocks.tolist() == [1, 2]
     assert reads.numbers.tolist() == [0, 1]
     assert reads.progress.tolist() == [0.0, 0.5]
-    assert reads.versions.tolist() == [[1] * len(TABLE.shards), [2] * len(TABLE.shards)]
-    assert [order.shard for order in recording.orders] == [spec.id for spec in TABLE.shards]
+    assert reads.versions.tolist() == [[1] * len(SHARDS), [2] * len(SHARDS)]
+    assert [order.shard for order in recording.orders] == [*SHARDS]
     assert recording.orders[0].clocks.tolist() == [1, 2]
+
+
+def test_steps_of_a_lost_worker_are_those_that_reached_any_bundle() -> None:
+    logs = [
+        log_of([(1, 0)], shards=SHARDS[:2], clocks=(1,)),
+        log_of([(1, 0), (2, 0)], home="ps-1", shards=SHARDS[2:]),
+        log_of([(1, 0)], home="ps-2", shards=(), clocks=(1,), session=9),
+    ]
+
+    recording = make_recording(HEADER, logs, NETWORK)
+
+    assert [reads.clocks.tolist() for reads in recording.reads.values()] == [[1, 2], [1]]
+    assert [order.clients.tolist() for order in recording.orders] == [[0]] * 2 + [[0, 0]] * (len(SHARDS) - 2)
 
 
 @pytest.mark.parametrize(
     ("entries", "bounds", "versions", "refused"),
     [
+        ([(1, NOT_APPLIED | SKIPPED), (2, 0)], [0, 1, 2], [0, 1], [True, False]),
         ([(1, 0), (2, 0)], [0, 1, 2], [1, 2], [False, False]),
         ([(1, 0), (2, JOINED)], [0, 2], [2], [False, False]),
         ([(1, 0), (2, JOINED | NOT_APPLIED)], [0, 2], [1], [False, True]),
@@ -81,29 +90,30 @@ def test_logs_are_joined() -> None:
     ],
 )
 def test_batches_and_versions_follow_from_the_flags(entries, bounds, versions, refused) -> None:
-    order = make_recording(HEADER, [order_log(entries), read_log()], NETWORK).orders[1]
+    order = make_recording(HEADER, [log_of(entries)], NETWORK).orders[1]
 
     assert order.bounds.tolist() == bounds
     assert order.versions.tolist() == versions
     assert order.refused.tolist() == refused
+    assert order.skipped.tolist() == [bool(flags & SKIPPED) for _, flags in entries]
+
+
+def reads_of(data: bytes) -> Log:
+    """A bundle with a step of other reads than those of the model."""
+    log = OrderLog([int(shard) for shard in SHARDS])
+    log.note_reads(1, log.client(0, 5, 6), np.frombuffer(data, np.uint8))
+    return Log(home="ps-0", data=log.packed())
 
 
 @pytest.mark.parametrize(
     ("logs", "claim"),
     [
-        ([read_log()], r"no order of shards \[0, 1, 2, 3, 4, 5\]; a server's log is missing"),
-        (
-            [order_log([(1, 0)])],
-            "ps-0 applied pushes of a worker of replica 0 that left before the run",
-        ),
-        ([order_log([(1, 0)], session=9), read_log()], "of a worker of replica 0 that left before"),
-        ([order_log([(1, JOINED)]), read_log()], "shard 0 begins in the middle of a batch"),
-        ([Log(node="ps-0", role="ps", data=b"x"), read_log()], "the log of ps-0 is damaged: an order log"),
-        ([Log(node="worker-3", role="worker", data=b"x")], "the log of worker-3 is damaged: a log of reads"),
-        (
-            [order_log([(1, 0)]), read_log(tensors={"other": TABLE.shards[:2]})],
-            "worker-0 logged other tensors than the model has: {'other': 2}",
-        ),
+        ([], r"no order of shards \[0, 1, 2, 3, 4, 5\]; a bundle's log is missing"),
+        ([log_of(shards=SHARDS[1:])], r"no order of shards \[0\]; a bundle's log is missing"),
+        ([log_of([(1, JOINED)])], "the log of ps-0 is damaged: shard 0 begins in the middle of a batch"),
+        ([Log(home="ps-0", data=b"x")], "the log of ps-0 is damaged: an order log"),
+        ([reads_of(b"")], r"the step of replica 0 with clock 1 has reads of 0 bytes, but each group"),
+        ([reads_of(b"odd")], r"the step of replica 0 with clock 1 has reads of 3 bytes, but each group"),
     ],
 )
 def test_missing_and_damaged_logs_are_named(logs, claim) -> None:

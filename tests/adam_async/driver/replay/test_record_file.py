@@ -21,7 +21,7 @@ HEADER = Header(
     epochs=(RecordedEpoch(epoch=1, images=60, train_loss=None, test_accuracy=0.5, versions=(4, 4)),),
     weights="0123",
 )
-LOGS = [Log(node="ps-0", role="ps", data=b"orders"), Log(node="worker-0", role="worker", data=b"read" * 9)]
+LOGS = [Log(home="ps-0", data=b"orders"), Log(home="ps-1", data=b"read" * 9)]
 
 
 def written() -> bytes:
@@ -63,16 +63,16 @@ def test_every_changed_bit_of_a_record_is_noticed(at: int, bit: int) -> None:
     [
         (b"", "run.record is not a record of a run"),
         (b"safetensors or so", "is not a record of a run"),
-        (MAGIC.replace(b"/1", b"/9") + b"x", r"has the format 'adam-async/record/9'; this version reads"),
+        (MAGIC.replace(b"/2", b"/9") + b"x", r"has the format 'adam-async/record/9'; this version reads"),
         (
-            MAGIC.replace(b"/1", b"/0"),
-            r"run.record has the format 'adam-async/record/0'.*: repeat the run with",
+            MAGIC.replace(b"/2", b"/1"),
+            r"run.record has the format 'adam-async/record/1'.*: repeat the run with",
         ),
         (written()[: len(MAGIC) + 3], "truncated in its header"),
         (written()[:60], "truncated in its header"),
         (written()[:-1], "bytes, but its header lists"),
         (written() + b"x", "bytes, but its header lists"),
-        (written()[:-1] + b"x", "damaged in the log of worker-0"),
+        (written()[:-1] + b"x", "damaged in the log of ps-1"),
         (written().replace(b'"numba"', b'"numpy"'), "damaged header: its checksum"),
         (with_header(written(), b'"spec":{"name":"m"}', b'"spec":7'), "a header that this version does not"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adam_async.controller.role import Role
 from adam_async.driver.replay.decode import make_recording, read_recording
 from adam_async.driver.replay.recording import Recording
 from adam_async.driver.replay.run import Replay, ReplayDiffers
@@ -15,13 +16,15 @@ from adam_async.errors import RecordError
 from adam_async.model.named import digits
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
-from tests.adam_async.cluster.test_elastic import elastic, in_the_middle, joiner
+from adam_async.worker.service import ModelWorker
+from tests.adam_async.cluster.test_elastic import elastic, in_the_middle, joiner, trained
 from tests.adam_async.driver.replay.simulated_run import SimulatedRun
 from tests.adam_async.runs import (
     IMPATIENT,
     NETWORKS,
     SHARDED,
     Rough,
+    check_replay,
     cluster_of,
     tiny_dataset,
     until,
@@ -63,11 +66,11 @@ def assert_same(replay: Replay, weights) -> None:
         np.testing.assert_array_equal(values.view(np.uint8), weights[name].view(np.uint8), err_msg=name)
 
 
-def simulated(seed: int, **options) -> tuple[SimulatedRun, Recording]:
+def simulated(seed: int, *, losses: float = 0.0, **options) -> tuple[SimulatedRun, Recording]:
     config = Config(
         **{"rate": 0.05, "images_per_group": 4, "record": True, "weights": "copy", "epochs": 2, **options}
     )
-    run = SimulatedRun(seed, config, DRAWING, DATA)
+    run = SimulatedRun(seed, config, DRAWING, DATA, losses)
     return run, make_recording(run.header, run.logs, run.network)
 
 
@@ -140,6 +143,48 @@ def test_local_steps_go_into_the_copies_that_they_went_into(
     )
 
     assert_same(replayed(recording), run.weights)
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 10**6),
+    replicas=st.integers(1, 3),
+    servers=st.integers(1, 3),
+    push_every=st.integers(1, 3),
+    pull_every=st.integers(1, 3),
+    shard_bytes=st.sampled_from([1 << 20, 1024, 200]),
+)
+def test_a_run_that_loses_workers_is_replayed_with_all_that_the_shards_took(
+    seed, replicas, servers, push_every, pull_every, shard_bytes
+):
+    run, recording = simulated(
+        seed,
+        losses=3.0,
+        replicas=replicas,
+        servers=servers,
+        push_every=push_every,
+        pull_every=pull_every,
+        shard_bytes=shard_bytes,
+    )
+
+    assert_same(replayed(recording), run.weights)
+
+
+def test_the_simulated_losses_leave_steps_that_only_some_shards_took() -> None:
+    generations = ragged = known = 0
+    for seed in range(8):
+        _, recording = simulated(seed, losses=3.0, replicas=2, servers=3)
+        generations += len(recording.reads) - 2
+        known += sum(int(order.skipped.sum()) for order in recording.orders)
+        lasts = [
+            [int(order.clocks[order.clients == client].max(initial=0)) for order in recording.orders]
+            for client in recording.reads
+        ]
+        ragged += sum(len({*each}) > 1 for each in lasts)
+
+    assert generations > 20
+    assert known > 10, "few shards refused groups that they had"
+    assert ragged > 5, "few workers were lost in the middle of a step"
 
 
 def test_the_simulated_runs_have_the_hard_cases_of_a_replay() -> None:
@@ -235,17 +280,35 @@ async def test_a_worker_that_joins_is_in_the_record() -> None:
     replayed(recording, cluster.dataset).check()
 
 
-async def test_a_run_that_lost_a_worker_has_an_error_and_no_record() -> None:
-    cluster = elastic(epochs=2, replicas=2, record=True)
+LOSSES = {
+    "asp": {},
+    "asp-local-steps": {"pull_every": 3},
+    "asp-scaled": {"scale_by_staleness": True, "schedule": "cosine"},
+    "ssp": {"consistency": "ssp:2", "push_every": 2},
+    "bsp": {"consistency": "bsp"},
+    "bsp-lag": {"consistency": "bsp", "lag": 1, "push_every": 3},
+}
+
+
+@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+async def test_a_run_that_loses_a_worker_and_gets_another_one_is_replayed(options, monkeypatch) -> None:
+    monkeypatch.setattr(ModelWorker, "_goodbye", Role._goodbye)
+    cluster = elastic(epochs=3, replicas=2, read_ahead=4, record=True, **SHARDED, **options)
     async with cluster, asyncio.TaskGroup() as group:
         training = group.create_task(cluster.train(), name="train")
         await until(in_the_middle(cluster))
         await cluster.workers[1].__aexit__(None, None, None)
-        result = await training
+        async with joiner(cluster, "worker-9") as worker:
+            await until(lambda: training.done() or trained(worker) > 3)
+            joined = trained(worker)
+            result = await training
+    assert isinstance(result.record, bytes)
 
-    assert isinstance(result.record, RecordError)
-    assert "applied pushes of a worker of replica 1 that left before the run ended" in str(result.record)
-    assert len(result.epochs) == 2
+    replay = check_replay(result.record, cluster.dataset)
+
+    assert joined > 3
+    assert len(read_recording(result.record, origin="it").reads) == 3
+    assert replay.groups >= sum(-(-epoch.images // 2) for epoch in result.epochs)
 
 
 async def test_a_frozen_layer_is_replayed_as_it_was() -> None:
@@ -287,7 +350,8 @@ def test_a_replay_with_other_weights_is_an_error() -> None:
 def test_a_push_that_is_finite_here_and_was_refused_there_is_named() -> None:
     _, recording = simulated(1)
     recording.orders[2].refused[3] = True
-    push = f"replica {recording.orders[2].replicas[3]} with clock {recording.orders[2].clocks[3]}"
+    order = recording.orders[2]
+    push = f"replica {recording.reads[order.clients[3]].replica} with clock {order.clocks[3]}"
 
     with pytest.raises(ReplayDiffers, match=f"shard 2 refused the push of {push} in the run, and here"):
         replayed(recording)
