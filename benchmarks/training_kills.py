@@ -55,8 +55,9 @@ from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import state_of
 from adam_async.persistence.keys import StateName
-from adam_async.run.cluster_map import ClusterMap, NodeRecord, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
+from adam_async.run.epoch_counts import SkippedGroups, skipped_groups
 from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
@@ -177,7 +178,7 @@ class Audit:
         self._exact = exact
         self._where = where
         self._orders = EpochOrders(Dice(SEED), num_images=IMAGES, images_per_group=GROUP_IMAGES)
-        self._skipped: dict[int, list[tuple[int, int]]] = {}
+        self._skipped: dict[int, SkippedGroups] = {}
         """Skipped groups of each ended epoch."""
         self.audits = 0
         self.faults: list[str] = []

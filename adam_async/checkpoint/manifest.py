@@ -1,30 +1,25 @@
 """Pure: the facts of a checkpoint or of a run on disks; the options of a run that continues it.
 
-All facts come from the record of the run (`run/run_record.py`), which is beside the shards on each disk: the
-program has options and model, and the notes of the driver have the data and the evaluated epochs.
+All facts come from the record of the run (`run/run_record.py`), which is beside the shards on each disk.
 """
 
 import json
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from itertools import pairwise
-from math import isfinite
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
-from adam_async.errors import ConfigError, RunFailed, counted
-from adam_async.messages import ShardState, read_number
+from adam_async.errors import ConfigError, counted
+from adam_async.messages import ShardState
 from adam_async.model.spec import ModelSpec
-from adam_async.run.cluster_map import RESULTS_KEPT
 from adam_async.run.config import FIELDS, GROUP_IMAGES, Config
 from adam_async.run.option_sources import make_config
-from adam_async.run.result import EpochResult
-from adam_async.run.run_record import MOST_RUNS, RunRecord
+from adam_async.run.result import EpochResult, epoch_results
+from adam_async.run.run_record import RunRecord
 from adam_async.run.store_record import ArrayRecord
 from adam_async.run.train_step import StepSpec
-from adam_async.run.training_program import ProgramRecord, ResumeRecord, read_training
+from adam_async.run.training_program import MOST_RUNS, ProgramRecord, ResumeRecord, read_training
 from adam_async.run.user_code import NamedStep, check_named, named_functions
 
 MAY_CHANGE = frozenset(
@@ -66,10 +61,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     groups, including skipped ones."""
     resume: ResumeRecord
     """Starting point of a run that continues from here; its clock is 0 until the shards are read."""
-    epochs: tuple[dict[str, Any], ...] = ()
-    """The ended epochs, as the fields of `EpochResult`."""
-    runs: tuple[str, ...] = ()
-    """Ids of the runs that this one continues, the newest first."""
+    epochs: tuple[EpochResult, ...] = ()
+    """Results of the ended epochs."""
 
     @property
     def name(self) -> str:
@@ -84,85 +77,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def training(self) -> tuple[str, ...]:
         """Ids of the run and of those that it continues, the newest first."""
-        return (self.run, *self.runs)[:MOST_RUNS]
+        return self.resume.runs
 
-    @property
-    def epoch_results(self) -> tuple[EpochResult, ...]:
-        """Results of the ended epochs."""
-        return epochs_of(self.epochs)
+    def as_record(self, program: ProgramRecord) -> RunRecord:
+        """Return the record of a run that has trained so far."""
+        return RunRecord(
+            program=program,
+            ended=self.resume.epoch - 1,
+            results=self.resume.results,
+            evaluated=tuple([each.evaluation for each in self.epochs]),
+        )
 
     def at_clock_of(self, states: Sequence[ShardState]) -> "Manifest":
         """Return the manifest with the clock of the fastest replica in the shards."""
         clock = max([clock for each in states for clock in each.clocks.values()], default=0)
         return msgspec.structs.replace(self, resume=msgspec.structs.replace(self.resume, clock=clock))
-
-
-class DriverNotes(msgspec.Struct, frozen=True, kw_only=True):
-    """The notes that a driver leaves in the record of its run."""
-
-    asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Rate that the caller asked for; 0: the run decides the rate."""
-    asked_protocol: Literal["auto", "delta", "factors"] = "auto"
-    """Form of gradients that the caller asked for; auto: the run decides by the links between its roles."""
-    data: dict[str, Any] = {}
-    """Description of the data, as a data server gives it."""
-    runs: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_RUNS)] = ()
-    """Ids of the runs that the run continues, the newest first."""
-    epochs: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
-    """Evaluated epochs, as `epoch_values` gives them: the newest `RESULTS_KEPT` epochs, and the earlier epoch
-    with the best validation accuracy, if any."""
-
-    def with_epochs(self, epochs: Sequence[EpochResult]) -> dict[str, Any]:
-        """Return the notes with these evaluated epochs, in the form that a record has."""
-        noted: dict[str, Any] = msgspec.to_builtins(
-            msgspec.structs.replace(self, epochs=epoch_values(_newest_and_best(epochs)))
-        )
-        return noted
-
-
-def _newest_and_best(epochs: Sequence[EpochResult]) -> Sequence[EpochResult]:
-    older, newest = epochs[:-RESULTS_KEPT], epochs[-RESULTS_KEPT:]
-    best = max(older, key=lambda epoch: epoch.validation_accuracy or 0.0, default=None)
-    return newest if best is None or best.validation_accuracy is None else (best, *newest)
-
-
-def _check_epoch(epoch: EpochResult) -> None:
-    """Check the numbers of a noted epoch. Raises ValueError: a number is out of bounds."""
-    accuracies = {"test_accuracy": epoch.test_accuracy, "validation_accuracy": epoch.validation_accuracy}
-    for name, accuracy in accuracies.items():
-        if accuracy is not None and not 0 <= accuracy <= 1:
-            raise ValueError(f"{name} of epoch {epoch.epoch} is {accuracy:g}, not within 0 and 1")
-    for name in ("images", "skipped", "train_s"):
-        if not 0 <= getattr(epoch, name) < 1 << 53:
-            raise ValueError(f"{name} of epoch {epoch.epoch} is {getattr(epoch, name):g}")
-
-
-def read_notes(
-    run: ProgramRecord, *, ended: int, kept: Sequence[dict[str, Any]] = ()
-) -> tuple[DriverNotes, tuple[EpochResult, ...]]:
-    """Read the notes of an earlier driver, and its evaluated epochs in order.
-
-    Args:
-        ended: Number of the last ended epoch.
-        kept: Evaluated epochs, if they are more than those in the notes.
-
-    Raises:
-        RunFailed: The notes are invalid.
-    """
-    try:
-        notes = msgspec.convert(run.notes, DriverNotes)
-        epochs = epochs_of(kept or notes.epochs)
-        numbers = [0, *(epoch.epoch for epoch in epochs), ended + 1]
-        if any(after <= before for before, after in pairwise(numbers)):
-            raise ValueError(f"their epochs are {numbers[1:-1]}, and {ended} have ended")
-        for epoch in epochs:
-            _check_epoch(epoch)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise RunFailed(
-            f"the notes of run {run.id} cannot be read: {error}; take it over with the release of adam-async "
-            "that began it"
-        ) from None
-    return notes, epochs
 
 
 def saved_manifest(record: RunRecord, place: tuple[int, int] = (0, 0)) -> Manifest:
@@ -173,57 +102,34 @@ def saved_manifest(record: RunRecord, place: tuple[int, int] = (0, 0)) -> Manife
 
     Raises:
         ConfigError: The program cannot be read.
-        RunFailed: The notes of its driver cannot be read.
     """
-    notes, epochs = read_notes(record.program, ended=record.ended, kept=record.epochs)
     program = read_training(record.program)
-    epoch, resumed = record.ended + 1, program.resumed
+    run, epoch, resumed = record.program.id, record.ended + 1, program.resumed
     resume = ResumeRecord(
         epoch=epoch,
         clock=0,
         results=record.results,
         train_s=record.train_s,
         skipped=resumed.skipped_from(epoch) if resumed is not None else (),
+        runs=(run, *(resumed.runs if resumed is not None else ()))[:MOST_RUNS],
     )
     return Manifest(
-        run=record.program.id,
+        run=run,
         # Epochs and schedule are those that the run decided, so that the curve of the rate continues.
         config={
             **msgspec.to_builtins(program.config),
-            "rate": notes.asked_rate,
-            "protocol": notes.asked_protocol,
+            "rate": program.asked_rate,
+            "protocol": program.asked_protocol,
         },
         rate=program.config.rate,
         spec=program.spec,
         plan=program.plan,
         transforms=program.transforms,
-        data=notes.data,
+        data=program.data,
         epoch=place[0],
         groups=place[1],
         resume=resume,
-        epochs=epoch_values(epochs),
-        runs=notes.runs,
-    )
-
-
-def epoch_values(epochs: Iterable[EpochResult]) -> tuple[dict[str, Any], ...]:
-    """Return the results of epochs in the form of a manifest."""
-    return tuple(
-        {**asdict(epoch), "train_loss": epoch.train_loss if isfinite(epoch.train_loss) else None}
-        for epoch in epochs
-    )
-
-
-def epochs_of(values: Iterable[Mapping[str, Any]]) -> tuple[EpochResult, ...]:
-    """Return the results of epochs from their form in a manifest.
-
-    Raises:
-        ValidationError: A field has another type, or is missing.
-        KeyError: An epoch has no training loss.
-    """
-    return tuple(
-        msgspec.convert({**epoch, "train_loss": read_number(epoch["train_loss"])}, EpochResult)
-        for epoch in values
+        epochs=epoch_results(record),
     )
 
 

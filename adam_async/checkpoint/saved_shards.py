@@ -36,10 +36,11 @@ from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
-from adam_async.run.run_record import RunRecord, newest, read_run_record, runs_of
+from adam_async.run.run_record import RunRecord, newest, read_run_record
 from adam_async.run.shard_table import ShardSpec, ShardTable, shard_sizes, shard_table
 from adam_async.run.store_checks import MAX_SHARDS, check_placed_store
 from adam_async.run.store_record import ArrayRecord, StoreRecord
+from adam_async.run.training_program import start_of
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.disk import Disk
 from transport import Link, RemoteProtocolError, TransportError
@@ -343,7 +344,7 @@ def newest_whole(
     is_one_whole = any(store.is_whole for store in stores)
     # The clocks of servers may differ, so a run that a whole one continues does not count, whenever it began.
     runs = [store.run for store in stores if store.is_whole]
-    continued = {id for run in runs if run is not None for id in runs_of(run.program)}
+    continued = {id for run in runs if run is not None for id in start_of(run.program).runs}
     for store in stores:
         if store.record.program in continued:
             continue

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import epoch_values, folder_name, saved_manifest
+from adam_async.checkpoint.manifest import folder_name, saved_manifest
 from adam_async.checkpoint.new_checkpoint import MOST_BYTES, NewCheckpoint
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import WholeTensors
@@ -35,6 +35,7 @@ from adam_async.parameter_server.storage import StoragePool
 from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.group_ranges import common_and_others
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult
@@ -168,7 +169,7 @@ class Checkpointer:
         self,
         reading: Reading,
         cluster: ClusterMap,
-        results: tuple[dict[str, Any], ...],
+        results: tuple[EpochCounts, ...],
         epochs: Sequence[EpochResult],
     ) -> None:
         """Complete the checkpoint of the end of an epoch, or drop it if its training loss is not finite.
@@ -180,7 +181,7 @@ class Checkpointer:
         resume = ResumeRecord(epoch=ended.number + 1, clock=0, results=results)
         # All losses are unknown of an epoch whose set the shards have dropped. So they are after the loss of
         # a dealer if the part of a cut replica that computes the loss pushes no shard.
-        if isfinite(epochs[-1].train_loss) or not ended.result.get("loss_images", 1):
+        if isfinite(epochs[-1].train_loss) or not ended.result.loss_images:
             self._complete(reading, (ended.number, ended.groups), resume, epochs)
         else:
             self._note(NOT_FINITE)
@@ -229,7 +230,7 @@ class Checkpointer:
             program=reading.program,
             ended=resume.epoch - 1,
             results=resume.results,
-            epochs=epoch_values(epochs),
+            evaluated=tuple([each.evaluation for each in epochs]),
             train_s=resume.train_s,
         ).bounded()
         manifest = saved_manifest(record, place).at_clock_of(reading.states)

@@ -43,7 +43,8 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import DATA_FACTS, ClusterMap, EpochRecord, failed_word, skipped_groups
+from adam_async.run.cluster_map import DATA_FACTS, ClusterMap, EpochRecord, failed_word
+from adam_async.run.epoch_counts import EpochCounts, skipped_groups
 from adam_async.run.epoch_shares import Ranges
 from adam_async.run.training_program import TrainingProgram, read_training
 from adam_async.runtime.machine import available_bytes
@@ -236,7 +237,7 @@ class DataServer(Role):
         if epoch is None or epoch.run != self._run:
             return
         if epoch.ended:
-            self._prepare_next(epoch, epoch.result.get("skipped_groups", ()))
+            self._prepare_next(epoch, epoch.result.skipped_groups)
         elif epoch.number > self._began:
             self._began = epoch.number
             self._produce_epoch(epoch.number, self._carried_images(cluster, epoch.number))
@@ -321,19 +322,19 @@ class DataServer(Role):
                     report = partial(self._report_epoch, self._run, self._dealer.term, effect.number, result)
                     self._reports.put_nowait(report)
 
-    def _result(self, ended: EpochEnded) -> dict[str, Any]:
+    def _result(self, ended: EpochEnded) -> EpochCounts:
         """Return the `EpochRecord.result` of an epoch."""
         skipped = chain.from_iterable(starmap(range, ended.skipped))
-        return {
-            "images": ended.images,
-            "loss": ended.loss,
-            "loss_images": ended.loss_images,
-            "train_s": ended.train_s,
-            "clock": ended.clock,
-            "skipped": self._images_in(skipped),
-            "skipped_groups": ended.skipped,
-            "behind": ended.behind,
-        }
+        return EpochCounts(
+            images=ended.images,
+            loss=ended.loss,
+            loss_images=ended.loss_images,
+            train_s=ended.train_s,
+            clock=ended.clock,
+            skipped=self._images_in(skipped),
+            skipped_groups=ended.skipped,
+            behind=ended.behind,
+        )
 
     def _images_in(self, numbers: Iterable[int]) -> int:
         return sum(self._orders.images_of(number) for number in numbers)
@@ -344,7 +345,7 @@ class DataServer(Role):
             send = await self._reports.get()
             await send()
 
-    async def _report_epoch(self, run: str, term: int, number: int, result: Mapping[str, Any]) -> None:
+    async def _report_epoch(self, run: str, term: int, number: int, result: EpochCounts) -> None:
         def end(newest: ClusterMap) -> EpochRecord | None:
             """Return the epoch as ended, with its result, if it is still open, and this server its dealer."""
             epoch, dealer = newest.epoch, newest.dealer
@@ -352,7 +353,7 @@ class DataServer(Role):
                 return None
             if dealer is None or (dealer.term, dealer.node) != (term, self._identity.node):
                 return None  # the next dealer ends the epoch
-            return msgspec.structs.replace(epoch, ended=True, result=dict(result))
+            return msgspec.structs.replace(epoch, ended=True, result=result)
 
         await self._membership.update("epoch", end)
 

@@ -22,7 +22,6 @@ Files, in reading order:
     evaluator.py                     accuracy on test and validation images; a pull of all parameters
     epoch_choice.py                  early stopping: `patience`, `keep_best`, `until_accuracy`
     divergence.py                    losses that show a diverging run, or a run that learns nothing
-    epoch_results.py                 results of all epochs, collected from each version of the map
     epoch_checkpoints.py             checkpoints within an epoch, without a pause of the training
 
     role_counts.py, role_queries.py  questions to roles: counts, profiles, logs for a replay
@@ -31,7 +30,7 @@ Files, in reading order:
     requests.py                      an operator's `logs`, `scale` and `stop`, by way of the map
     status.py                        state of a cluster: roles, run, copies, lag of each replica
 
-    takeover.py                      a run of another driver: its options, results, notes; where it goes on
+    takeover.py                      a run of another driver: its options and record; where it goes on
     saved_run.py                     a run on the disks of its servers: found, and its shards read
     recorder.py                      the record of a run: the driver's epochs, logs of servers and workers
     replay/                          the file of a record, and the repetition of the run to the last bit

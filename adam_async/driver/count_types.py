@@ -4,13 +4,11 @@ A role sends its counts as JSON text, and the driver trusts no role. Fields with
 type; a report checks them when it is written.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.errors import RunFailed
 from adam_async.messages.bounds import Count, Epoch, Name, Seconds
 from transport import RemoteProtocolError
 
@@ -123,32 +121,6 @@ class RoleStatistics:
     node: str
     counts: Counts
     values: dict[str, Any]
-
-
-class EpochCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an epoch, which the data servers put into the cluster map."""
-
-    images: Count
-    loss: float | None
-    train_s: Seconds
-    loss_images: Count = 1
-    """Number of images whose losses the shards have counted."""
-    skipped: Count = 0
-    """Number of images left for the next epoch."""
-    clock: Count = 0
-    """Sync clock at the end of the epoch."""
-
-    @classmethod
-    def of(cls, result: Mapping[str, Any]) -> "EpochCounts":
-        """Read a result of the cluster map.
-
-        Raises:
-            RunFailed: A field is missing or has another type; the error has its name.
-        """
-        try:
-            return msgspec.convert(result, cls)
-        except msgspec.ValidationError as error:
-            raise RunFailed(f"the data servers sent an invalid result of an epoch: {error}") from None
 
 
 def read_counts(values: dict[str, Any], role: str) -> Counts:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.manifest import (
     CheckpointError,
-    DriverNotes,
+    Manifest,
     check_kept_arrays,
     check_kept_step,
     kept_model,
@@ -28,14 +28,12 @@ from adam_async.checkpoint.saved_shards import SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
 from adam_async.driver.augmentation import transforms_of
-from adam_async.driver.epoch_results import EpochResults, without_old_results
 from adam_async.driver.evaluator import Evaluator, pull_snapshot, reading_client, running
 from adam_async.driver.events import Notices, RunEvents
 from adam_async.driver.preparation import (
     PreparedRun,
     StartingValues,
     in_time,
-    prepare_attached,
     prepare_model,
     prepare_plan,
     store_of,
@@ -48,24 +46,34 @@ from adam_async.driver.role_counts import ProgressPoll, RoleCounts
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.driver.saved_run import SavedRunReader, check_disks
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
-from adam_async.driver.submission import submit, take_over, update_program
-from adam_async.driver.takeover import Attach, SavedRun, check_none_waits, run_to_take
+from adam_async.driver.submission import submit, take_over, update_program, with_evaluations
+from adam_async.driver.takeover import (
+    SavedRun,
+    check_none_waits,
+    check_options,
+    next_epoch,
+    run_in,
+    run_to_take,
+)
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import PHOTO
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import EpochCounts, newest_and_best
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
+from adam_async.run.model_selection import choose_model
 from adam_async.run.option_sources import make_config
 from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.progress import Progress
-from adam_async.run.result import OnEpoch, RunResult
+from adam_async.run.result import OnEpoch, RunResult, epoch_results
+from adam_async.run.run_record import RunRecord, begun, followed, newest
 from adam_async.run.series import Series
 from adam_async.run.step_model import RunModel
 from adam_async.run.stragglers import describe
-from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, program_prefix
+from adam_async.run.training_program import ProgramRecord, TrainingProgram, program_prefix
 from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import CommonStatistics, Traffic
@@ -97,7 +105,6 @@ class Driver:
         self._inputs = _resuming(inputs)
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
-        self._results = EpochResults()
         self._endpoint = Endpoint(settings.network, self._identity, self._traffic)
         self._queries = RoleQueries(self._endpoint, waits=self._waits)
         self._membership = Membership(
@@ -107,7 +114,7 @@ class Driver:
             record=NodeRecord(role="driver", address="", incarnation=self._identity.incarnation),
             waits=self._waits,
             traffic=self._traffic,
-            seen=self._results.observe,
+            seen=self._observe,
         )
         self._copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         self._notices = Notices(self._membership)
@@ -139,8 +146,8 @@ class Driver:
         self._stopping = asyncio.Event()
         self._training_run: TrainingRun | None = None
         self._recorder: Recorder | None = None
-        self._notes = DriverNotes()
-        """Notes for a later driver of this run."""
+        self._record: RunRecord | None = None
+        """Record of this run, at the newest version of the map."""
         self._plan: dict[str, Any] | None = None
         """Partition plan of the run that was submitted or taken over last."""
 
@@ -180,7 +187,7 @@ class Driver:
                     threads=settings.threads,
                     available_bytes=settings.available_bytes or available_bytes,
                 ),
-                results=self._results,
+                record=self._newest_record,
                 events=self._events,
                 progress=self.progress,
                 traffic=self._traffic,
@@ -288,33 +295,47 @@ class Driver:
 
     async def _train(self, on_epoch: OnEpoch | None) -> RunResult:
         self._events.begin(anew=self._runs > 0)
-        self._training_run = None
+        self._training_run = self._recorder = None
         self._runs += 1
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
         data = await self.wait_for_data()
-        found = await self._find()
-        if isinstance(found, ProgramRecord):
-            assert self._inputs.attach is not None
-            return await self._attach(found, self._inputs.attach, data, on_epoch)
-        if found is not None:
-            self._go_on_with(found)
-        if (folder := self._inputs.checkpoints) is not None:
-            resume = self._inputs.resume
-            runs = resume.manifest.training if isinstance(resume, SavedRun) else ()
-            manifest = resume.manifest if resume is not None else None
-            await in_time(folder, folder.take_up(manifest, runs=runs), self._waits)
-        if not self._inputs.replace:
+        saved = await self._find()
+        if saved is not None:
+            self._go_on_with(saved, data)
+        is_served = saved is not None and saved.store is None  # by the servers in the map
+        if not is_served and not self._inputs.replace:
             check_none_waits(self.map)
         prepared = await self._prepare_run(data)
-        in_flight = await unless_stopped(self._wait_for_roles(), self._stopping)
+        kept = await self._take_up_folder(saved)
         try:
-            program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
-            first = program.resumed.epoch if program.resumed is not None else 1
-            training = self._training_run_of(program, prepared, first=first)
+            if saved is not None and is_served:
+                program, cluster = await self._take_over(saved, kept, prepared)
+            else:
+                in_flight = await unless_stopped(self._wait_for_roles(), self._stopping)
+                program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
+            assert self._record is not None, "the run has begun"
+            training = self._training_run = TrainingRun(
+                self._parts,
+                program=program,
+                prepared=prepared,
+                record=self._record,
+                recorder=self._recorder,
+                folder=self._inputs.checkpoints,
+            )
             return await training.train(cluster, on_epoch)
         finally:
             await self._end_run()
+
+    async def _take_up_folder(self, saved: SavedRun | None) -> Manifest | None:
+        """Prepare the folder for checkpoints, if any; return the checkpoint there that the run continues."""
+        folder, resume = self._inputs.checkpoints, self._inputs.resume
+        if folder is None:
+            return None
+        if saved is not None:
+            return await in_time(folder, folder.take_up(None, runs=saved.manifest.training), self._waits)
+        manifest = resume.manifest if resume is not None else None
+        return await in_time(folder, folder.take_up(manifest), self._waits)
 
     async def _wait_for_roles(self) -> int:
         """Wait for all roles; see `Readiness.wait_for_workers`.
@@ -329,7 +350,16 @@ class Driver:
             await self._saved_runs.check_none_waits()
         return in_flight
 
-    async def _find(self) -> ProgramRecord | SavedRun | None:
+    def _observe(self, cluster: ClusterMap) -> None:
+        """Take the new results from a version of the map."""
+        if self._record is not None:
+            self._record = followed(self._record, cluster)
+
+    def _newest_record(self) -> RunRecord:
+        assert self._record is not None, "the run has begun"
+        return self._record
+
+    async def _find(self) -> SavedRun | None:
         """Return the run to go on with: of the map, if it waits for a driver, or of the disks; None if a new
         run begins, or that of a checkpoint goes on.
 
@@ -342,14 +372,17 @@ class Driver:
         if self._runs > 1 or not (attach or on_disks):
             return None
         if attach is not None and self.map.in_progress:
-            return run_to_take(self.map, attach)
+            run = run_to_take(self.map, attach)
+            assert run is not None, "a run is in progress"
+            return run_in(self.map, run)
         cluster = await self._readiness.wait_for_servers()
         if on_disks:
             check_disks(cluster)
         saved = await self._saved_runs.find()
         if attach is not None and not on_disks:
             if saved is None or attach.run not in ("", saved.manifest.run) or saved.has_finished:
-                return run_to_take(self.map, attach)
+                run_to_take(self.map, attach)  # refuses a run that is nowhere
+                return None
         elif saved is not None and self._inputs.resume is not None:
             raise CheckpointError(
                 f"the disks have run {saved.manifest.run}, and --resume names another one: leave --resume "
@@ -357,50 +390,60 @@ class Driver:
             )
         return saved
 
-    def _go_on_with(self, saved: SavedRun) -> None:
-        """Take options and model of a run on the disks of its servers."""
-        asked, attach = self._asked, self._inputs.attach
-        if attach is not None:
-            given = {name: getattr(asked, name) for name in attach.given - {"waits"}}
-            asked = make_config(resumed_options(saved.manifest), given)
-            asked = msgspec.structs.replace(asked, waits=self._asked.waits)
-        inputs = replace(self._inputs, resume=saved, init=None)
-        self._asked = self.config = config_of(asked, inputs)
+    def _go_on_with(self, saved: SavedRun, data: dict[str, Any]) -> None:
+        """Take options and model of a run that waits in the map, or on the disks of its servers."""
+        asked, attach, inputs = (
+            self._asked,
+            self._inputs.attach,
+            replace(self._inputs, resume=saved, init=None),
+        )
+        if saved.store is None:
+            assert attach is not None, "no other driver takes a run over"
+            check_options(attach.given, asked, saved.program.config, saved.manifest.title)
+            if inputs.spec is None and inputs.step is None and "model" in attach.given:
+                model = choose_model(
+                    asked.model, data, text=inputs.model_text, init=None, layers=inputs.layers
+                )
+                inputs = replace(inputs, spec=model)
+            self.config = msgspec.structs.replace(saved.program.config, waits=asked.waits)
+        else:
+            if attach is not None:
+                given = {name: getattr(asked, name) for name in attach.given - {"waits"}}
+                asked = make_config(resumed_options(saved.manifest), given)
+                asked = msgspec.structs.replace(asked, waits=self._asked.waits)
+            self._asked = self.config = config_of(asked, inputs)
         self._inputs = _resuming(inputs)
         self._readiness = self._new_readiness()
         self.progress.consistency = self.config.consistency
 
-    async def _attach(
-        self, run: ProgramRecord, attach: Attach, data: dict[str, Any], on_epoch: OnEpoch | None
-    ) -> RunResult:
-        """Take over a run, and train on. An error before the takeover leaves the run as it is."""
-        attached = await prepare_attached(
-            run, attach, data, self._inputs, self._asked, maps=lambda: self.map, pool=self._pool
-        )
-        prepared, program = attached.prepared, attached.program
-        self.config = program.config
-        self._run, self._recorder, self._plan = run.id, None, program.plan
-        self._notes = attached.notes
-        self._results.begin(run.id, attached.results, first=attached.first_result)
-        self.progress.model, self.progress.plan = prepared.model, program.plan
-        self._begin_progress(data)
-        self.progress.epochs.extend(attached.epochs)
-        self._training_run = training = self._training_run_of(program, prepared, first=attached.first)
-        await take_over(self._membership, run.id)
+    async def _take_over(
+        self, saved: SavedRun, kept: Manifest | None, prepared: PreparedRun
+    ) -> tuple[TrainingProgram, ClusterMap]:
+        """Become the driver of a run of the map. An error before leaves the run as it is.
+
+        Args:
+            kept: The newest checkpoint of the run.
+        """
+        newest_map = run_in(self.map, saved.record.program).record
+        self._record = newest((newest_map, kept.as_record(saved.record.program))) if kept else newest_map
+        self._run, self._plan = saved.manifest.run, prepared.plan
+        self._begin_progress(prepared.data)
+        self.progress.plan = prepared.plan
+        await take_over(self._membership, self._run)
         self._inputs = replace(self._inputs, attach=None, resume=None)  # later calls begin new runs
-        self.note(f"took over run {run.id} from {run.driver}, which was lost")
-        if attached.alone:
-            self.note(f"{attached.alone} ended without a driver: evaluated with the present weights")
-        try:
-            return await training.train(self.map, on_epoch)
-        finally:
-            await self._end_run()
+        self.note(f"took over run {self._run} from {saved.record.program.driver}, which was lost")
+        first, last = next_epoch(newest_map, saved.start), newest_map.ended
+        if first <= last:
+            alone = f"epochs {first} to {last}" if first < last else f"epoch {first}"
+            self.note(f"{alone} ended without a driver: evaluated with the present weights")
+        return msgspec.structs.replace(saved.program, config=self.config), self.map
 
     def _begin_progress(self, data: dict[str, Any]) -> None:
         progress, config = self.progress, self.config
         progress.data, progress.validation, progress.last_epoch = data, config.validation, config.epochs
         epoch_images = data["train_images"] - config.validation
         progress.begin(Series(Schedule.of(config), epoch_images=epoch_images))
+        progress.epochs.extend(epoch_results(self._newest_record()))
 
     async def wait_for_data(self) -> dict[str, Any]:
         """Wait for a data server; returns the description of its data. See `Readiness.wait_for_data`."""
@@ -439,12 +482,6 @@ class Driver:
             while True:
                 self._run = f"{program_prefix(*self._membership.member)}{self._runs}"
                 program = await self._program_of(prepared, transforms, in_flight)
-                self._notes = DriverNotes(
-                    asked_rate=self._asked.rate,
-                    asked_protocol=self._asked.protocol,
-                    data=prepared.data,
-                    runs=resumed.manifest.training if resumed is not None else (),
-                )
                 await self._submit(program, prepared, resumed)
                 try:
                     return program, await self._prepare_roles(self._run, prepared, resumed)
@@ -506,13 +543,15 @@ class Driver:
             spec=prepared.spec.to_dict(),
             plan=prepared.plan,
             transforms=transforms,
-            resumed=without_old_results(inputs.resume.manifest.resume) if inputs.resume else None,
+            resumed=inputs.resume.manifest.resume.without_old_results() if inputs.resume else None,
+            data=data,
+            asked_rate=self._asked.rate,
+            asked_protocol=self._asked.protocol,
         )
 
     async def _submit(
         self, program: TrainingProgram, prepared: PreparedRun, resumed: Checkpoint | None
     ) -> None:
-        self._recorder = None
         if self.config.record:
             self._recorder = Recorder(
                 run=self._run,
@@ -522,13 +561,10 @@ class Driver:
                 queries=self._queries,
                 pool=self._pool,
             )
+        record, self._plan = program.record(self._run, self._membership.member), program.plan
+        self._record = begun(record, [resumed.record] if resumed is not None else ())
         self._begin_progress(prepared.data)
-        record = program.record(self._run, self._membership.member)
-        epochs = resumed.manifest.epoch_results if resumed is not None else ()
-        record = msgspec.structs.replace(record, notes=self._notes.with_epochs(epochs))
-        self._plan = program.plan
-        before = resumed.manifest.resume if resumed is not None else ResumeRecord(epoch=1, clock=0)
-        self._results.begin(record.id, before.results, first=before.epoch - len(before.results))
+        record = msgspec.structs.replace(record, evaluated=newest_and_best(self._record.evaluated))
         await submit(self._membership, record)
         arrays = arrays_of(prepared.model, prepared.plan)
         await self._membership.create_store(record.id, store_of(record, program, arrays), arrays)
@@ -536,8 +572,6 @@ class Driver:
     async def _prepare_roles(self, run: str, prepared: PreparedRun, resumed: Checkpoint | None) -> ClusterMap:
         """Load the first values into the servers, and wait until all roles are ready."""
         source = resumed if resumed is not None else self._inputs.init
-        if resumed is not None:
-            self.progress.epochs.extend(resumed.manifest.epoch_results)
         if source is not None:
             self.progress.phase = f"loading {resumed.manifest.title if resumed else 'the saved model'}"
         async with asyncio.TaskGroup() as group:
@@ -555,25 +589,6 @@ class Driver:
         node = self.map.nodes.get(lost)
         return lost if node is not None and node.role == "ps" else ""
 
-    def _training_run_of(
-        self,
-        program: TrainingProgram,
-        prepared: PreparedRun,
-        *,
-        first: int,
-    ) -> TrainingRun:
-        self._training_run = TrainingRun(
-            self._parts,
-            id=self._run,
-            program=program,
-            prepared=prepared,
-            recorder=self._recorder,
-            folder=self._inputs.checkpoints,
-            first=first,
-            notes=self._notes,
-        )
-        return self._training_run
-
     async def _end_run(self) -> None:
         """End the run in the cluster map, so that its roles stop."""
         run = self._run
@@ -585,19 +600,14 @@ class Driver:
                 return None
             if failure:
                 return msgspec.structs.replace(record, phase="failed", reason=failure)
-            notes = self._notes.with_epochs(self.progress.epochs)
-            return msgspec.structs.replace(record, phase="finished", result=self._outcome(), notes=notes)
+            record = with_evaluations(record, self.progress.epochs, ended=self.map.ended)
+            return msgspec.structs.replace(record, phase="finished")
 
         try:
             async with asyncio.timeout(self._waits.drain_s):
                 await update_program(self._membership, finish)
         except (TimeoutError, DeadlineExceeded):
             self.note("the end of the run did not reach the controller")
-
-    def _outcome(self) -> dict[str, Any]:
-        """Return the result of the run for its record: its epochs, and the accuracy of the last one."""
-        epochs = self.progress.epochs
-        return {"epochs": epochs[-1].epoch, "test_accuracy": epochs[-1].test_accuracy} if epochs else {}
 
     async def evaluate(self, model: RunModel, weights: Mapping[str, NDArray[Any]]) -> float:
         """Return the share of the data server's test images that the weights classify correctly."""
@@ -672,7 +682,7 @@ class Driver:
         """Update `progress` with the roles' counts; takes at most a second."""
         await self._read_progress()
 
-    async def _read_progress(self, ended: Mapping[str, Any] | None = None) -> None:
+    async def _read_progress(self, ended: EpochCounts | None = None) -> None:
         """Poll the roles; `ended` is the result of the epoch after its end."""
         await self._poll.read(self._run, ended)
 

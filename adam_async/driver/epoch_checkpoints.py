@@ -20,11 +20,11 @@ from adam_async.checkpoint.shard_transfer import ClockPassed
 from adam_async.checkpoint.writer import Checkpointer, Reading
 from adam_async.controller.client import Membership
 from adam_async.driver.count_types import DataCounts
-from adam_async.driver.epoch_results import EpochResults
 from adam_async.driver.readiness import POLL_S
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.run.config import Config
 from adam_async.run.progress import Progress
+from adam_async.run.run_record import RunRecord
 from adam_async.run.training_program import ResumeRecord
 from transport import TransportError
 
@@ -36,6 +36,7 @@ class EpochCheckpoints:
     """Takes the checkpoints within the epochs of one run.
 
     Args:
+        record: Returns the newest record of the run.
         phase: Records the time of a reading under a name.
     """
 
@@ -46,7 +47,7 @@ class EpochCheckpoints:
         config: Config,
         membership: Membership,
         counts: RoleCounts,
-        results: EpochResults,
+        record: Callable[[], RunRecord],
         progress: Progress,
         phase: Callable[[str], AbstractContextManager[None]],
     ) -> None:
@@ -54,7 +55,7 @@ class EpochCheckpoints:
         self._config = config
         self._membership = membership
         self._counts = counts
-        self._results = results
+        self._record = record
         self._progress = progress
         self._phase = phase
 
@@ -179,7 +180,7 @@ class EpochCheckpoints:
         resume = ResumeRecord(
             epoch=data.epoch,
             clock=0,
-            results=self._results.before(data.epoch),
+            results=self._record().until(data.epoch - 1).results,
             train_s=data.train_s,
         )
         self._checkpointer.write_within(reading, resume, self._progress.epochs, groups=record.groups)

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from adam_async.run.epoch_counts import Evaluation
 from adam_async.run.result import EpochResult
 
 
@@ -18,7 +19,7 @@ class EpochChoice:
     Args:
         patience: Number of epochs in a row without a better validation accuracy after which the run ends; 0:
             no limit.
-        before: Results of earlier epochs of the run, without their weights.
+        before: Earlier epochs of the run, whose weights are gone.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class EpochChoice:
         patience: int = 0,
         keep_best: bool = False,
         until_accuracy: float = 0.0,
-        before: Sequence[EpochResult] = (),
+        before: Sequence[Evaluation] = (),
     ) -> None:
         self._patience = patience
         self._keep_best = keep_best
@@ -47,7 +48,7 @@ class EpochChoice:
         Args:
             weights: The values after the epoch; must not change afterwards.
         """
-        self._look(result)
+        self._look(result.evaluation)
         accuracy = result.validation_accuracy
         better = accuracy is None or accuracy > self._kept_accuracy
         if better or not self._keep_best:
@@ -63,7 +64,7 @@ class EpochChoice:
             return f"epoch {result.epoch} reached the accuracy asked for"
         return ""
 
-    def _look(self, result: EpochResult) -> None:
+    def _look(self, result: Evaluation) -> None:
         accuracy = result.validation_accuracy
         if accuracy is not None and accuracy > self._best:
             self._best, self._best_epoch = accuracy, result.epoch

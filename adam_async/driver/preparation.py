@@ -8,21 +8,14 @@ The servers have no model: they wait until the driver has loaded the values of a
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-
-import msgspec
 
 from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import (
-    CheckpointError,
-    DriverNotes,
     check_data,
-    check_kept_step,
-    kept_model,
-    read_notes,
 )
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import WholeTensors, first_states
@@ -31,22 +24,19 @@ from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.readiness import Readiness
 from adam_async.driver.settings import RunInputs
-from adam_async.driver.takeover import Attach, check_options, joined_results
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, ShardUnavailable, first_cause
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
-from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.model_selection import check_fits, check_size, choose_model
 from adam_async.run.partition import arrays_of, check_crossings, plan_run, table_of
-from adam_async.run.result import EpochResult
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
-from adam_async.run.training_program import ProgramRecord, TrainingProgram, read_training
+from adam_async.run.training_program import ProgramRecord, TrainingProgram
 from adam_async.run.user_code import NamedStep
 from dataflow import ComputePool
 from transport import LinkConfig, RemoteError, TransportError
@@ -71,36 +61,6 @@ class PreparedRun:
     def table(self, config: Config) -> ShardTable:
         """Return the shards of the run's model."""
         return table_of(self.model, shard_bytes=config.shard_bytes, plan=self.plan)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttachedRun:
-    """A run that a driver takes over.
-
-    Attributes:
-        program: Its program, with the deadlines of this driver.
-        results: Results of its ended epochs, in order, without a gap.
-        first_result: Epoch of the first of these results.
-        epochs: Its evaluated epochs, in order.
-        first: First epoch to evaluate.
-        ended: Number of the last ended epoch.
-    """
-
-    program: TrainingProgram
-    prepared: PreparedRun
-    notes: DriverNotes
-    results: tuple[dict[str, Any], ...]
-    first_result: int
-    epochs: tuple[EpochResult, ...]
-    first: int
-    ended: int
-
-    @property
-    def alone(self) -> str:
-        """The epochs that ended without an evaluation, in words; empty for none."""
-        if self.first > self.ended:
-            return ""
-        return f"epochs {self.first} to {self.ended}" if self.first < self.ended else f"epoch {self.first}"
 
 
 def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[ArrayRecord]) -> StoreRecord:
@@ -205,65 +165,6 @@ def _check_last_group(check: Callable[[int], None], images: int, config: Config)
             f"the last group of an epoch has {last} of the {images:,} training images, "
             f"images_per_group={size}: {error}; give --images-per-group {fits}"
         ) from error
-
-
-async def prepare_attached(
-    run: ProgramRecord,
-    attach: Attach,
-    data: dict[str, Any],
-    inputs: RunInputs,
-    asked: Config,
-    *,
-    maps: Callable[[], ClusterMap],
-    pool: ComputePool,
-) -> AttachedRun:
-    """Read a run that waits for a driver: its program, its results, and the notes of its driver.
-
-    Args:
-        asked: Options of the caller.
-        maps: Returns the newest cluster map.
-        pool: Makes the network, on one of its threads.
-
-    Raises:
-        CheckpointError: The folder has checkpoints of another run, or results of epochs are neither in the
-            folder nor in the map.
-        ConfigError: An option, the model or the step is not that of the run, a layer is missing, or the data
-            do not fit.
-        DeadlineExceeded: The disk did not answer within `checkpoint_s`.
-        RunFailed: The notes cannot be read.
-        StepFailed: The `arrays` of the step raised.
-    """
-    program, folder, manifest = read_training(run), inputs.checkpoints, None
-    notes, evaluated = read_notes(run, ended=maps().ended)
-    check_options(attach.given, asked, program.config, run.id)
-    check_kept_step(program.spec, inputs.step, f"run {run.id}")
-    wanted = inputs.spec
-    if wanted is None and inputs.step is None and "model" in attach.given:
-        wanted = choose_model(asked.model, data, text=inputs.model_text, init=None, layers=inputs.layers)
-    kept = replace(inputs, spec=kept_model(program.spec, wanted, f"run {run.id}"), resume=None)
-    spec, model = await prepare_model(data, program.config, kept, pool)
-    if folder is not None:
-        manifest = await in_time(folder, folder.take_up(None, runs=(run.id, *notes.runs)), asked.waits)
-    cluster = maps()
-    first, results = joined_results(cluster, program, manifest)
-    if folder is not None and first > 1:
-        raise CheckpointError(
-            f"a checkpoint has the results of all epochs, and the cluster map those of epochs {first} to "
-            f"{cluster.ended}: give the folder with the run's checkpoints, or none"
-        )
-    config = msgspec.structs.replace(program.config, waits=asked.waits)
-    known = {each.epoch: each for each in (*(manifest.epoch_results if manifest else ()), *evaluated)}
-    resumed = program.resumed.epoch - 1 if program.resumed is not None else 0
-    return AttachedRun(
-        program=msgspec.structs.replace(program, config=config),
-        prepared=PreparedRun(spec=spec, model=model, data=data, plan=program.plan),
-        notes=notes,
-        results=results,
-        first_result=first,
-        epochs=tuple(known[number] for number in sorted(known)),
-        first=max(*known, first - 1, resumed) + 1,
-        ended=cluster.ended,
-    )
 
 
 async def in_time(folder: CheckpointFolder, opening: Awaitable[_Done], waits: Waits) -> _Done:

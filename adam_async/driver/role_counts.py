@@ -9,7 +9,6 @@ breaks much later.
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from adam_async.controller.client import Membership
 from adam_async.driver.count_types import DataCounts, RoleStatistics
@@ -17,6 +16,7 @@ from adam_async.driver.readiness import POLL_S, check_failed
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages import PROFILED
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.progress import Progress
 from adam_async.run.run_copies import copies_of
 from adam_async.runtime.trace_events import Part
@@ -180,7 +180,7 @@ class ProgressPoll:
         self._note = note
         self._silence = Silence()
 
-    async def read(self, run: str, ended: Mapping[str, Any] | None = None) -> None:
+    async def read(self, run: str, ended: EpochCounts | None = None) -> None:
         """Ask all data servers, parameter servers and workers at once, for at most `POLL_S`."""
         loop, progress = asyncio.get_running_loop(), self._progress
         addresses = self._counts.addresses("data", "ps", "worker")

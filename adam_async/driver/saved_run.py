@@ -13,7 +13,6 @@ import numpy as np
 from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
 from adam_async.checkpoint.saved_shards import (
-    FoundStore,
     SavedShards,
     has_disks,
     newest_whole,
@@ -25,7 +24,6 @@ from adam_async.errors import ConfigError, RunFailed
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.progress import Progress
-from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
 
 
@@ -77,7 +75,10 @@ class SavedRunReader:
         """
         self._progress.phase = "looking for the shards of a run"
         found = await self._saved.find("", lambda: self._membership.map)
-        return _saved_run(found) if found is not None else None
+        if found is None:
+            return None
+        assert found.run is not None, "a store without the record of its run does not count"
+        return SavedRun.of(found.run, found)
 
     async def read(self, run: SavedRun, config: Config) -> Checkpoint:
         """Read the shards of a run.
@@ -87,6 +88,7 @@ class SavedRunReader:
             TransportError: A server did not answer.
         """
         name, store = run.manifest.run, run.store
+        assert store is not None, "the shards of the run are on disks"
         self._progress.phase = "reading the shards of the run"
         catalogue = store.catalogue
         tensors = StoredPieces(catalogue).new_tensors()
@@ -124,10 +126,3 @@ async def manifest_in(folder: Path, disk: Disk) -> Manifest | None:
     """
     found, _ = newest_whole(await stores_of_runs(folder, disk), None)
     return saved_manifest(found.run) if found is not None and found.run is not None else None
-
-
-def _saved_run(store: FoundStore) -> SavedRun:
-    record = store.run
-    assert record is not None, "a store without the record of its run does not count"
-    manifest = saved_manifest(record)
-    return SavedRun(record=record, store=store, program=read_training(record.program), manifest=manifest)

@@ -230,7 +230,8 @@ def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
     dealer = facts.get(cluster.dealing)
     epoch = cluster.epoch
     is_now = epoch is not None and epoch.run == run.id
-    accuracy, epochs = run.result.get("test_accuracy"), run.terms.get("epochs", 0)
+    accuracy = run.evaluated[-1].test_accuracy if run.phase == "finished" and run.evaluated else None
+    epochs = run.terms.get("epochs", 0)
     return RunStatus(
         id=run.id,
         phase=run.phase,
@@ -241,5 +242,5 @@ def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
         epochs=epochs if isinstance(epochs, int) else 0,
         finished=dealer.finished if dealer is not None else 0,
         groups=epoch.groups if is_now and epoch is not None else 0,
-        test_accuracy=accuracy if isinstance(accuracy, float) and 0 <= accuracy <= 1 else None,
+        test_accuracy=accuracy,
     )

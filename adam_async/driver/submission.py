@@ -1,12 +1,14 @@
 """Submission of a program to the controllers, changes by its driver, and takeover by another driver."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from adam_async.controller.client import Membership
 from adam_async.errors import RunFailed
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.epoch_counts import joined_evaluations, newest_and_best
+from adam_async.run.result import EpochResult
 from adam_async.run.training_program import ProgramRecord, cut_blob
 
 
@@ -45,6 +47,13 @@ async def update_program(
         return record.without_fixed() if record is not None else None
 
     await membership.update("run", changed)
+
+
+def with_evaluations(record: ProgramRecord, epochs: Iterable[EpochResult], *, ended: int) -> ProgramRecord:
+    """Return a program with the evaluations of its ended epochs, of which `ended` is the last one."""
+    new = [each.evaluation for each in epochs if each.epoch <= ended]
+    evaluated = newest_and_best(joined_evaluations(record.evaluated, new))
+    return msgspec.structs.replace(record, evaluated=evaluated)
 
 
 async def take_over(membership: Membership, run: str) -> None:

@@ -1,15 +1,15 @@
-"""Pure: how a driver goes on with a run of another driver: which run, with which options, results and notes.
+"""Pure: how a driver goes on with a run of another driver: which run, with which options and results.
 
 The run waits for a driver in the cluster map, or all its servers were lost, and its record is on their disks.
-The program has the model, the options and the starting point of the run. The map has the newest results of
-its data servers, and the disks have all. The notes of the earlier driver have the accuracies of the epochs
-that the earlier driver evaluated. The weights of these epochs are lost with that driver.
+The record has the program, with the model, the options and the starting point of the run; and the results and
+evaluations of its epochs, all of them on disks, and the newest ones in the map. The weights of the evaluated
+epochs are lost with the earlier driver.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, takewhile
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -18,16 +18,18 @@ from adam_async.checkpoint.manifest import (
     Manifest,
     check_epochs_left,
     check_kept_options,
+    saved_manifest,
 )
 from adam_async.checkpoint.saved_shards import FoundStore
 from adam_async.driver.training_rules import PHASES
 from adam_async.errors import RunFailed
 from adam_async.messages import ShardState
-from adam_async.run.cluster_map import ClusterMap, skipped_groups
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import skipped_groups
 from adam_async.run.group_ranges import has_groups
-from adam_async.run.run_record import RunRecord
-from adam_async.run.training_program import ProgramRecord, ResumeRecord, SkippedGroups, TrainingProgram
+from adam_async.run.run_record import RunRecord, newest
+from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 
 OPEN: Mapping[str, Any] = {
     "epochs": 0,
@@ -113,44 +115,29 @@ def check_options(given: Collection[str], asked: Config, config: Config, run: st
     check_kept_options(names, asked, config, f"run {run}")
 
 
-def joined_results(
-    run: ClusterMap | RunRecord, program: TrainingProgram, manifest: Manifest | None
-) -> tuple[int, tuple[dict[str, Any], ...]]:
-    """Return the results of a run's ended epochs, without a gap, and the number of the first one.
-
-    Args:
-        run: The map or the record of the run.
-        manifest: Manifest of the run's newest checkpoint, if any.
-    """
-    resumed, known = program.resumed, dict[int, dict[str, Any]]()
-    sources = [(run.ended, run.results)]
-    if resumed is not None:
-        sources.append((resumed.epoch - 1, resumed.results))
-    if manifest is not None:
-        sources.append((manifest.resume.epoch - 1, manifest.resume.results))
-    for last, results in reversed(sources):
-        known.update(zip(range(last - len(results) + 1, last + 1), results, strict=True))
-    first = run.ended + 1
-    while first - 1 in known:
-        first -= 1
-    return first, tuple(known[epoch] for epoch in range(first, run.ended + 1))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedRun:
-    """A run that can go on from the disks of its servers.
+    """A run that a driver goes on with.
 
     Attributes:
         record: The run's record.
-        store: Its shards.
         program: Its program.
         manifest: Options, model and data of the run. Its starting point counts once the shards are read.
+        store: Its shards on disks; None: the run waits in the cluster map, and its
+            servers have them.
     """
 
     record: RunRecord
-    store: FoundStore
     program: TrainingProgram
     manifest: Manifest
+    store: FoundStore | None = None
+
+    @classmethod
+    def of(cls, record: RunRecord, store: FoundStore | None = None) -> Self:
+        """Return the run of a record. Raises ConfigError: its program cannot be read."""
+        program = read_training(record.program)
+        record = with_results_before(record, program.resumed)
+        return cls(record=record, program=program, manifest=saved_manifest(record), store=store)
 
     @property
     def has_finished(self) -> bool:
@@ -160,12 +147,39 @@ class SavedRun:
     @property
     def waits(self) -> bool:
         """Whether no driver has ended the run, or its values are those of the run that it continues."""
-        resumed = self.program.resumed
-        has_trained = resumed is None or self.record.ended >= resumed.epoch
+        has_trained = self.program.resumed is None or self.record.ended >= self.start
         return self.record.program.phase != "finished" or not has_trained
+
+    @property
+    def start(self) -> int:
+        """Number of the first epoch that the run trains."""
+        return self.program.resumed.epoch if self.program.resumed is not None else 1
 
     def __repr__(self) -> str:
         return f"<SavedRun {self.manifest.run} {self.record.ended} epochs>"
+
+
+def run_in(cluster: ClusterMap, run: ProgramRecord) -> SavedRun:
+    """Return the run of the map. Raises ConfigError: its program cannot be read."""
+    record = RunRecord(program=run, ended=cluster.ended, results=cluster.results, evaluated=run.evaluated)
+    return SavedRun.of(record.until(cluster.ended))
+
+
+def with_results_before(record: RunRecord, resumed: ResumeRecord | None) -> RunRecord:
+    """Return the record of a run with the results of the epochs before its starting point that it lacks."""
+    if resumed is None:
+        return record
+    before = RunRecord(program=record.program, ended=resumed.epoch - 1, results=resumed.results)
+    return newest((record, before)) or record
+
+
+def next_epoch(record: RunRecord, start: int) -> int:
+    """Return the number of the first epoch that a driver evaluates.
+
+    The driver passes over epochs whose results are lost, and those before the run's first one, `start`.
+    """
+    evaluated = [each.epoch for each in record.evaluated]
+    return max(*evaluated, record.first - 1, start - 1) + 1
 
 
 def at_first_gap(
@@ -183,36 +197,27 @@ def at_first_gap(
     Raises:
         CheckpointError: The run has trained all these epochs, or its record lacks the number of its images.
     """
-    first, results = joined_results(run.record, run.program, None)
-    start = run.program.resumed.epoch if run.program.resumed is not None else 1
-    evaluated = run.manifest.epoch_results
-    stop = min(run.record.ended, evaluated[-1].epoch if evaluated else start - 1) + 1
+    record, start, config = run.record, run.start, run.program.config
+    evaluated = record.evaluated[-1].epoch if record.evaluated else start - 1
+    stop = min(record.ended, evaluated) + 1
     sets = {id(each.groups): each.groups for each in states if each.shard in trained}
     train_images = run.manifest.data.get("train_images")
     if not isinstance(train_images, int):
         raise CheckpointError(f"the record of run {run.manifest.run} lacks the number of its images")
-    images = train_images - run.program.config.validation
-    groups = -(-max(images, 1) // run.program.config.images_per_group)
+    groups = -(-max(train_images - config.validation, 1) // config.images_per_group)
     # Without the results of old epochs, these count as whole: no shard has been behind so far.
-    epoch = start if first <= max(start - 1, 1) else first + 1
-    skipped: dict[int, SkippedGroups] = dict(enumerate(map(tuple, skipped_groups(results)), start=first))
+    epoch = start if record.first <= max(start - 1, 1) else record.first + 1
+    skipped = dict(enumerate(skipped_groups(record.results), start=record.first))
     if run.program.resumed is not None:  # the run before may have ended epochs that this one has not
         skipped = {**dict(enumerate(run.program.resumed.skipped, start=start)), **skipped}
     while epoch < stop:
-        lacking = _left((epoch, 0, groups), skipped_groups([results[epoch - first]])[0])
+        lacking = _left((epoch, 0, groups), record.result(epoch).skipped_groups)
         if not all(has_groups(each, named) for each in sets.values() for named in lacking):
             break
         epoch += 1
-    manifest = msgspec.structs.replace(
-        run.manifest,
-        resume=ResumeRecord(
-            epoch=epoch,
-            clock=0,
-            results=results[: epoch - first],
-            skipped=tuple([skipped[each] for each in takewhile(skipped.__contains__, count(epoch))]),
-        ),
-        epochs=tuple(each for each in run.manifest.epochs if each["epoch"] < epoch),
-    )
+    found = saved_manifest(record.until(epoch - 1))
+    ended = tuple([skipped[each] for each in takewhile(skipped.__contains__, count(epoch))])
+    manifest = msgspec.structs.replace(found, resume=msgspec.structs.replace(found.resume, skipped=ended))
     check_epochs_left(manifest, epochs)
     return manifest.at_clock_of(states)
 

@@ -51,14 +51,13 @@ from adam_async.messages.bounds import Count, Images, Row
 from adam_async.run.cluster_map import (
     DATA_FACTS,
     NO_SLOT,
-    RESULTS_KEPT,
     ClusterMap,
     DealerRecord,
     EpochRecord,
     NodeRecord,
-    ResultFields,
     failure_of,
 )
+from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
 from adam_async.run.training_program import KIND, ProgramRecord, TrainingTerms
 
@@ -175,7 +174,8 @@ class TrainingRules:
             return
         if run.phase == "failed":
             yield f"run {run.id} failed: {run.reason}"
-        elif run.phase == "finished" and isinstance(accuracy := run.result.get("test_accuracy"), float):
+        elif run.phase == "finished" and run.evaluated:
+            accuracy = run.evaluated[-1].test_accuracy
             yield f"run {run.id} has finished with {accuracy:.2%} of the test images correct"
         elif run.phase in ("preparing", "finished") or ran is None or ran.phase == "preparing":
             yield f"run {run.id} {PHASES[run.phase]}"
@@ -218,10 +218,7 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecor
     )
     if fixed != old:
         return f"only drain, ended and result of epoch {old.number} of run {old.run} can be set"
-    try:
-        result = msgspec.convert(record.result, ResultFields)
-    except msgspec.ValidationError as error:
-        return f"result: {error}"
+    result = record.result
     ends, ranges = [0, *chain.from_iterable(result.skipped_groups), old.groups], result.skipped_groups
     if any(after < before for before, after in pairwise(ends)) or any(
         first == stop for first, stop in ranges
@@ -422,9 +419,8 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
     if start is not None:
         clock, skipped, behind = start.clock, start.skipped, start.behind
     else:
-        before = cluster.results[-1] if cluster.results else {}
-        clock = int(before.get("clock", 0))
-        skipped, behind = int(before.get("skipped", 0)), tuple(before.get("behind", ()))
+        before = cluster.results[-1] if cluster.results else EpochCounts()
+        clock, skipped, behind = before.clock, before.skipped, before.behind
     warm = warm_groups(
         terms.warm_start,
         epoch=run.epoch,

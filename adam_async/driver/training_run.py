@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
-from math import nan
 from typing import Any
 
 import msgspec
@@ -18,16 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import DriverNotes
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import Checkpointer, Spawn
 from adam_async.client.parameter_client import ParameterClient
 from adam_async.controller.client import Membership
-from adam_async.driver.count_types import EpochCounts, RoleStatistics
+from adam_async.driver.count_types import RoleStatistics
 from adam_async.driver.divergence import LossChecks
 from adam_async.driver.epoch_checkpoints import LEAST_POLL_S, EpochCheckpoints
 from adam_async.driver.epoch_choice import EpochChoice
-from adam_async.driver.epoch_results import EpochResults
 from adam_async.driver.evaluator import Evaluator, follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.events import RunEvents
 from adam_async.driver.preparation import PreparedRun
@@ -35,12 +32,14 @@ from adam_async.driver.readiness import POLL_S, check_failed, no_data_server, ra
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.submission import update_program
+from adam_async.driver.submission import update_program, with_evaluations
+from adam_async.driver.takeover import next_epoch
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
-from adam_async.messages import read_number
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, EpochRecord
+from adam_async.run.epoch_counts import EpochCounts, Evaluation
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
+from adam_async.run.run_record import RunRecord
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.training_program import ProgramRecord, TrainingProgram
 from adam_async.runtime.channel import StackedTaskGroup
@@ -53,6 +52,7 @@ class DriverParts:
     """The parts of a driver that its runs use.
 
     Attributes:
+        record: Returns the newest record of the run.
         stopping: Set to end the run after the groups in flight.
         warn: Adds an event that costs the run something.
         read_progress: Polls the roles; the argument is the result of the epoch after its end.
@@ -63,13 +63,13 @@ class DriverParts:
     counts: RoleCounts
     copies: ShardCopies
     evaluator: Evaluator
-    results: EpochResults
+    record: Callable[[], RunRecord]
     events: RunEvents
     progress: Progress
     traffic: Traffic
     stopping: asyncio.Event
     warn: Callable[[str], None]
-    read_progress: Callable[[Mapping[str, Any] | None], Awaitable[None]]
+    read_progress: Callable[[EpochCounts | None], Awaitable[None]]
     end_run: Callable[[], Awaitable[None]]
     own_statistics: Callable[[], dict[str, Any]]
 
@@ -78,33 +78,29 @@ class TrainingRun:
     """One run that trains.
 
     Args:
-        id: Id of the run.
+        record: Record of the run, from which the run goes on.
         folder: Folder for checkpoints; None: no checkpoints.
-        first: First epoch that this driver evaluates.
-        notes: Notes for a driver that takes the run over; the run adds its epochs.
     """
 
     def __init__(
         self,
         parts: DriverParts,
         *,
-        id: str,
         program: TrainingProgram,
         prepared: PreparedRun,
+        record: RunRecord,
         recorder: Recorder | None,
         folder: CheckpointFolder | None,
-        first: int,
-        notes: DriverNotes,
     ) -> None:
         self._parts = parts
-        self._id = id
+        self._id = record.program.id
         self._program = program
         config = self._config = program.config
         self._prepared = prepared
         self._recorder = recorder
         self._folder = folder
-        self._first = first
-        self._notes = notes
+        resumed = program.resumed
+        self._first = next_epoch(record, resumed.epoch if resumed is not None else 1)
         self._table: ShardTable = prepared.table(config)
         self._progress = parts.progress
         self._membership = parts.membership
@@ -114,7 +110,7 @@ class TrainingRun:
         self._checkpoints: EpochCheckpoints | None = None
         self._training = False
         self._cut_short = False
-        self.choice = self._new_choice()
+        self.choice = self._new_choice(record.evaluated)
         self.losses = LossChecks(config, prepared.model, parts.warn)
 
     async def train(self, cluster: ClusterMap, on_epoch: OnEpoch | None) -> RunResult:
@@ -170,10 +166,10 @@ class TrainingRun:
             if cluster is None:
                 return await self._stop_within(client, epoch, on_epoch)
             # With the result of the map: the data servers may already be at the next epoch.
-            await self._parts.read_progress(self._parts.results.of(epoch))
+            await self._parts.read_progress(self._parts.record().result(epoch))
             with self._phase(f"evaluate {epoch}"):
                 result, weights = await self._end_epoch(cluster, client, epoch)
-            if EpochCounts.of(self._parts.results.of(epoch)).loss_images:  # otherwise the loss is unknown
+            if self._parts.record().result(epoch).loss_images:  # otherwise the loss is unknown
                 self.losses.check(epoch, result.train_loss)
             enough = self.choice.take(result, weights)
             goes_on = await _ask(on_epoch, result)
@@ -184,8 +180,8 @@ class TrainingRun:
             await self._next_epoch(epoch)
         return weights
 
-    def _new_choice(self) -> EpochChoice:
-        config, before = self._config, self._progress.epochs
+    def _new_choice(self, before: Sequence[Evaluation]) -> EpochChoice:
+        config = self._config
         if config.keep_best and before:
             first = before[-1].epoch + 1
             self._parts.events.note(
@@ -305,8 +301,7 @@ class TrainingRun:
         self, cluster: ClusterMap, client: ParameterClient, epoch: int
     ) -> tuple[EpochResult, Mapping[str, NDArray[Any]]]:
         """Evaluate the weights after an epoch, and begin to write its checkpoint."""
-        ended = self._parts.results.of(epoch)
-        counts, taken = EpochCounts.of(ended), self._checkpointer
+        counts, taken = self._parts.record().result(epoch), self._checkpointer
         clock = counts.clock if self._config.slack is not None else 0
         reading = None
         if taken is not None:
@@ -323,13 +318,14 @@ class TrainingRun:
             weights, versions = pulled.weights, pulled.versions
         result = await self._evaluate(weights, epoch, counts)
         if self._recorder is not None:
-            self._recorder.evaluated(result, versions, skipped_groups([ended])[0])
+            self._recorder.evaluated(result, versions, counts.skipped_groups)
         progress = self._progress
         progress.epochs.append(result)
         progress.images, progress.loss = result.images, result.train_loss
         progress.replicas = len(self._membership.map.live_replicas())
         if taken is not None and reading is not None:
-            taken.write_end(reading, cluster, self._parts.results.before(epoch + 1), progress.epochs)
+            results = self._parts.record().until(epoch).results
+            taken.write_end(reading, cluster, results, progress.epochs)
         return result, weights
 
     async def _evaluate(
@@ -342,27 +338,19 @@ class TrainingRun:
         validation = None
         if self._config.validation:
             validation = await evaluator.accuracy(model, weights, address, validation=True)
-        return EpochResult(
-            epoch=epoch,
-            images=counts.images,
-            skipped=counts.skipped,
-            train_loss=read_number(counts.loss) if counts.loss_images else nan,
-            test_accuracy=test,
-            validation_accuracy=validation,
-            train_s=counts.train_s,
-        )
+        return EpochResult.of(counts, Evaluation(epoch, test, validation))
 
     async def _next_epoch(self, epoch: int) -> None:
-        """Let the next epoch begin, and note the ended one for a driver that may take the run over."""
-        notes = self._notes.with_epochs(self._progress.epochs)
+        """Let the next epoch begin, and set the evaluation of the ended one."""
 
         def begin(record: ProgramRecord) -> ProgramRecord | None:
-            """Return the program with the new notes, and in its next epoch unless that epoch has begun."""
-            if record.id != self._id or record.over or record.notes == notes:
+            """Return the program with the evaluation, and in its next epoch unless that epoch has begun."""
+            if record.id != self._id or record.over:
                 return None
+            record = with_evaluations(record, self._progress.epochs, ended=self._membership.map.ended)
             if record.phase != "between":  # with concurrent evaluation the next epoch has begun
-                return msgspec.structs.replace(record, notes=notes)
-            return msgspec.structs.replace(record, phase="training", epoch=epoch + 1, notes=notes)
+                return record
+            return msgspec.structs.replace(record, phase="training", epoch=epoch + 1)
 
         await update_program(self._membership, begin)
 
@@ -401,7 +389,9 @@ class TrainingRun:
                 data = await self._parts.counts.dealer()
             if data.epoch != epoch or not data.images:
                 return None
-            counts = EpochCounts(images=data.images, loss=data.loss, train_s=data.train_s)
+            counts = EpochCounts(
+                images=data.images, loss=data.loss, loss_images=data.images, train_s=data.train_s
+            )
             return await self._evaluate(weights, epoch, counts)
         except (AdamError, TransportError, TimeoutError) as error:
             self._parts.warn(f"epoch {epoch} was stopped and has no result: {error!r}")
@@ -467,7 +457,7 @@ class TrainingRun:
             config=self._config,
             membership=self._membership,
             counts=self._parts.counts,
-            results=self._parts.results,
+            record=self._parts.record,
             progress=self._progress,
             phase=self._phase,
         )

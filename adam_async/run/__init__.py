@@ -22,7 +22,8 @@ Files, in reading order:
     cluster_map.py                   nodes, stores, program, epoch, dealer: one snapshot value
     map_changes.py                   the change from one version of the map to the next, for watchers
     training_program.py              a training run as a program: its blob and its terms
-    run_record.py                    program, results and evaluations of a run, kept on the disks of servers
+    epoch_counts.py                  counts of an ended epoch by its dealer; its evaluation by the driver
+    run_record.py                    program, counts and evaluations of a run: the memory of drivers and disks
     store_record.py, arrays.py       a store: arrays, rules, consistency, servers; specification of an array
     store_checks.py                  bounds of a store's record, new or placed
     shard_table.py                   placement: arrays to shards, shards to buckets, buckets to servers

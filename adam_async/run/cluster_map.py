@@ -8,18 +8,15 @@ it with `compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<na
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from adam_async.errors import RunFailed
-from adam_async.messages.bounds import Clock, Count, Images, ReplicaNumber
 from adam_async.run.bundle_record import BundleRecord, bundle_key
+from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts
 from adam_async.run.store_record import ArraysPiece, StoreRecord, served_word
 from adam_async.run.training_program import ProgramPiece, ProgramRecord, program_prefix
-
-RESULTS_KEPT = 32
-"""Maximum number of epoch results in the map: the newest ones."""
 
 NOTICE = "notice"
 """Key of a driver's or server's `NodeRecord.info`: its newest notice for the operator of the controllers."""
@@ -41,9 +38,6 @@ DATA_FACTS = ("shape", "classes", "train_images", "test_images", "digest")
 
 STORE_ROLES = ("ps", "client", "reader")
 """Roles that use stores. They wait for a controller for `Waits.controller_s`, and stay in a learned map."""
-
-MOST_BEHIND = 1 << 16
-"""Maximum number of replicas with skipped groups."""
 
 MOST_REASON = 2048
 """Maximum length of `NodeRecord.failed`, and of a notice, in characters."""
@@ -87,19 +81,6 @@ NO_SLOT = {"replica": -1, "partition": 0, "placed": 0}
 """Values of the fields of a node that has no replica and no part."""
 
 
-class ResultFields(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of `EpochRecord.result`; servers keep them in the record of the run, which has no others."""
-
-    images: Count = 0
-    loss: float | None = None
-    loss_images: Count = 0
-    train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    clock: Clock = 0
-    skipped: Images = 0
-    skipped_groups: tuple[tuple[Count, Count], ...] = ()
-    behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_BEHIND)] = ()
-
-
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One epoch: the shares of its groups, and its result."""
 
@@ -124,10 +105,8 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the driver stops the run with a checkpoint: the data servers lease no more groups, except in
     ssp and bsp those up to one clock for all replicas, the `clock` of the data server's statistics."""
     ended: bool = False
-    result: dict[str, Any] = {}
-    """Values that the dealer sets with `ended`: images, loss, number of images whose loss is known, seconds;
-    the common clock, or in asp the highest clock of any replica; number of images skipped; ranges of the
-    skipped groups, and the replicas with these groups in their shares."""
+    result: EpochCounts = EpochCounts()
+    """Counts that the dealer sets with `ended`."""
     changed: int = 0
 
 
@@ -164,8 +143,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     epoch: EpochRecord | None = None
     ended: int = 0
     """Number of ended epochs of the run and of the runs that it continues."""
-    results: tuple[dict[str, Any], ...] = ()
-    """Results of the newest of these epochs, in order; at most `RESULTS_KEPT`."""
+    results: tuple[EpochCounts, ...] = ()
+    """Counts of the newest of these epochs, in order; at most `RESULTS_KEPT`."""
     dealer: DealerRecord | None = None
     """Dealer of the run, also after its loss until the next one is named; None before the first one."""
     pieces: dict[str, ProgramPiece] = {}
@@ -212,7 +191,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         )
         return text.startswith(prefixes) or (self.run is not None and text == self.run.id)
 
-    def result(self, epoch: int) -> dict[str, Any]:
+    def result(self, epoch: int) -> EpochCounts:
         """Return the result of an epoch of the run, counted from 1.
 
         Raises:
@@ -377,12 +356,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def skipped_groups(results: Sequence[dict[str, Any]]) -> list[list[tuple[int, int]]]:
-    """Return the ranges of skipped groups for each ended epoch."""
-    return [[(start, stop) for start, stop in result.get("skipped_groups", ())] for result in results]
-
-
-def must_train_all(results: Sequence[dict[str, Any]]) -> bool:
+def must_train_all(results: Sequence[EpochCounts]) -> bool:
     """Return whether the next epoch must train all its groups.
 
     The order of an epoch follows from the results since the last epoch without skipped groups, so one of the
@@ -392,7 +366,7 @@ def must_train_all(results: Sequence[dict[str, Any]]) -> bool:
         results: Results of the epochs before, also of the runs that the run continues.
     """
     newest = results[1 - RESULTS_KEPT :]
-    return len(newest) == RESULTS_KEPT - 1 and all(skipped_groups(newest))
+    return len(newest) == RESULTS_KEPT - 1 and all(each.skipped_groups for each in newest)
 
 
 def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> int:

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap, DealerRecord, EpochRecord, NodeRecord
+from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord, NodeRecord
+from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts
 from adam_async.run.store_record import ArraysPiece, StoreRecord
 from adam_async.run.training_program import FIXED, PROGRAM_PIECES, ProgramPiece, ProgramRecord
 
@@ -46,7 +47,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     placements: int | UnsetType = UNSET
     epoch: EpochRecord | UnsetType | None = UNSET
     ended: int | UnsetType = UNSET
-    results: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    results: tuple[EpochCounts, ...] | UnsetType = UNSET
     """All results of the map, or with `more_results` the added ones."""
     more_results: bool = False
     dealer: DealerRecord | UnsetType | None = UNSET
@@ -103,9 +104,7 @@ def _merged(before: Mapping[str, _R], new: Mapping[str, _R], gone: Sequence[str]
     return {name: record for name, record in {**before, **new}.items() if name not in gone}
 
 
-def _extended(
-    results: tuple[dict[str, Any], ...], more: tuple[dict[str, Any], ...]
-) -> tuple[dict[str, Any], ...]:
+def _extended(results: tuple[EpochCounts, ...], more: tuple[EpochCounts, ...]) -> tuple[EpochCounts, ...]:
     return (*results, *more)[-RESULTS_KEPT:]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adam_async.messages import read_number
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample, Series, add_up, waits_of
@@ -103,7 +104,7 @@ class Progress:
         return self._series.samples if self._series is not None else ()
 
     def update(
-        self, roles: Mapping[str, dict[str, Any]], *, now: float, ended: Mapping[str, Any] | None = None
+        self, roles: Mapping[str, dict[str, Any]], *, now: float, ended: EpochCounts | None = None
     ) -> None:
         """Update the progress with statistics of the roles, during an epoch or just after it.
 
@@ -113,11 +114,12 @@ class Progress:
         """
         self.roles = dict(roles)
         values = list(roles.values())
-        at_data = ended or next((each for each in values if is_dealer(each)), {"images": 0, "loss": 0.0})
-        self.images = int(at_data["images"])
-        self.skipped = int(at_data.get("skipped", 0))
+        dealer = next((each for each in values if is_dealer(each)), {"images": 0, "loss": 0.0})
+        counts = ended or EpochCounts(
+            int(dealer["images"]), dealer["loss"], skipped=int(dealer.get("skipped", 0))
+        )
+        self.images, self.skipped, self.loss = counts.images, counts.skipped, read_number(counts.loss)
         self._measure_rate(now)
-        self.loss = read_number(at_data["loss"])
         holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
         self.clock = min((each["clock"] for each in holders), default=0)
         ages = [float(each["disk"].get("age_s") or 0.0) for each in holders if each.get("disk")]
@@ -135,7 +137,7 @@ class Progress:
             before_s, images_before = self._before()
             self._series.take(
                 roles,
-                s=before_s + (now - self._began if ended is None else float(ended["train_s"])),
+                s=before_s + (now - self._began if ended is None else ended.train_s),
                 epoch=self.epoch,
                 images=self.images,
                 images_before=images_before,

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import isnan, nan
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
 from adam_async.errors import RecordError, counted
+from adam_async.run.epoch_counts import EpochCounts, Evaluation
 from adam_async.run.run_copies import RunCopies
+from adam_async.run.run_record import RunRecord
 from adam_async.run.series import Sample
 from adam_async.run.step_model import RunModel
 
@@ -28,6 +31,25 @@ class EpochResult:
     validation_accuracy: float | None = None
     """Accuracy on the training images held back; None without them."""
 
+    @classmethod
+    def of(cls, counts: EpochCounts, evaluation: Evaluation) -> Self:
+        """Return the result of an epoch from the counts of its dealer and the evaluation of its driver."""
+        loss = counts.loss if counts.loss_images else None
+        return cls(
+            epoch=evaluation.epoch,
+            images=counts.images,
+            skipped=counts.skipped,
+            train_loss=nan if loss is None or isnan(loss) else loss,  # equal results are equal
+            test_accuracy=evaluation.test_accuracy,
+            train_s=counts.train_s,
+            validation_accuracy=evaluation.validation_accuracy,
+        )
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The accuracies, as the cluster map has them."""
+        return Evaluation(self.epoch, self.test_accuracy, self.validation_accuracy)
+
     @property
     def images_per_s(self) -> float:
         """Training images per second of training."""
@@ -46,6 +68,14 @@ class EpochResult:
             f"epoch {self.epoch}: loss {self.train_loss:.4f}, {self.accuracies}, "
             f"{counted(self.images, 'image')} in {self.train_s:.2f} s{skipped}"
         )
+
+
+def epoch_results(record: RunRecord) -> tuple[EpochResult, ...]:
+    """Return the results of the evaluated epochs whose counts are known, in order."""
+    known = range(record.first, record.ended + 1)
+    return tuple(
+        [EpochResult.of(record.result(each.epoch), each) for each in record.evaluated if each.epoch in known]
+    )
 
 
 OnEpoch = Callable[[EpochResult], object]

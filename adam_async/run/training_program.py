@@ -16,7 +16,7 @@ controllers join them into the record that names their number.
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -24,6 +24,13 @@ from adam_async.errors import ConfigError
 from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
+from adam_async.run.epoch_counts import (
+    RESULTS_KEPT,
+    EpochCounts,
+    Evaluation,
+    SkippedGroups,
+    skipped_groups,
+)
 from adam_async.run.option_sources import make_config
 
 PROGRAM_PIECES = 24
@@ -64,10 +71,8 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Reason for the failure of the program."""
     lost: str = ""
     """Lost roles that caused the failure of the program, as text; empty if no lost role did."""
-    result: dict[str, Any] = {}
-    """Outcome of a finished program, set by its driver."""
-    notes: dict[str, Any] = {}
-    """Facts for a later driver that takes the program over, set by its driver; the rules do not read them."""
+    evaluated: Annotated[tuple[Evaluation, ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
+    """Evaluated epochs, set by the driver: the newest ones, and the best one before them."""
     changed: int = 0
 
     def without_fixed(self) -> Self:
@@ -170,12 +175,14 @@ KIND = "training"
 MOST_REPLICAS = 4096
 """Maximum number of replicas that the starting point of a run names."""
 
+MOST_RUNS = 64
+"""Maximum number of runs that a run names as continued, without the oldest ones."""
+
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Replica = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-
-
-SkippedGroups = tuple[tuple[_Number, _Number], ...]
-"""Ranges of the skipped groups of an epoch."""
+_Runs = Annotated[
+    tuple[Annotated[str, msgspec.Meta(max_length=MOST_PROGRAM_ID)], ...], msgspec.Meta(max_length=MOST_RUNS)
+]
 
 
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,13 +192,27 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the epoch in progress."""
     clock: int
     """Clock of the fastest replica, in steps."""
-    results: tuple[dict[str, Any], ...] = ()
+    results: tuple[EpochCounts, ...] = ()
     """Results of the epochs before, in order; the run continues their clocks and counts."""
     train_s: float = 0.0
     """Training time of the epoch in progress, in seconds."""
     skipped: tuple[SkippedGroups, ...] = ()
     """Skipped groups of the epochs from `epoch` on that an earlier run has ended. They stay skipped, because
     shards may have groups of later epochs, whose images depend on them."""
+    runs: _Runs = ()
+    """Ids of the runs that the run continues, the newest first."""
+
+    def without_old_results(self) -> Self:
+        """Return the starting point without the results that no data server needs.
+
+        An epoch begins with the images that the epoch before skipped, so the results since the last epoch
+        without skipped groups are enough: at most `RESULTS_KEPT`, because of `must_train_all`.
+        """
+        skipped = skipped_groups(self.results)
+        first = max(len(skipped) - 1, 0)
+        while first > 0 and skipped[first - 1]:
+            first -= 1
+        return msgspec.structs.replace(self, results=self.results[first:])
 
     def skipped_from(self, epoch: int) -> tuple[SkippedGroups, ...]:
         """Return `skipped` for a later epoch in progress."""
@@ -209,6 +230,8 @@ class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Number of images that the epoch before skipped."""
     behind: Annotated[tuple[_Replica, ...], msgspec.Meta(max_length=MOST_REPLICAS)] = ()
     """Replicas whose shares of the epoch before have skipped groups."""
+    runs: _Runs = ()
+    """Ids of the runs that the run continues, the newest first."""
 
 
 class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -244,6 +267,12 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
     resumed: ResumeRecord | None = None
     """Starting point of a run that continues another run, with the results of the last epochs only: at least
     one, unless the run continues its first epoch."""
+    data: dict[str, Any] = {}
+    """Description of the data, as a data server gives it."""
+    asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Rate that the caller asked for; 0: the run decided its rate."""
+    asked_protocol: Literal["auto", "delta", "factors"] = "auto"
+    """Form of gradients that the caller asked for; auto: the run decided by the links between its roles."""
 
     def terms(self) -> TrainingTerms:
         """Return the facts that the rules read."""
@@ -273,32 +302,34 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _start_of(resumed: ResumeRecord) -> StartTerms:
-    before = resumed.results[-1] if resumed.results else {}
+    before = resumed.results[-1] if resumed.results else EpochCounts()
     return StartTerms(
         epoch=resumed.epoch,
         clock=resumed.clock,
-        skipped=int(before.get("skipped", 0)),
-        behind=tuple(before.get("behind", ())),
+        skipped=before.skipped,
+        behind=before.behind,
+        runs=resumed.runs,
     )
 
 
-class _Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """The blob before its options are checked; fields as in `TrainingProgram`."""
+def start_of(run: ProgramRecord) -> StartTerms:
+    """Return the starting point of a run by its terms, without its blob; epoch 1 for a new run.
 
-    config: dict[str, Any]
-    spec: dict[str, Any]
-    plan: dict[str, Any] | None = None
-    transforms: tuple[dict[str, Any], ...] = ()
-    resumed: ResumeRecord | None = None
+    Terms of another form count as those of a new run, because a peer may have written them.
+    """
+    try:
+        return msgspec.convert(run.terms, TrainingTerms).start or StartTerms(epoch=1)
+    except msgspec.ValidationError:
+        return StartTerms(epoch=1)
+
+
+class _Blob(TrainingProgram, frozen=True, kw_only=True):
+    """The blob before its options are checked."""
+
+    config: dict[str, Any]  # type: ignore[assignment]
 
 
 _BLOBS = msgspec.msgpack.Decoder(_Blob)
-
-
-class _Skipped(msgspec.Struct, frozen=True):
-    """The field of an epoch's result from which data servers compute the order of the next epoch."""
-
-    skipped_groups: SkippedGroups = ()
 
 
 def read_training(run: ProgramRecord) -> TrainingProgram:
@@ -325,23 +356,14 @@ def read_training(run: ProgramRecord) -> TrainingProgram:
         raise ConfigError(
             f"{run.id} resumes epoch {resumed.epoch}, and has the results of {len(resumed.results)} before"
         )
-    program = TrainingProgram(
-        config=make_config(blob.config),
-        spec=blob.spec,
-        plan=blob.plan,
-        transforms=blob.transforms,
-        resumed=resumed,
-    )
-    try:
-        expected = program.terms()
-        results = resumed.results if resumed is not None else ()
-        skipped = [msgspec.convert(result, _Skipped).skipped_groups for result in results]
-        for ranges in (*skipped, *(resumed.skipped if resumed is not None else ())):
-            ends = [*chain.from_iterable(ranges)]
-            if ends != sorted(ends):
-                raise ValueError("ranges of skipped groups overlap, or are not in order")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the results that run {run.id} resumes cannot be read: {error}") from None
-    if terms != expected:
+    program = TrainingProgram(**{**msgspec.structs.asdict(blob), "config": make_config(blob.config)})
+    for ranges in (*skipped_groups(resumed.results), *resumed.skipped) if resumed is not None else ():
+        ends = [*chain.from_iterable(ranges)]
+        if ends != sorted(ends):
+            raise ConfigError(
+                f"the results that run {run.id} resumes cannot be read: ranges of skipped groups overlap, or "
+                "are not in order"
+            )
+    if terms != program.terms():
         raise ConfigError(f"the terms of run {run.id} are not those of its options: submit it again")
     return program

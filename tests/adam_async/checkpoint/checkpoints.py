@@ -7,7 +7,7 @@ import numpy as np
 
 from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import DriverNotes, saved_manifest
+from adam_async.checkpoint.manifest import saved_manifest
 from adam_async.driver.preparation import store_of
 from adam_async.messages import ShardState
 from adam_async.messages.loss_sums import LossSum
@@ -19,11 +19,11 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.shard_transfer import set_state
 from adam_async.run.config import Config
-from adam_async.run.result import EpochResult
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.run_record import RunRecord
 from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.run.store_record import ArrayRecord
-from adam_async.run.training_program import TrainingProgram
+from adam_async.run.training_program import ResumeRecord, TrainingProgram
 
 DATA = {
     "name": "tiny",
@@ -42,11 +42,15 @@ CONFIG = Config(epochs=3, images_per_group=4, rate=0.05, momentum=0.9, servers=2
 
 def record_of(*, epoch=2, run="run-1", runs=(), data=DATA, spec=None, config=CONFIG):
     """Return the record of a run in an epoch of 15 groups."""
-    program = TrainingProgram(config=config, spec={"name": "a model"} if spec is None else spec)
-    notes = DriverNotes(asked_rate=config.rate, data=data, runs=runs)
-    record = msgspec.structs.replace(program.record(run, ("driver", 1)), notes=msgspec.to_builtins(notes))
-    results = ({"images": 60, "loss": 2.0},) * (epoch - 1)
-    return RunRecord(program=record, ended=epoch - 1, results=results)
+    results = (EpochCounts(images=60, loss=0.5, loss_images=60, train_s=1.5),) * (epoch - 1)
+    program = TrainingProgram(
+        config=config,
+        spec={"name": "a model"} if spec is None else spec,
+        resumed=ResumeRecord(epoch=epoch, clock=0, results=results, runs=runs) if runs else None,
+        data=data,
+        asked_rate=config.rate,
+    )
+    return RunRecord(program=program.record(run, ("driver", 1)), ended=epoch - 1, results=results)
 
 
 def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
@@ -123,8 +127,3 @@ async def written(disk, path, *groups):
     for number in groups:
         await folder.write(checkpoint_of(number))
     return folder
-
-
-def result_of(epoch, *, loss=0.5):
-    """Return the result of an epoch."""
-    return EpochResult(epoch=epoch, images=60, skipped=0, train_loss=loss, test_accuracy=0.75, train_s=1.5)

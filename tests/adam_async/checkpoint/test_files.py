@@ -27,6 +27,7 @@ from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.persistence import written_once
 from adam_async.persistence.written_once import ShortMemory
+from adam_async.run.epoch_counts import Evaluation
 from adam_async.run.run_record import packed_record
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import (
@@ -263,9 +264,9 @@ FORGED = {
         "has not the pieces of its run",
     ),
     "another epoch": ({"record": lambda it: record_of(epoch=7)}, "was renamed"),
-    "an epoch without its loss": (
-        {"record": lambda it: msgspec.structs.replace(it.record, epochs=({"epoch": 1},))},
-        "the notes of run run-1 cannot be read",
+    "an accuracy above 1": (
+        {"record": lambda it: msgspec.structs.replace(it.record, evaluated=(Evaluation(1, 1.5),))},
+        "it is no record of a run",
     ),
     "another program": (
         {
@@ -453,6 +454,7 @@ import asyncio, sys
 from pathlib import Path
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.run.run_record import packed_record
+from adam_async.run.epoch_counts import Evaluation
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 

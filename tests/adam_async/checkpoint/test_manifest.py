@@ -1,6 +1,6 @@
 """Content of a checkpoint, and the options of a resumed run."""
 
-from math import isnan, nan
+from math import isnan
 
 import msgspec
 import pytest
@@ -9,7 +9,6 @@ from adam_async.checkpoint.manifest import (
     CheckpointError,
     check_data,
     check_kept_arrays,
-    epoch_values,
     folder_name,
     resumed_config,
     resumed_options,
@@ -17,10 +16,14 @@ from adam_async.checkpoint.manifest import (
 )
 from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import Evaluation
 from adam_async.run.learning_rate import decide
 from adam_async.run.option_sources import make_config
+from adam_async.run.result import EpochResult
+from adam_async.run.run_record import RunRecord
 from adam_async.run.store_record import ArrayRecord
-from tests.adam_async.checkpoint.checkpoints import CONFIG, DATA, manifest_of, record_of, result_of
+from adam_async.run.training_program import TrainingProgram
+from tests.adam_async.checkpoint.checkpoints import CONFIG, DATA, manifest_of, record_of
 
 
 def test_names_sort_as_checkpoints_were_taken_however_many_there_are():
@@ -39,15 +42,25 @@ def test_names_of_checkpoints_are_recognised(name):
 
 
 def test_a_manifest_has_the_facts_of_the_record_of_its_run():
-    values = epoch_values([result_of(1), result_of(2, loss=nan)])
-    record = msgspec.structs.replace(record_of(epoch=3, runs=("a", "b")), epochs=values, train_s=2.5)
+    record = record_of(epoch=3, runs=("a", "b"))
+    first, second = record.results
+    record = msgspec.structs.replace(
+        record,
+        results=(first, msgspec.structs.replace(second, loss=None)),
+        evaluated=(Evaluation(1, 0.75), Evaluation(2, 0.5, 0.25)),
+        train_s=2.5,
+    )
     found = saved_manifest(record, (2, 15))
     assert (found.run, found.training, found.name) == ("run-1", ("run-1", "a", "b"), "checkpoint-0002-000015")
     assert (found.config["momentum"], found.config["rate"], found.rate, found.data) == (0.9, 0.05, 0.05, DATA)
     assert (found.resume.epoch, len(found.resume.results), found.resume.train_s) == (3, 2, 2.5)
-    first, second = found.epoch_results
-    assert first == result_of(1)
+    assert found.epochs == saved_manifest(record, (2, 15)).epochs, "also with a loss that is no number"
+    first, second = found.epochs
+    assert first == EpochResult(
+        epoch=1, images=60, skipped=0, train_loss=0.5, test_accuracy=0.75, train_s=1.5
+    )
     assert isnan(second.train_loss)
+    assert second.validation_accuracy == 0.25
 
 
 def test_arrays_of_another_model_are_refused_with_the_first_difference():
@@ -135,9 +148,8 @@ def test_a_run_that_trained_in_place_decides_anew_how_it_trains():
 @pytest.mark.parametrize("asked", ["auto", "delta"])
 def test_a_run_decides_the_form_of_gradients_anew_unless_its_caller_named_one(asked):
     config = msgspec.structs.replace(CONFIG, protocol="delta")
-    record = record_of(config=config)
-    notes = {**record.program.notes, "asked_protocol": asked}
-    record = msgspec.structs.replace(record, program=msgspec.structs.replace(record.program, notes=notes))
+    program = TrainingProgram(config=config, spec={"name": "a model"}, asked_protocol=asked)
+    record = RunRecord(program=program.record("run-1", ("driver", 1)))
     assert resumed_options(saved_manifest(record))["protocol"] == asked
 
 

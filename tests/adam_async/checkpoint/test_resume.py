@@ -119,7 +119,7 @@ async def test_a_run_resumed_at_the_end_of_an_epoch_has_the_bits_of_one_that_nev
     assert found.manifest.groups == 15
     resumed = await train(config, resume=tmp_path)
     same_bits(whole.weights, resumed.weights)
-    assert resumed.epochs[0] == found.manifest.epoch_results[0]
+    assert resumed.epochs[0] == found.manifest.epochs[0]
     for ours, theirs in zip(resumed.epochs, whole.epochs, strict=True):
         assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-12)
         assert (ours.images, ours.test_accuracy) == (theirs.images, theirs.test_accuracy)
@@ -237,7 +237,7 @@ async def test_a_run_killed_within_an_epoch_and_resumed_has_every_group_once_on_
         assert state.version >= counted / config.push_every
         assert config.push_every > 1 or config.weights != "copy" or state.version == counted
     resumed = await resumed_once(config, tmp_path)
-    assert resumed.epochs[0] == found.manifest.epoch_results[0]
+    assert resumed.epochs[0] == found.manifest.epochs[0]
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -359,7 +359,7 @@ async def test_checkpoints_are_taken_while_replicas_come_and_go(mode, tmp_path):
     config = msgspec.structs.replace(cluster.config, replicas=3, epochs=4)
     resumed = await train(config, dataset=tiny_dataset(train=IMAGES), resume=tmp_path)
     assert [epoch.images for epoch in resumed.epochs] == [IMAGES] * 4
-    assert resumed.epochs[:2] == found.manifest.epoch_results[:2]
+    assert resumed.epochs[:2] == found.manifest.epochs[:2]
 
 
 # --- errors ----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.saved_shards import SavedPiece
 from adam_async.run.cluster_map import DISK, ClusterMap
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.run_record import RunRecord, packed_record
 from adam_async.run.store_record import ArrayRecord
 from adam_async.runtime.channel import Endpoint
@@ -113,7 +114,7 @@ def test_a_server_that_lists_another_record_hides_no_store_of_others(is_first):
 
 def of_run(ended, *, order=(1, 1), id="store-1"):
     """A listed store of a run, with a record of so many epochs."""
-    results = tuple({"images": epoch} for epoch in range(1, ended + 1))
+    results = tuple(EpochCounts(images=epoch) for epoch in range(1, ended + 1))
     run = RunRecord(program=run_record(id), ended=ended, results=results)
     return msgspec.structs.replace(listed(program="store-1"), run=packed_record(run), run_order=order)
 

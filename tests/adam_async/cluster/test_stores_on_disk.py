@@ -28,8 +28,8 @@ from adam_async.persistence.keys import LEADING
 from adam_async.persistence.records import StateRecord
 from adam_async.persistence.scan import scan
 from adam_async.persistence.settings import FlushSettings
-from adam_async.run.cluster_map import skipped_groups
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import skipped_groups
 from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
 from tests.adam_async.runs import (
@@ -167,7 +167,7 @@ async def test_a_run_goes_on_from_the_disks_of_its_servers_and_counts_each_group
     async with Disk() as disk:
         record = (await stores_of_runs(tmp_path, disk))[0].run
     assert (record.ended, record.program.phase) == (epoch + 2, "finished")
-    assert [each["epoch"] for each in record.epochs] == list(range(1, epoch + 3))
+    assert [each.epoch for each in record.evaluated] == list(range(1, epoch + 3))
     assert len(record.results) == epoch + 2
 
 
@@ -250,7 +250,7 @@ async def test_an_epoch_that_ended_early_ends_with_the_same_groups_in_a_run_that
         await until(lambda: place(cluster) >= 1 or training.done())
         disks = [next(iter(server._saved._disk)) for server in cluster.servers]
         ended = 0
-        while not training.done() and not (ended and cluster.driver.map.results[-1].get("skipped_groups")):
+        while not training.done() and not (ended and cluster.driver.map.results[-1].skipped_groups):
             shutil.rmtree(torn, ignore_errors=True)
             ended, rounds = cluster.driver.map.ended, disks[1].statistics().rounds
             while disks[1].statistics().rounds == rounds or not groups_in(cluster):
@@ -272,7 +272,7 @@ async def test_an_epoch_that_ended_early_ends_with_the_same_groups_in_a_run_that
         result = await cluster.train()
         run = cluster.driver.map.run
         results = [*read_training(run).resumed.results, *cluster.driver.map.results]
-    assert [each["skipped_groups"] for each in results[:ended]] == [each["skipped_groups"] for each in first]
+    assert skipped_groups(results[:ended]) == skipped_groups(first)
     assert {each.images + each.skipped for each in result.epochs} == {TALLIED_IMAGES}
     assert tally_of(result.weights) == counts_after(results, config.seed, 4)
 

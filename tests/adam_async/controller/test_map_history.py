@@ -181,7 +181,7 @@ def test_the_change_at_the_end_of_an_epoch_does_not_grow_with_the_epochs(monkeyp
         cluster.set("run", run.without_fixed())
     assert max(sizes) < min(sizes) + 20  # the digits of versions and epochs
     assert (cluster.map.ended, len(cluster.map.results)) == (101, 32)
-    assert cluster.map.result(101)["clock"] == 1102
+    assert cluster.map.result(101).clock == 1102
     with pytest.raises(RunFailed, match="holds the results of epochs 70 to 101, not of epoch 69"):
         cluster.map.result(69)
 

@@ -292,9 +292,9 @@ class Party:
         once."""
         await until(lambda: self.map.epoch is not None and self.map.epoch.ended)
         result = self.map.epoch.result
-        assert result["images"] == 4 * GROUPS
+        assert result.images == 4 * GROUPS
         assert (self.pushed, self.ragged) == (set(range(GROUPS)), set())
-        assert (result["loss"] * result["images"], result["loss_images"]) == (2**GROUPS - 1, 4 * GROUPS)
+        assert (result.loss * result.images, result.loss_images) == (2**GROUPS - 1, 4 * GROUPS)
         return result
 
 
@@ -701,9 +701,11 @@ async def test_a_run_stops_with_its_checkpoint_when_the_dealer_is_lost_meanwhile
 
 async def test_an_epoch_of_which_no_loss_is_known_has_a_checkpoint(tmp_path, monkeypatch):
     result_of = DataServer._result
-    monkeypatch.setattr(
-        DataServer, "_result", lambda server, ended: {**result_of(server, ended), "loss_images": 0}
-    )
+
+    def without_losses(server, ended):
+        return msgspec.structs.replace(result_of(server, ended), loss_images=0)
+
+    monkeypatch.setattr(DataServer, "_result", without_losses)
     async with elastic(checkpoint=tmp_path) as cluster:
         result = await cluster.train()
     assert all(np.isnan(epoch.train_loss) for epoch in result.epochs)

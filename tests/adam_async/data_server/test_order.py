@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from adam_async.data_server.order import EpochOrders, count_groups, epoch_order
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cluster_map import RESULTS_KEPT, must_train_all, skipped_groups
+from adam_async.run.cluster_map import must_train_all
+from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts, skipped_groups
 
 counts = st.integers(1, 300)
 
@@ -108,6 +109,7 @@ def test_a_server_that_joins_late_finds_the_order_from_the_results_that_the_map_
         np.testing.assert_array_equal(
             new().order(epoch, skipped_groups(kept), first=first).indices, order.indices
         )
-        results.append({"skipped_groups": [] if must_train_all(kept) else [(epoch % 5, epoch % 5 + 2)]})
-    trained_all = [number for number, result in enumerate(results, 1) if not result["skipped_groups"]]
+        ranges = () if must_train_all(kept) else ((epoch % 5, epoch % 5 + 2),)
+        results.append(EpochCounts(skipped_groups=ranges))
+    trained_all = [number for number, result in enumerate(results, 1) if not result.skipped_groups]
     assert trained_all == [RESULTS_KEPT, 2 * RESULTS_KEPT]

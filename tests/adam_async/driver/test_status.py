@@ -97,14 +97,6 @@ def test_a_report_of_an_endless_process_counts_as_no_answer(field: dict[str, Any
     assert [role.host for role in status.roles if role.node in ("data-0", "worker-0")] == ["machine", ""]
 
 
-def test_an_accuracy_beyond_one_is_none() -> None:
-    run = msgspec.structs.replace(run_record("run-1", phase="finished"), result={"test_accuracy": 1e300})
-    status = status_of(ClusterMap(run=run), {}, leading="", with_ended=False)
-
-    assert status.run is not None
-    assert status.run.test_accuracy is None
-
-
 def test_a_cluster_without_a_run_has_a_status() -> None:
     status = status_of(ClusterMap(), {}, leading="", with_ended=False)
 

@@ -5,7 +5,6 @@ import random
 import re
 import shlex
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -14,11 +13,7 @@ import pytest
 from adam_async.checkpoint.files import open_checkpoints
 from adam_async.checkpoint.manifest import (
     CheckpointError,
-    DriverNotes,
     check_kept_step,
-    epoch_values,
-    read_notes,
-    saved_manifest,
 )
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
@@ -29,19 +24,19 @@ from adam_async.driver.takeover import (
     at_first_gap,
     check_none_waits,
     check_options,
-    joined_results,
+    next_epoch,
+    run_in,
     run_to_take,
 )
 from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.messages import ShardState
 from adam_async.model.named import digits, mlp
-from adam_async.run.cluster_map import RESULTS_KEPT, ClusterMap
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
-from adam_async.run.result import EpochResult
+from adam_async.run.epoch_counts import EpochCounts, Evaluation
 from adam_async.run.run_record import RunRecord
 from adam_async.run.train_step import StepSpec
-from adam_async.run.training_program import ResumeRecord, read_training
-from tests.adam_async.checkpoint.checkpoints import manifest_of
+from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from tests.adam_async.cluster_maps import node, run_record
 from tests.adam_async.runs import IMPATIENT, NETWORKS, cluster_of, tiny_dataset, train, until
 from tests.transport.testing import FaultyNetwork
@@ -275,7 +270,7 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
         result = await attach(cluster, checkpoints=second)
         _, last = await open_checkpoints(stack, None, tmp_path)
     assert last.manifest.run == map_of(cluster).run.id
-    assert [epoch.epoch for epoch in last.manifest.epoch_results] == [1, 2, 3, 4]
+    assert [epoch.epoch for epoch in last.manifest.epochs] == [1, 2, 3, 4]
     assert len(last.manifest.resume.results) == 4
     assert last.manifest.config["rate"] == config.rate
     for name, values in undisturbed.weights.items():
@@ -378,70 +373,45 @@ def test_options_that_the_run_decides_and_those_of_roles_may_differ():
         check_options(("rate",), Config(rate=0.25), config, "r")
 
 
-def epoch(number, validation=None):
-    return EpochResult(
-        epoch=number, images=9, skipped=0, train_loss=1.0, test_accuracy=0.5, train_s=1.0,
-        validation_accuracy=validation,
-    )  # fmt: skip
+def results(first, last):
+    return tuple(EpochCounts(images=number) for number in range(first, last + 1))
 
 
-def test_notes_have_the_newest_epochs_and_the_best_one_before():
-    epochs = [epoch(number, 0.9 if number == 3 else 0.1) for number in range(1, 101)]
-    run = msgspec.structs.replace(run_record(), notes=DriverNotes(asked_rate=0.5).with_epochs(epochs))
-    assert len(msgspec.json.encode(run.notes)) < 10_000
-    notes, read = read_notes(run, ended=100)
-    assert [each.epoch for each in read] == [3, *range(101 - RESULTS_KEPT, 101)]
-    assert (notes.asked_rate, read[0]) == (0.5, epochs[2])
-    lost = replace(epochs[0], train_loss=float("nan"))
-    run = msgspec.structs.replace(run_record(), notes=DriverNotes().with_epochs([lost]))
-    assert np.isnan(read_notes(run, ended=1)[1][0].train_loss)
+def test_a_run_of_the_map_has_the_results_of_its_program_before_those_of_the_map():
+    plain, evaluated = run_record(epochs=20), (Evaluation(3, 0.5), Evaluation(8, 0.5), Evaluation(11, 0.5))
+    plain = msgspec.structs.replace(plain, evaluated=evaluated)
+    found = run_in(ClusterMap(ended=9, results=results(8, 9)), plain)
+    assert (found.record.first, found.record.results) == (8, results(8, 9))
+    assert found.record.evaluated == evaluated[:2]
+    assert found.manifest.title == "run run-1"
+    resumed = ResumeRecord(epoch=8, clock=0, results=results(6, 7))
+    found = run_in(ClusterMap(ended=9, results=results(8, 9)), run_record(epochs=20, resumed=resumed))
+    assert (found.record.first, found.record.results) == (6, results(6, 9))
 
 
 @pytest.mark.parametrize(
-    "notes",
+    ("ended", "first", "start", "evaluated", "expected"),
     [
-        {"epochs": 3},
-        {"epochs": [{"epoch": 1}]},
-        DriverNotes().with_epochs([epoch(2)]),
-        DriverNotes().with_epochs([epoch(1), epoch(1)]),
-        DriverNotes().with_epochs([epoch(0)]),
-        {"asked_rate": -1.0},
-        {"epochs": [{}] * (RESULTS_KEPT + 2)},
-        DriverNotes().with_epochs([epoch(1, 1.5)]),
-        DriverNotes().with_epochs([replace(epoch(1), test_accuracy=-0.5)]),
-        DriverNotes().with_epochs([replace(epoch(1), images=-1)]),
-        DriverNotes().with_epochs([replace(epoch(1), train_s=1e300)]),
-        {"epochs": [{**DriverNotes().with_epochs([epoch(1)])["epochs"][0], "train_loss": 10**400}]},
+        (0, 1, 1, (), 1),
+        (9, 1, 1, (), 1),
+        (9, 1, 1, (8,), 9),
+        (9, 1, 1, (9,), 10),
+        (90, 59, 1, (3,), 59),
+        (7, 6, 8, (), 8),
     ],
 )
-def test_notes_of_another_form_or_of_the_future_are_an_error(notes):
-    run = msgspec.structs.replace(run_record(), notes=notes)
-    with pytest.raises(RunFailed, match="the notes of run run-1 cannot be read: "):
-        read_notes(run, ended=1)
-
-
-def results(first, last, source):
-    return tuple({"epoch": number, "source": source} for number in range(first, last + 1))
-
-
-def test_results_come_from_the_map_then_the_program_then_the_checkpoint():
-    cluster = ClusterMap(ended=9, results=results(8, 9, "map"))
-    plain = read_training(run_record(epochs=20))
-    assert joined_results(cluster, plain, None) == (8, cluster.results)
-    resumed = ResumeRecord(epoch=8, clock=0, results=results(6, 7, "program"))
-    continued = read_training(run_record(epochs=20, resumed=resumed))
-    assert joined_results(cluster, continued, None) == (6, (*resumed.results, *cluster.results))
-    record = ResumeRecord(epoch=9, clock=0, results=results(1, 8, "checkpoint"))
-    manifest = msgspec.structs.replace(manifest_of(), resume=record)
-    first, joined = joined_results(cluster, continued, manifest)
-    assert (first, len(joined)) == (1, 9)
-    assert [each["source"] for each in joined[4:]] == ["checkpoint", "program", "program", "map", "map"]
-    gap = msgspec.structs.replace(record, epoch=6, results=results(1, 5, "checkpoint"))
-    assert joined_results(cluster, plain, msgspec.structs.replace(manifest, resume=gap))[0] == 8
+def test_a_driver_evaluates_from_the_first_epoch_on_that_no_driver_has(
+    ended, first, start, evaluated, expected
+):
+    evaluations = tuple(Evaluation(epoch, 0.5) for epoch in evaluated)
+    record = RunRecord(
+        program=run_record(), ended=ended, results=results(first, ended), evaluated=evaluations
+    )
+    assert next_epoch(record, start) == expected
 
 
 def skipping(*skipped):
-    return tuple({"skipped_groups": [list(each) for each in ranges]} for ranges in skipped)
+    return tuple(EpochCounts(skipped_groups=ranges) for ranges in skipped)
 
 
 @pytest.mark.parametrize(
@@ -457,17 +427,13 @@ def skipping(*skipped):
 )
 def test_epochs_that_have_ended_keep_their_skipped_groups(ended, resumed, has, first, skipped):
     start = ResumeRecord(epoch=2, clock=0, results=skipping(()), skipped=resumed) if resumed else None
-    program = read_training(run_record(epochs=20, resumed=start))
-    manifest = msgspec.structs.replace(
-        manifest_of(),
-        epoch=0,
-        data={"train_images": 20 * program.config.images_per_group},
-        epochs=epoch_values([epoch(number) for number in range(1, ended + 1)]),
+    run = saved_run(
+        ended,
+        data={"train_images": 200},
+        resumed=start,
+        results=skipping((), ((15, 20),), ())[start is not None : ended],
+        evaluated=tuple(Evaluation(number, 0.5) for number in range(1, ended + 1)),
     )
-    record = RunRecord(
-        program=run_record(), ended=ended, results=skipping((), ((15, 20),), ())[start is not None : ended]
-    )
-    run = SavedRun(record=record, store=None, program=program, manifest=manifest)
     states = [ShardState(0, 1, {}, has)]
     found = at_first_gap(run, states, {0}, 20)
     resume = found.resume
@@ -476,10 +442,15 @@ def test_epochs_that_have_ended_keep_their_skipped_groups(ended, resumed, has, f
     assert resume.skipped_from(first + 1) == skipped[1:]
 
 
+def saved_run(ended=0, *, data, resumed=None, **fields):
+    """A run on disks, with 10 images in a group."""
+    config = Config(images_per_group=10, epochs=20)
+    program = TrainingProgram(config=config, spec=digits().to_dict(), resumed=resumed, data=data)
+    record = program.record("run-1", ("driver", 1))
+    return SavedRun.of(RunRecord(program=record, ended=ended, **fields))
+
+
 @pytest.mark.parametrize("data", [{}, {"train_images": "60"}, {"train_images": None}])
 def test_a_record_on_disks_without_the_number_of_its_images_is_refused(data):
-    program = msgspec.structs.replace(run_record(), notes={"data": data})
-    record = RunRecord(program=program)
-    run = SavedRun(record=record, store=None, program=read_training(program), manifest=saved_manifest(record))
     with pytest.raises(CheckpointError, match="lacks the number of its images"):
-        at_first_gap(run, (), (), 1)
+        at_first_gap(saved_run(data=data), (), (), 1)

@@ -18,7 +18,8 @@ from adam_async.controller.state import (
 from adam_async.driver.readiness import check_failed
 from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_SHARDS, RoleFailed
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word, skipped_groups
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word
+from adam_async.run.epoch_counts import EpochCounts, Evaluation
 from adam_async.run.training_program import ResumeRecord
 from tests.adam_async.cluster_maps import Cluster, RecordedCluster, node, run_record, training
 
@@ -155,7 +156,7 @@ def test_in_a_warm_start_the_lowest_replica_has_more():
     assert cluster.map.epoch.shares == {"0": (0, 7), "1": (7, 10)}
 
 
-RESUMED = ResumeRecord(epoch=2, clock=9, results=({"images": 100, "clock": 5},))
+RESUMED = ResumeRecord(epoch=2, clock=9, results=(EpochCounts(images=100, clock=5),))
 
 
 @pytest.mark.parametrize("consistency", ["asp", "bsp"])
@@ -167,7 +168,7 @@ def test_a_resumed_run_begins_with_the_epoch_that_it_takes_up(consistency):
     assert epoch.shares == ({"0": (0, 2), "1": (1, 2)} if synchronous else {"0": (0, 5), "1": (5, 10)})
     assert epoch.first_clock == (9 if synchronous else 0)
     cluster.end_epoch(images=100, clock=12)
-    assert (cluster.map.run.phase, cluster.map.ended, cluster.map.result(2)["images"]) == ("between", 2, 100)
+    assert (cluster.map.run.phase, cluster.map.ended, cluster.map.result(2).images) == ("between", 2, 100)
 
 
 def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
@@ -178,7 +179,7 @@ def test_the_skipped_groups_of_an_epoch_and_their_replicas_go_into_the_next():
     epoch = cluster.map.epoch
     assert (epoch.carried, epoch.behind) == (4, (1,))
     assert epoch.shares == {"0": (0, 7), "1": (7, 10)}
-    assert skipped_groups(cluster.map.results) == [[(6, 10)]]
+    assert cluster.map.results[0].skipped_groups == ((6, 10),)
 
 
 def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
@@ -187,7 +188,7 @@ def test_after_an_epoch_the_run_waits_for_its_driver_and_keeps_the_result():
     assert (cluster.map.run.phase, cluster.map.run.epoch) == ("between", 1)
     cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
     assert (cluster.map.epoch.number, cluster.map.epoch.ended) == (2, False)
-    assert cluster.map.results == ({"images": 100, "loss": 0.5, "train_s": 1.0},)
+    assert cluster.map.results == (EpochCounts(images=100, loss=0.5, train_s=1.0),)
 
 
 def test_with_concurrent_evaluation_the_next_epoch_begins_at_once_and_results_stay():
@@ -196,7 +197,7 @@ def test_with_concurrent_evaluation_the_next_epoch_begins_at_once_and_results_st
     assert (cluster.map.run.phase, cluster.map.epoch.number) == ("training", 2)
     cluster.end_epoch(images=2)
     assert (cluster.map.run.phase, cluster.map.epoch.number) == ("between", 2)
-    assert cluster.map.results == ({"images": 1}, {"images": 2})
+    assert cluster.map.results == (EpochCounts(images=1), EpochCounts(images=2))
 
 
 def test_the_next_epoch_is_shared_among_those_who_are_left():
@@ -222,7 +223,7 @@ def test_a_run_that_trains_outlives_its_driver_and_waits_after_the_epoch():
     assert (cluster.map.run.phase, cluster.map.driven, cluster.map.results) == (
         "between",
         False,
-        ({"images": 1},),
+        (EpochCounts(images=1),),
     )
     cluster.join("driver")
     assert cluster.map.driven, "the same incarnation drives on"
@@ -314,7 +315,7 @@ def test_a_takeover_changes_the_driver_only():
     cluster = training()
     cluster.join("driver", incarnation=2)
     error = "run: a driver that takes run run-1 over sets driver and incarnation only"
-    for more in ({"phase": "finished"}, {"epoch": 2}, {"notes": {"a": 1}}, {"result": {"epochs": 3}}):
+    for more in ({"phase": "finished"}, {"epoch": 2}, {"evaluated": (Evaluation(1, 0.5),)}):
         assert refusal(cluster.set("run", taken(cluster, **more))) == error
     assert refusal(cluster.set("run", taken(cluster, incarnation=3))) == (
         "run: its driver driver has not joined in this incarnation"
@@ -839,18 +840,17 @@ def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("evaluated", "said"),
     [
-        ({}, "run r has finished"),
-        ({"epochs": 2, "test_accuracy": 0.985}, "run r has finished with 98.50% of the test images correct"),
-        ({"test_accuracy": "much"}, "run r has finished"),
+        ((), "run r has finished"),
+        ((Evaluation(2, 0.985),), "run r has finished with 98.50% of the test images correct"),
     ],
 )
-def test_the_line_of_a_finished_run_has_its_result(result, said):
+def test_the_line_of_a_finished_run_has_its_accuracy(evaluated, said):
     run = run_record("r")
     before, after = (
         ClusterMap(run=replace(run, phase="training")),
-        ClusterMap(run=replace(run, phase="finished", result=result)),
+        ClusterMap(run=replace(run, phase="finished", evaluated=evaluated)),
     )
     assert list(TrainingRules().lines(before, after)) == [said]
 

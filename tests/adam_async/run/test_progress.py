@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.learning_rate import Schedule
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
@@ -52,7 +53,7 @@ def test_a_look_takes_in_rate_staleness_clocks_and_waits() -> None:
 
 def test_the_time_of_a_sample_is_training_only() -> None:
     progress = begun()
-    ended = {"images": 100, "loss": 0.25, "train_s": 4.0}
+    ended = EpochCounts(images=100, loss=0.25, train_s=4.0)
     progress.update(roles(images=7), now=104.5, ended=ended)  # the data server is at the next one
     progress.epochs.append(EPOCH)
     progress.begin_epoch(2, now=200.0)

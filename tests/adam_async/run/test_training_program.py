@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from adam_async.errors import ConfigError
 from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.training_program import (
     PIECE_BYTES,
     PROGRAM_PIECES,
@@ -27,7 +28,8 @@ from adam_async.run.training_program import (
     read_training,
 )
 
-RESUMED = ResumeRecord(epoch=2, clock=9, results=({"skipped": 31, "behind": [1], "clock": 5},))
+COUNTS = EpochCounts(skipped=31, behind=(1,), clock=5)
+RESUMED = ResumeRecord(epoch=2, clock=9, results=(COUNTS,), runs=("q",))
 PROGRAM = TrainingProgram(
     config=Config(replicas=3, partitions=2, push_every=4, consistency="ssp:1"),
     spec={"name": "m"},
@@ -64,7 +66,7 @@ def test_the_terms_are_those_of_the_options_and_of_the_starting_point() -> None:
         epochs=PROGRAM.config.epochs,
         images_per_group=PROGRAM.config.images_per_group,
         round_groups=4,
-        start=StartTerms(epoch=2, clock=9, skipped=31, behind=(1,)),
+        start=StartTerms(epoch=2, clock=9, skipped=31, behind=(1,), runs=("q",)),
     )
 
 
@@ -83,13 +85,13 @@ def test_the_terms_are_those_of_the_options_and_of_the_starting_point() -> None:
         ),
         (
             altered(resumed={"epoch": 2, "finished": [], "clock": 0, "results": [{"skipped": "many"}]}),
-            "the results that run r resumes cannot be read",
+            "run r cannot be read: Expected `int`, got `str`",
         ),
         (
             altered(resumed=resumed_after([[4, 8], [0, 4]])),
             "the results that run r resumes cannot be read: ranges of skipped groups overlap",
         ),
-        (altered(resumed=resumed_after([[0, "4"]])), "the results that run r resumes cannot be read"),
+        (altered(resumed=resumed_after([[0, "4"]])), "run r cannot be read: Expected `int`, got `str`"),
         (
             altered(resumed={**resumed_after([]), "skipped": [[[4, 8], [0, 4]]]}),
             "the results that run r resumes cannot be read: ranges of skipped groups overlap",

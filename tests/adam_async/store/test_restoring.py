@@ -8,6 +8,7 @@ from adam_async.checkpoint.saved_shards import FoundStore, SavedShards, Survey, 
 from adam_async.errors import StoreError
 from adam_async.run.cluster_map import DISK
 from adam_async.run.run_record import RunRecord
+from adam_async.run.training_program import ResumeRecord
 from adam_async.store.restoring import find_saved
 from tests.adam_async.cluster_maps import ARRAYS, bundle_map, run_record, store_record
 
@@ -80,7 +81,8 @@ def test_a_run_that_a_whole_one_continues_does_not_count_whenever_it_began():
         record = store_record(id, program=id, buckets=("ps-0", "ps-1") * 32)
         store = FoundStore(id, record, ARRAYS, began_ms)
         store.best = {key: ((1, 1), "ps-0") for key in store.pieces() if key[0] not in lacks}
-        program = msgspec.structs.replace(run_record(id), notes={"runs": runs})
+        resumed = ResumeRecord(epoch=1, clock=0, runs=tuple(runs)) if runs else None
+        program = run_record(id, resumed=resumed)
         store.records["ps-0"] = (1, 1), RunRecord(program=program, is_whole=True)
         return store
 

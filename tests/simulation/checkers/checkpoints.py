@@ -48,7 +48,7 @@ def check_checkpoint(manifest: Manifest, states: Iterable[ShardState], config: C
     clocks = {clock for state in shards for clock in state.clocks.values()}
     if config.synchronous and clocks != {manifest.resume.clock}:
         raise Violation("exact checkpoints", f"{manifest.name}: shards at clocks {sorted(clocks)}")
-    before = sum(int(each["images"]) for each in manifest.resume.results) // config.images_per_group
+    before = sum(each.images for each in manifest.resume.results) // config.images_per_group
     # A push has the groups of one step. A sum has one push of each replica, and a replica may be added.
     most = config.push_every * (config.replicas + 1 if config.synchronous else 1)
     for state in shards:

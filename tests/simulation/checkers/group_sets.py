@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
+from adam_async.messages import read_number
 from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.cluster_map import EpochRecord
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.group_ranges import Ranges, without
 from adam_async.simulation.scenario import Violation
 
@@ -38,9 +39,9 @@ class EpochGroups:
     trained: Ranges
 
 
-def epoch_groups(epoch: EpochRecord, result: Mapping[str, Any]) -> EpochGroups:
+def epoch_groups(epoch: EpochRecord, result: EpochCounts) -> EpochGroups:
     """Return the groups of an epoch with its result."""
-    skipped = _flat(result["skipped_groups"])
+    skipped = _flat(result.skipped_groups)
     return EpochGroups(trained=without((0, epoch.groups), skipped))
 
 
@@ -64,7 +65,7 @@ def check_groups(epoch: str, groups: EpochGroups, sets: Mapping[str, Ranges], co
     counts[COMPARED] += 1
 
 
-def check_losses(epoch: str, result: Mapping[str, Any], *, least: float, most: float) -> None:
+def check_losses(epoch: str, result: EpochCounts, *, least: float, most: float) -> None:
     """Compare the loss of an epoch with those of its groups.
 
     Args:
@@ -75,10 +76,10 @@ def check_losses(epoch: str, result: Mapping[str, Any], *, least: float, most: f
     Raises:
         Violation: The loss of an image is missing, or counts twice.
     """
-    images, loss = result["loss_images"], result["loss"] * result["loss_images"]
+    images, loss = result.loss_images, read_number(result.loss) * result.loss_images
     slack = 1e-9 * most  # a mean and the sum of a step are rounded
-    if images != result["images"] or not least - slack <= loss <= most + slack:
-        text = f"not of {least} to {most} over {result['images']} images"
+    if images != result.images or not least - slack <= loss <= most + slack:
+        text = f"not of {least} to {most} over {result.images} images"
         raise Violation("each loss once", f"{epoch} has a loss of {loss} over {images}, {text}")
 
 

@@ -40,6 +40,7 @@ from adam_async.messages.loss_sums import LossSum, LossSums
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, ready_word
 from adam_async.run.config import Config, Waits
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.group_ranges import (
     GroupSets,
@@ -285,20 +286,20 @@ class ShortRuns:
         counts = server.statistics() if server is not None else None
         return counts.leased if counts is not None and counts.term and counts.drained else None
 
-    def _end_epoch(self, run: ProgramRecord, epoch: EpochRecord, result: Mapping[str, Any]) -> None:
+    def _end_epoch(self, run: ProgramRecord, epoch: EpochRecord, result: EpochCounts) -> None:
         """Check that a finished epoch counted or skipped every image once, and that each part has its groups;
         count its trained groups. Raises Violation."""
         if (run.id, run.epoch) in self.ended:
             return  # checked before, but the start of the next epoch failed
         self.ended[run.id, run.epoch] = None
-        self._ledger.counts["epochs cut short"] += result["skipped"] > 0
+        self._ledger.counts["epochs cut short"] += result.skipped > 0
         returned = [server.state.returned for server in self.data_servers.values()]
         self._ledger.counts["epochs with returned leases"] += any(returned)
-        if result["images"] + result["skipped"] != IMAGES:
+        if result.images + result.skipped != IMAGES:
             raise Violation("every image once", f"an epoch of {IMAGES} images counted {result}")
         loaded = [key for key, generation in self._whole.items() if not generation]
         before = GROUP * len([key for key in loaded if key[:2] == (run.id, run.epoch)])
-        self._ledger.operations += (result["images"] - before) // GROUP
+        self._ledger.operations += (result.images - before) // GROUP
         for name, server in self.data_servers.items():
             if self._world.node(name).host.up:
                 server.state.check_invariants()

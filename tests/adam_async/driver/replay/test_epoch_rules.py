@@ -33,8 +33,8 @@ async def test_skipped_groups_are_trained_in_the_next_epoch_and_counted_in_both(
         cluster.data.state.check_invariants()
     for epoch, counts in zip(result.epochs, results, strict=True):
         assert epoch.images + epoch.skipped == IMAGES
-        assert epoch.skipped == sum(stop - start for start, stop in counts["skipped_groups"]) * 2
-        assert counts["behind"] == ([3] if rule == "replicas" and epoch.skipped else [])
+        assert epoch.skipped == sum(stop - start for start, stop in counts.skipped_groups) * 2
+        assert counts.behind == ((3,) if rule == "replicas" and epoch.skipped else ())
     assert result.epochs[0].skipped > 0
     assert all(epoch.skipped <= IMAGES / 4 for epoch in result.epochs)
 
@@ -51,7 +51,7 @@ async def test_a_resumed_run_begins_with_the_groups_skipped_before(tmp_path):
     config, data = one_slow(), tiny_dataset(train=IMAGES)
     found = await stopped_from(config, tmp_path, (1, IMAGES // 2), network=uneven(), dataset=data)
     resumed = found.manifest.resume
-    skipped = resumed.results[-1]["skipped"]
+    skipped = resumed.results[-1].skipped
     assert (resumed.epoch, skipped > 0) == (2, True)
     async with cluster_of(config, uneven(), dataset=data, resume=tmp_path) as cluster:
         result = await cluster.train()

@@ -7,6 +7,7 @@ import pytest
 
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.run.cluster_map import EpochRecord
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
 from adam_async.simulation.scenario import Violation
@@ -18,7 +19,7 @@ from tests.simulation.checkers.group_sets import (
 )
 
 EPOCH = EpochRecord(run="run", number=1, groups=12, shares={"0": (0, 12)})
-RESULT = {"skipped_groups": [[6, 8], [10, 12]]}
+RESULT = EpochCounts(skipped_groups=((6, 8), (10, 12)))
 WHOLE = (0, 6, 8, 10)
 
 
