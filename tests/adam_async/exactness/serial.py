@@ -17,8 +17,8 @@ RULES = {
     "momentum": {"rule": "sgd", "rate": 0.05, "momentum": 0.9},
     "decay": {"rule": "sgd", "rate": 0.05, "momentum": 0.5, "weight_decay": 0.01},
     "nesterov": {"rule": "sgd", "rate": 0.05, "momentum": 0.5, "nesterov": True, "weight_decay": 0.01},
-    "adagrad": {"rule": "adagrad", "rate": 0.01},
-    "adam": {"rule": "adam", "rate": 0.002, "weight_decay": 0.001},
+    "adagrad": {"rule": "adagrad", "rate": 0.01, "initial_accumulator_value": 0.1},
+    "adam": {"rule": "adam", "rate": 0.002, "weight_decay": 0.001, "betas": (0.9, 0.95), "eps": 1e-6},
     "adamw": {"rule": "adamw", "rate": 0.002, "weight_decay": 0.1},
 }
 
@@ -35,12 +35,13 @@ def rule_step(config, p, g, memory, t, *, rate=None):
         memory["m"] = config.momentum * memory.get("m", 0.0) + g
         return p - rate * (g + config.momentum * memory["m"] if config.nesterov else memory["m"])
     if rule == "adagrad":
-        memory["s"] = memory.get("s", 0.0) + g * g
-        return p - rate * g / (np.sqrt(memory["s"]) + 1e-10)
-    memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
-    memory["s"] = 0.999 * memory.get("s", 0.0) + 0.001 * g * g
-    root = np.sqrt(memory["s"] / (1 - 0.999**t))
-    return p - rate * memory["m"] / (1 - 0.9**t) / (root + 1e-8)
+        memory["s"] = memory.get("s", config.initial_accumulator_value) + g * g
+        return p - rate * g / (np.sqrt(memory["s"]) + (config.eps or 1e-10))
+    b1, b2 = config.betas or (0.9, 0.999)
+    memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * g
+    memory["s"] = b2 * memory.get("s", 0.0) + (1 - b2) * g * g
+    root = np.sqrt(memory["s"] / (1 - b2**t))
+    return p - rate * memory["m"] / (1 - b1**t) / (root + (config.eps or 1e-8))
 
 
 def order_of(config, dataset, epoch):

@@ -24,6 +24,9 @@ RULES = [
     Adam(),
     Adam(weight_decay=0.1),
     AdamW(weight_decay=0.1),
+    AdamW(betas=(0.9, 0.82), eps=1e-15),
+    Adam(betas=(0.0, 0.5), eps=0.1),
+    Adagrad(eps=1e-3, initial_accumulator_value=0.1),
 ]
 KERNELS = ["numpy", "numba"] if find_spec("numba") is not None else ["numpy"]
 SIZES = [(1,), (40, 7, 100), (70_001, 3)]

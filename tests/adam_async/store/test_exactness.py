@@ -22,10 +22,10 @@ RULES = [
     Sgd(rate=0.5, weight_decay=0.01),
     Sgd(rate=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     Adagrad(rate=0.1),
-    Adagrad(rate=0.1, weight_decay=0.01),
+    Adagrad(rate=0.1, weight_decay=0.01, initial_accumulator_value=0.5),
     Adam(rate=0.01),
     Adam(rate=0.01, weight_decay=0.01),
-    AdamW(rate=0.01, weight_decay=0.1),
+    AdamW(rate=0.01, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-6),
 ]
 
 

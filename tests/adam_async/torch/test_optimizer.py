@@ -36,6 +36,7 @@ RULES: list[tuple[Rule, Callable[..., torch.optim.Optimizer], dict[str, object]]
     (Adam(rate=0.01), torch.optim.Adam, {"lr": 0.01}),
     (Adam(rate=0.01, weight_decay=0.01), torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.01}),
     (AdamW(rate=0.01, weight_decay=0.1), torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    (Adam(rate=0.01, betas=(0.9, 0.95)), torch.optim.Adam, {"lr": 0.01, "betas": (0.9, 0.95)}),
     (Adagrad(rate=0.05), torch.optim.Adagrad, {"lr": 0.05}),
     (Adagrad(rate=0.05, weight_decay=0.01), torch.optim.Adagrad, {"lr": 0.05, "weight_decay": 0.01}),
 ]
