@@ -2,15 +2,17 @@
 
 During a run `writer.py` reads all shards by `shard_transfer.py`. `files.py` writes each piece when it arrives
 (`new_checkpoint.py`) to a hidden folder, in the form of a server's disk, and renames the folder at the end.
-For a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files.
+For a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files, and
+reads its pieces again when they are loaded.
 
-    checkpoint.py, names.py        start here: a checkpoint in memory, and its pieces; names of its folder
+    checkpoint.py, names.py        start here: a checkpoint, and its pieces; names of its folder
     manifest.py                    options, model, data and results of the run, from its record; options of a
                                    resumed run
     writer.py                      checkpoints during training: one at a time, misses, notes of progress
     new_checkpoint.py              pieces between servers and disk, with bounded memory
-    shard_transfer.py, tensors.py  all shards read from the primaries, perhaps at one clock, or loaded into
-                                   them; whole tensors, joined from shards and cut into shards
+    shard_transfer.py              all shards read from the primaries, perhaps at one clock, or loaded into
+                                   them from any source
+    tensors.py                     a source of shards; whole tensors, joined from shards and cut into shards
     files.py                       a folder of checkpoints: atomic write, `latest`, retention, resume
     reader.py                      one checkpoint from the disk: its head, or all of it
     verification.py                `checkpoint verify` reads every byte; `checkpoint list` reads no shard

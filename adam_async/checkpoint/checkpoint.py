@@ -1,18 +1,18 @@
-"""Pure: a checkpoint in memory, and its shards as pieces of a store on a disk.
+"""Pure: a checkpoint, and its shards as pieces of a store on a disk.
 
 The pieces are those of a server's disk (`parameter_server/piece_states.py`): all shards of a run, as its
 servers had them, without the sessions of its workers. Beside them are the record of the store and that of the
 run. So a folder of them is all that a run needs to go on, on any number of servers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import Manifest
-from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.checkpoint.tensors import ShardSource, WholeTensors
 from adam_async.errors import DataError
 from adam_async.messages import ShardState, ShardStates
 from adam_async.parameter_server.bundle import Bundle
@@ -24,7 +24,7 @@ from adam_async.parameter_server.piece_states import (
     tensors_of,
 )
 from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_transfer import load_states, state_of
+from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.persistence.keys import StateName
 from adam_async.run.ids import ShardId
 from adam_async.run.run_record import RunRecord
@@ -51,6 +51,10 @@ class StoredPieces:
         """Return the home of the bundle with a shard."""
         return self.catalogue.record.buckets[spec.bucket]
 
+    def piece_of(self) -> dict[ShardId, StateName]:
+        """Return the name of the piece of each shard."""
+        return {spec.id: name for name, specs in self.specs.items() for spec in specs}
+
     @property
     def nbytes(self) -> int:
         """Size of all values and of the elementwise arrays of their rules, in bytes."""
@@ -62,9 +66,9 @@ class StoredPieces:
         """Allocate all tensors of the store, with the state of its rules."""
         return WholeTensors(self.catalogue.arrays, self.table, self._rules)
 
-    def bundle(self, name: StateName) -> Bundle:
-        """Return a bundle with new shards of a piece."""
-        return new_bundle(self.catalogue.record, self.specs[name], self._rules)
+    def bundle(self, specs: Sequence[ShardSpec]) -> Bundle:
+        """Return a bundle with some new shards."""
+        return new_bundle(self.catalogue.record, specs, self._rules)
 
     def shards(self, name: StateName, parts: Sequence[memoryview], origin: str) -> list[Shard]:
         """Return the shards of a piece on a disk.
@@ -77,7 +81,8 @@ class StoredPieces:
         """
         if name not in self.specs:
             raise DataError(f"{origin} is no piece of store {self.catalogue.record.id}")
-        bundle, specs = self.bundle(name), self.specs[name]
+        specs = self.specs[name]
+        bundle = self.bundle(specs)
         try:
             load_tensors(bundle, specs, self.table.shards, tensors_of(parts, origin))
         except RemoteProtocolError as error:
@@ -86,19 +91,30 @@ class StoredPieces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checkpoint:
-    """A checkpoint in memory, or a run that was read from the disks of its servers."""
+class StoredCheckpoint:
+    """A checkpoint in its folder, or a run on the disks of its servers. Its shards are read when needed."""
 
     manifest: Manifest
-    catalogue: Catalogue
     record: RunRecord
-    tensors: WholeTensors
+    pieces: StoredPieces
     states: tuple[ShardState, ...]
     """Versions, clocks and groups of the shards, in the order of their numbers."""
+    source: ShardSource
+    """The shards. For a checkpoint its disk must be open, for a run its servers must be there."""
     problems: tuple[str, ...] = ()
     """Damage of newer checkpoints in the same folder."""
     remarks: tuple[str, ...] = ()
     """Remarks on the other checkpoints of the folder, and on the choice of this one."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.manifest.name} of run {self.manifest.run}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Checkpoint(StoredCheckpoint):
+    """A checkpoint with its values and the state of its rules in memory."""
+
+    tensors: WholeTensors
 
     @property
     def weights(self) -> Mapping[str, NDArray[Any]]:
@@ -109,9 +125,6 @@ class Checkpoint:
     def state(self) -> Mapping[str, NDArray[Any]]:
         """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or one number per shard of it."""
         return self.tensors.state
-
-    def __repr__(self) -> str:
-        return f"<Checkpoint {self.manifest.name} of run {self.manifest.run}>"
 
 
 def take_states(
@@ -132,13 +145,3 @@ def take_states(
         raise RemoteProtocolError("shards", f"the rule has arrays {sorted(names)}, not {answer.arrays}")
     if load_states(shards, answer, tensors) != shards.keys():
         raise RemoteProtocolError("shards", f"asked for shards {tuple(numbers[:8])}, got others")
-
-
-def put_shards(tensors: WholeTensors, shards: Iterable[Shard]) -> dict[int, ShardState]:
-    """Take shards with their rule state into whole tensors; return their states by number."""
-    states: dict[int, ShardState] = {}
-    for shard in shards:
-        names = tensors.arrays_of(shard.spec)
-        tensors.put([int(shard.spec.id)], names, [shard.values, *(shard.rule_state[name] for name in names)])
-        states[int(shard.spec.id)] = state_of(shard)
-    return states

@@ -16,19 +16,17 @@ trainings: if the checkpoint that `latest` names is damaged, the reader takes th
 training.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from numpy.typing import NDArray
-
-from adam_async.checkpoint.checkpoint import Checkpoint
+from adam_async.checkpoint.checkpoint import Checkpoint, StoredCheckpoint
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.checkpoint.new_checkpoint import NewCheckpoint
-from adam_async.checkpoint.reader import checkpoint_manifest, read_checkpoint
+from adam_async.checkpoint.reader import checkpoint_manifest, in_memory, read_checkpoint
 from adam_async.parameter_server.piece_states import CONTENTS
 from adam_async.parameter_server.store_disk import PREFIX
 from adam_async.persistence.keys import Identity
@@ -256,7 +254,7 @@ def check_resumes_newest(resume: Path | None, what: str) -> None:
 
 async def open_checkpoints(
     stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None
-) -> tuple[CheckpointFolder | None, Checkpoint | None]:
+) -> tuple[CheckpointFolder | None, StoredCheckpoint | None]:
     """Open the folder into which a cluster writes checkpoints, and read the checkpoint that it continues.
 
     Args:
@@ -273,12 +271,21 @@ async def open_checkpoints(
     if is_folder_name(path.name):
         raise CheckpointError(f"--checkpoint {path} has the name of one checkpoint: choose another name")
     disk = await stack.enter_async_context(Disk(name="checkpoints"))
-    found = await load_checkpoint(resume, disk, path) if resume is not None else None
+    found = await open_checkpoint(resume, disk, path) if resume is not None else None
     return CheckpointFolder(path, disk), found
 
 
-async def load_checkpoint(folder: Path, disk: Disk, written: Path | None = None) -> Checkpoint:
-    """Read the newest whole checkpoint of a folder, with its tensors.
+async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
+    """Read the newest whole checkpoint of a folder, or one checkpoint in it, into memory.
+
+    Raises:
+        CheckpointError, ShortMemory: See `open_checkpoint`.
+    """
+    return await in_memory(await open_checkpoint(folder, disk))
+
+
+async def open_checkpoint(folder: Path, disk: Disk, written: Path | None = None) -> StoredCheckpoint:
+    """Choose the newest whole checkpoint of a folder, and check each byte of it.
 
     Args:
         folder: A folder of checkpoints, or one checkpoint in it; the function then reads only this one.
@@ -287,7 +294,8 @@ async def load_checkpoint(folder: Path, disk: Disk, written: Path | None = None)
 
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
-        ShortMemory: The available memory does not suffice for the newest one; no older one takes its place.
+        ShortMemory: The available memory does not suffice for a file of the newest one; no older one takes
+            its place.
     """
     found, problems, remarks = await _newest(folder, disk, read_checkpoint)
     above, _ = named_checkpoint(folder)
@@ -301,22 +309,6 @@ async def load_checkpoint(folder: Path, disk: Disk, written: Path | None = None)
         there = ", ".join(others)
         remarks.append(f"newer checkpoints in {above} ({there}) are of another run or damaged, and stay")
     return replace(found, problems=tuple(problems), remarks=tuple(remarks))
-
-
-async def load_weights(folder: Path, disk: Disk) -> tuple[Manifest, Mapping[str, NDArray[Any]], list[str]]:
-    """Read the parameters of the newest whole checkpoint.
-
-    Args:
-        folder: As for `load_checkpoint`.
-
-    Returns:
-        The manifest, the values by tensor, and the problems of newer checkpoints, with remarks on the choice.
-
-    Raises:
-        CheckpointError: See `load_checkpoint`.
-    """
-    found, problems, remarks = await _newest(folder, disk, read_checkpoint)
-    return found.manifest, found.weights, [*problems, *remarks]
 
 
 async def has_checkpoints(folder: Path, disk: Disk) -> bool:
@@ -337,7 +329,7 @@ async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
     """Read the manifest of the newest checkpoint of a folder, without tensors.
 
     Args:
-        folder: As for `load_checkpoint`.
+        folder: As for `open_checkpoint`.
 
     Raises:
         CheckpointError: The folder has no readable head; the error names the damage of each.

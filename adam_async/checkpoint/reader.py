@@ -1,28 +1,39 @@
-"""Reads one checkpoint: its head, from which a reader chooses a checkpoint, or all of it."""
+"""Reads one checkpoint: its head, from which a reader chooses a checkpoint, or all of it.
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+A reading checks each byte, one file in memory at a time, and keeps the places of the pieces. The shards are
+read again, one piece at a time, when they are needed.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces, put_shards
+from adam_async.checkpoint.checkpoint import Checkpoint, StoredCheckpoint, StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
 from adam_async.checkpoint.names import age_order
 from adam_async.errors import ConfigError, DataError, RunFailed
+from adam_async.messages import ShardState
 from adam_async.parameter_server.piece_states import CATALOGUE, CONTENTS, RUN, read_catalogue, read_run
 from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import state_of
+from adam_async.persistence.keys import StateName
 from adam_async.persistence.written_once import (
     DamagedFile,
     FoundState,
     Head,
-    check_memory,
+    ShortMemory,
     check_sizes,
     read_head,
+    read_state,
     read_states,
 )
 from adam_async.run.run_record import RunRecord
+from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import available_bytes
 
 OLD_MANIFEST = "manifest.json"
 """Name of a file of checkpoints of format 2 and older ones, which had files of whole tensors."""
@@ -105,50 +116,106 @@ async def checkpoint_manifest(folder: Path, disk: Disk) -> Manifest:
         raise CheckpointError(str(error)) from None
 
 
-async def read_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
-    """Read a checkpoint.
+class FolderShards:
+    """The shards in the folder of a checkpoint; see `ShardSource`.
+
+    Args:
+        places: File of each piece, and the piece without its content.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        disk: Disk,
+        head: CheckpointHead,
+        places: Mapping[StateName, tuple[str, FoundState]],
+    ) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._head = head
+        self._places = places
+        self._piece_of = head.pieces.piece_of()
+
+    @property
+    def table(self) -> ShardTable:
+        """All shards of the checkpoint."""
+        return self._head.pieces.table
+
+    async def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
+        """Yield some shards, those of one piece at a time. Raises CheckpointError: a file has changed."""
+        wanted, folder = {spec.id for spec in specs}, self._folder
+        for name in dict.fromkeys([self._piece_of[spec.id] for spec in specs]):
+            file, place = self._places[name]
+            try:
+                found = await read_state(self._disk, folder, self._head.files, file, place)
+                shards = _shards_of(folder / file, self._head, found)
+            except DamagedFile as error:
+                raise CheckpointError(str(error)) from None
+            yield [shard for shard in shards if shard.spec.id in wanted]
+
+
+async def read_checkpoint(folder: Path, disk: Disk) -> StoredCheckpoint:
+    """Read and check each byte of a checkpoint.
 
     Raises:
         CheckpointError: A file is missing, damaged or unreadable.
-        ShortMemory: The available memory does not suffice.
+        ShortMemory: The available memory does not suffice for one of its files.
     """
+    states: dict[int, ShardState] = {}
+    places: dict[StateName, tuple[str, FoundState]] = {}
     try:
         head = await checkpoint_head(folder, disk)
         await check_sizes(disk, folder, head.files)
-        check_memory(folder, head.files)
-        tensors = head.pieces.new_tensors()
-        states = {}
         for file in head.files.files:
-            for _, shards in await read_shards(folder, disk, head, file):
-                states.update(put_shards(tensors, shards))
+            for piece, shards in await read_shards(folder, disk, head, file):
+                states.update((int(shard.spec.id), state_of(shard)) for shard in shards)
+                places[piece.key.name] = file, replace(piece, content=memoryview(b""))
     except DamagedFile as error:
         raise CheckpointError(str(error)) from None
-    if lacking := len(tensors.table.shards) - len(states):
+    if lacking := len(head.pieces.table.shards) - len(states):
         raise CheckpointError(f"{folder} is damaged: it lacks {lacking} shards of its run")
-    ordered = tuple(states[int(spec.id)] for spec in tensors.table.shards)
-    return Checkpoint(
+    ordered = tuple(states[int(spec.id)] for spec in head.pieces.table.shards)
+    return StoredCheckpoint(
         manifest=head.manifest.at_clock_of(ordered),
-        catalogue=head.pieces.catalogue,
         record=head.record,
-        tensors=tensors,
+        pieces=head.pieces,
         states=ordered,
+        source=FolderShards(folder, disk, head, places),
     )
+
+
+async def in_memory(stored: StoredCheckpoint) -> Checkpoint:
+    """Return a checkpoint with all its values and the state of its rules.
+
+    Raises:
+        CheckpointError: A file has changed.
+        ShortMemory: The available memory does not suffice.
+    """
+    need = stored.pieces.nbytes
+    if need > (free := available_bytes()):
+        raise ShortMemory(Path(stored.manifest.name), need, free)
+    tensors = stored.pieces.new_tensors()
+    async with aclosing(stored.source.shards_of(tensors.table.shards)) as parts:
+        async for shards in parts:
+            for shard in shards:
+                tensors.take(shard)
+    known = {field.name: getattr(stored, field.name) for field in fields(stored)}
+    return Checkpoint(**known, tensors=tensors)
 
 
 async def read_shards(
     folder: Path, disk: Disk, head: CheckpointHead, file: str
-) -> Iterator[tuple[int, list[Shard]]]:
-    """Read one file; return its pieces, each with its position in the file and its shards.
+) -> Iterator[tuple[FoundState, list[Shard]]]:
+    """Read one file; return its pieces, each with its shards.
 
     Raises:
         DamagedFile: The file is missing or damaged. The iterator raises it for a piece that cannot be read.
         ShortMemory: The file is larger than the available memory.
     """
     states = await read_states(disk, folder, head.files, file)
+    return ((state, _shards_of(folder / file, head, state)) for state in states)
 
-    def shards(state: FoundState) -> list[Shard]:
-        origin = f"piece {state.key.shard} of {state.key.home}"
-        read = partial(head.pieces.shards, state.key.name, state.parts, origin)
-        return _readable(folder / file, read)
 
-    return ((state.position, shards(state)) for state in states)
+def _shards_of(path: Path, head: CheckpointHead, state: FoundState) -> list[Shard]:
+    origin = f"piece {state.key.shard} of {state.key.home}"
+    return _readable(path, partial(head.pieces.shards, state.key.name, state.parts, origin))

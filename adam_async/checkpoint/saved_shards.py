@@ -8,31 +8,30 @@ had.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from adam_async.checkpoint.checkpoint import StoredPieces, take_states
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import ConfigError
 from adam_async.messages import (
     ListSaved,
     ReadSaved,
     SavedList,
     SavedStore,
-    ShardState,
     ShardStates,
     pack,
-    read_state_tables,
     unpack,
 )
 from adam_async.messages.saved_shards import read_saved_list
 from adam_async.parameter_server.piece_states import Catalogue, chunks_of, pieces_by_name
 from adam_async.parameter_server.server_disk import read_saved_stores
+from adam_async.parameter_server.shard import Shard
 from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
@@ -43,7 +42,7 @@ from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.run.training_program import start_of
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.disk import Disk
-from transport import Link, RemoteProtocolError, TransportError
+from transport import Link, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +55,6 @@ may still start."""
 
 PAUSE_S = 0.5
 """Pause between two surveys of the disks, in seconds."""
-
-READING_AT_ONCE = 8
-"""Maximum number of servers that are read at once."""
 
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
 """Maximum number of shards of all stores of one name on a server, because a reader makes tables of them. The
@@ -255,71 +251,71 @@ class SavedShards:
             reply = await link.call(pack(ListSaved(name=name)), timeout_s=self._waits.call_s)
             return unpack(reply, SavedList), *read_saved_list(reply)
 
-    def _connect(self, address: str) -> Any:
+    def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:
         endpoint = self._endpoint
         return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
 
-    async def read(
-        self, store: FoundStore, tensors: WholeTensors, cluster: ClusterMap
-    ) -> tuple[ShardState, ...]:
-        """Read all shards of a store, each from the server with its newest copy.
+    def shards(self, store: FoundStore, cluster: ClusterMap) -> "DiskShards":
+        """Return the shards of a store, each on the server with its newest copy."""
+        return DiskShards(
+            store, {node: each.address for node, each in cluster.nodes.items()}, self._connect, self._waits
+        )
 
-        Returns the states of the shards, in the order of their numbers.
+
+class DiskShards:
+    """The shards of a store on the disks of the servers; see `ShardSource`.
+
+    Args:
+        addresses: Addresses of the servers, by node.
+        connect: Opens a link to an address, for a block.
+    """
+
+    def __init__(
+        self,
+        store: FoundStore,
+        addresses: Mapping[str, str],
+        connect: Callable[[str], AbstractAsyncContextManager[Link]],
+        waits: Waits,
+    ) -> None:
+        self._store = store
+        self._addresses = addresses
+        self._connect = connect
+        self._waits = waits
+        self._pieces = StoredPieces(store.catalogue)
+        self._piece_of = self._pieces.piece_of()
+
+    @property
+    def table(self) -> ShardTable:
+        """All shards of the store."""
+        return self._pieces.table
+
+    async def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
+        """Yield some shards, those of one message at a time: in place a bundle is one piece.
 
         Raises:
             CheckpointError: A server no longer has a piece, the piece is damaged, or a server did not answer.
         """
-        states: dict[int, ShardState] = {}
-        of_server: dict[str, list[StateName]] = {}
-        pieces = store.pieces()
-        for key in pieces:
-            of_server.setdefault(store.best[key][1], []).append(key)
-        room = asyncio.Semaphore(READING_AT_ONCE)
-
-        async def read_server(node: str, keys: Sequence[StateName]) -> None:
-            async with room, self._connect(cluster.nodes[node].address) as link:
-                for key in keys:
-                    states.update(await self._read_piece(link, store, key, pieces[key], tensors))
-
+        of_server: dict[str, dict[StateName, list[ShardSpec]]] = {}
+        for spec in specs:
+            name = self._piece_of[spec.id]
+            node = self._store.best[name][1]
+            of_server.setdefault(node, {}).setdefault(name, []).append(spec)
         try:
-            async with asyncio.TaskGroup() as group:
-                asker = self._endpoint.identity.node
-                readings = [
-                    group.create_task(read_server(node, keys), name=f"{asker}/reads-{node}")
-                    for node, keys in of_server.items()
-                ]
-                # Before Python 3.13 a task that fails during the exit of its group leaves a request to cancel
-                # the caller, so the body waits.
-                await asyncio.gather(*readings)
-        except ExceptionGroup as errors:
-            cause = errors.exceptions[0]
-            if isinstance(cause, TransportError):
-                raise CheckpointError(
-                    f"store {store.name!r} cannot be read from the disks: {cause}"
-                ) from cause
-            raise cause from cause.__cause__
-        return tuple(states[int(spec.id)] for spec in store.table.shards)
+            for node, pieces in of_server.items():
+                async with self._connect(self._addresses[node]) as link:
+                    for name, some in pieces.items():
+                        for numbers in chunks_of(some, self._pieces.arrays):
+                            yield await self._read(link, name, numbers)
+        except TransportError as error:
+            what = f"store {self._store.name!r} cannot be read from the disks"
+            raise CheckpointError(f"{what}: {error}") from error
 
-    async def _read_piece(
-        self,
-        link: Link,
-        store: FoundStore,
-        key: tuple[str, int],
-        specs: Sequence[ShardSpec],
-        tensors: WholeTensors,
-    ) -> Mapping[int, ShardState]:
-        found: dict[int, ShardState] = {}
-        for numbers in chunks_of(specs, store.record.state_arrays + 1):
-            home, piece = key
-            ask = ReadSaved(store=store.record.id, home=home, piece=piece, shards=numbers)
-            reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
-            answer = unpack(reply, ShardStates)
-            states, arrays = read_state_tables(reply.tensors, most_shards=len(numbers))
-            if tuple(state.shard for state in states) != numbers:
-                raise RemoteProtocolError("shards", f"asked for shards {numbers[:8]}, got others")
-            tensors.put(numbers, answer.arrays, arrays)
-            found.update((state.shard, state) for state in states)
-        return found
+    async def _read(self, link: Link, name: StateName, numbers: tuple[int, ...]) -> Sequence[Shard]:
+        bundle = self._pieces.bundle([self.table.shards[number] for number in numbers])
+        ask = ReadSaved(store=self._store.record.id, home=name.home, piece=name.shard, shards=numbers)
+        reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+        take_states(bundle, numbers, unpack(reply, ShardStates), reply.tensors)
+        return list(bundle.shards.values())
 
 
 def has_disks(cluster: ClusterMap) -> bool:

@@ -14,10 +14,11 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from adam_async.checkpoint.checkpoint import StoredPieces, take_states
-from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.checkpoint.tensors import ShardSource
 from adam_async.client.connection import NOT_SERVING
 from adam_async.errors import DeadlineExceeded, ShardUnavailable, first_cause
 from adam_async.messages import (
@@ -32,6 +33,8 @@ from adam_async.messages import (
 )
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import chunks_of
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import state_of
 from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
@@ -52,16 +55,6 @@ from transport import (
     RemoteProtocolError,
     RetrySchedule,
 )
-
-MESSAGE_BYTES = 8 << 20
-"""Maximum size of the tensors of one message in bytes, unless a single shard is larger."""
-
-META_BYTES = 12 << 10
-"""Maximum size of the descriptions of one message's tensors, in bytes; a frame's meta has room for a little
-more."""
-
-TENSOR_META_BYTES = 16
-"""Maximum size of the description of one flat tensor in a frame's meta, in bytes."""
 
 PAUSES = RetrySchedule(first_s=0.005, longest_s=0.2)
 """Pauses between two requests to a server that has not taken up the run."""
@@ -186,10 +179,11 @@ class ShardCopies:
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
             names = left[pieces.home_of(shards[0])]
             while names:
-                bundle = pieces.bundle(names[0])
+                specs = pieces.specs[names[0]]
+                bundle = pieces.bundle(specs)
                 for is_frozen in (False, True):
-                    specs = [spec for spec in pieces.specs[names[0]] if spec.frozen == is_frozen]
-                    for numbers in chunks_of(specs, pieces.arrays):
+                    some = [spec for spec in specs if spec.frozen == is_frozen]
+                    for numbers in chunks_of(some, pieces.arrays):
                         await self._read(link, cluster, numbers, bundle, 0 if is_frozen else clock, deadline)
                 await put(names[0], bundle)
                 names.popleft()
@@ -236,26 +230,24 @@ class ShardCopies:
             text = f"sent clock {newest} of a replica, and {most} is the most"
             raise RemoteProtocolError("clock", f"{link.peer.node} {text}")
 
-    async def load(self, store: StoreRecord, tensors: WholeTensors, states: Sequence[ShardState]) -> None:
+    async def load(self, store: StoreRecord, source: ShardSource) -> None:
         """Load all shards of a store into the primaries, which wait for them.
 
-        Args:
-            states: States of all shards, in the order of their numbers.
+        A store of a run gets the versions, clocks and groups of the shards; another one begins without them.
 
         Raises:
+            CheckpointError: A shard is missing or damaged.
             TransportError, ShardUnavailable: A primary refused them, or did not answer for `patience_s` after
                 its first failure.
         """
 
-        async def load_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
-            for some in self._chunks(tensors, shards):
-                names = tensors.arrays_of(some[0])
-                body = LoadShards(store=store.id, generation=store.generation, arrays=names)
-                tables = state_tables([states[shard.id] for shard in some])
-                arrays = [array for shard in some for array in tensors.cut(shard)]
-                await self._load(link, pack(body, [*tables, *arrays]))
+        async def load_bundle(link: Link, specs: Sequence[ShardSpec]) -> None:
+            async with aclosing(source.shards_of(specs)) as parts:
+                async for shards in parts:
+                    for message in _load_messages(store, shards):
+                        await self._load(link, message)
 
-        await self._with_primaries(store, tensors.table, load_bundle)
+        await self._with_primaries(store, source.table, load_bundle)
 
     async def _load(self, link: Link, message: Message) -> None:
         """Send until the server has begun the run; the caller's wait for all servers has a deadline."""
@@ -357,21 +349,18 @@ class ShardCopies:
             bundle.attempt = None
             channel.drop()
 
-    @staticmethod
-    def _chunks(tensors: WholeTensors, shards: Sequence[ShardSpec]) -> Iterator[list[ShardSpec]]:
-        """Split shards into groups of one message and one rule each."""
-        some: list[ShardSpec] = []
-        room = MESSAGE_BYTES
-        for shard in shards:
-            most = META_BYTES // (TENSOR_META_BYTES * (1 + len(tensors.arrays_of(shard))))
-            is_full = tensors.bytes_of(shard) > room or len(some) >= most
-            if some and (is_full or shard.rule != some[0].rule):
-                yield some
-                some, room = [], MESSAGE_BYTES
-            some.append(shard)
-            room -= tensors.bytes_of(shard)
-        if some:
-            yield some
+
+def _load_messages(store: StoreRecord, shards: Sequence[Shard]) -> Iterator[Message]:
+    by_number = {int(shard.spec.id): shard for shard in shards}
+    for numbers in chunks_of([shard.spec for shard in shards], store.state_arrays + 1):
+        some = [by_number[number] for number in numbers]
+        names = tuple(some[0].rule_state)
+        states = [state_of(each) if store.program else ShardState(int(each.spec.id), 0, {}) for each in some]
+        arrays = [
+            array for each in some for array in (each.values, *(each.rule_state[name] for name in names))
+        ]
+        body = LoadShards(store=store.id, generation=store.generation, arrays=names)
+        yield pack(body, [*state_tables(states), *arrays])
 
 
 def _most_clock(cluster: ClusterMap) -> int:

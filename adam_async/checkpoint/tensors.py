@@ -1,16 +1,33 @@
-"""Pure: all arrays of a store with the state of their rules, joined from shards and split into shards."""
+"""All arrays of a store, with the state of their rules, joined from shards and cut into shards."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages import ShardState, check_tensor
 from adam_async.model.rules import Rule
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.store_record import ArrayRecord
-from transport import RemoteProtocolError
+
+
+class ShardSource(Protocol):
+    """The shards of a store, wherever they are."""
+
+    @property
+    def table(self) -> ShardTable:
+        """All shards of the store."""
+        ...
+
+    def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
+        """Yield some shards, those of one piece at a time; close the generator (`contextlib.aclosing`).
+
+        Raises:
+            CheckpointError: A shard is missing or damaged.
+        """
+        ...
 
 
 class WholeTensors:
@@ -30,7 +47,6 @@ class WholeTensors:
         values: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         self.table = table
-        self._rules = rules
         self.weights: dict[str, NDArray[Any]] = {
             each.name: np.empty(each.shape, each.dtype) if values is None else values[each.name]
             for each in arrays
@@ -50,54 +66,23 @@ class WholeTensors:
             shard.id: place for shards in table.by_tensor.values() for place, shard in enumerate(shards)
         }
 
-    def arrays_of(self, shard: ShardSpec) -> tuple[str, ...]:
-        """Return the names of the arrays of a shard's rule, in the order of a message."""
-        return self._names(shard, "state_names") + self._names(shard, "scalar_names")
+    def values_of(self, shard: ShardSpec) -> NDArray[Any]:
+        """Return the values of a shard, a flat view."""
+        values: NDArray[Any] = self.weights[shard.tensor].reshape(-1)[shard.start : shard.stop]
+        return values
 
-    def _names(self, shard: ShardSpec, kind: str) -> tuple[str, ...]:
-        return getattr(self._rules[shard.rule], kind) if self._rules else ()
+    def take(self, shard: Shard) -> None:
+        """Copy a shard into the tensors, with the arrays of its rule if these have room for them."""
+        spec = shard.spec
+        self.values_of(spec)[:] = shard.values
+        for name, array in shard.rule_state.items():
+            if (whole := self.state.get(f"{name}/{spec.tensor}")) is None:
+                continue
+            is_elementwise = whole.shape == self.weights[spec.tensor].shape
+            start = spec.start if is_elementwise else self._place[spec.id]
+            whole.reshape(-1)[start : start + len(array)] = array
 
-    def bytes_of(self, shard: ShardSpec) -> int:
-        """Return the size of one shard with its rule state in bytes, without counts."""
-        return shard.nbytes * (1 + len(self._names(shard, "state_names")))
-
-    def cut(self, shard: ShardSpec) -> list[NDArray[Any]]:
-        """Return one shard in the form of a message: values, then the rule's arrays in order; flat views."""
-        part, place, tensor = slice(shard.start, shard.stop), self._place[shard.id], shard.tensor
-        return [
-            self.weights[tensor].reshape(-1)[part],
-            *(self.state[f"{name}/{tensor}"].reshape(-1)[part] for name in self._names(shard, "state_names")),
-            *(
-                self.state[f"{name}/{tensor}"][place : place + 1]
-                for name in self._names(shard, "scalar_names")
-            ),
-        ]
-
-    def put(self, shards: Sequence[int], arrays: Sequence[str], tensors: Sequence[NDArray[Any]]) -> None:
-        """Take shards of a message, which have the same rule.
-
-        Args:
-            tensors: The arrays of each shard in turn, as `cut` returns them.
-
-        Raises:
-            RemoteProtocolError: The store has other shards or arrays.
-        """
-        each = 1 + len(arrays)
-        if len(tensors) != each * len(shards):
-            raise RemoteProtocolError(
-                "shards", f"{len(shards)} shards need {each * len(shards)} tensors, not {len(tensors)}"
-            )
-        for place, number in enumerate(shards):
-            shard = self.table.shards[number]
-            if tuple(arrays) != self.arrays_of(shard):
-                raise RemoteProtocolError(
-                    "shards", f"the rule has arrays {self.arrays_of(shard)}, not {tuple(arrays)}"
-                )
-            for to, tensor in zip(self.cut(shard), tensors[place * each :], strict=False):
-                check_tensor(tensor, f"shard {number}", to.shape, to.dtype)
-                to[:] = tensor
-
-
-def first_states(tensors: WholeTensors) -> tuple[ShardState, ...]:
-    """Return the states of all shards before any push."""
-    return tuple(ShardState(shard=int(shard.id), version=0, clocks={}) for shard in tensors.table.shards)
+    async def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
+        """Yield some shards before any push, without the state of their rules; see `ShardSource`."""
+        for piece in pieces_of(specs, in_place=False)[1:]:
+            yield [Shard(spec=spec, values=self.values_of(spec), rule_state={}) for spec in piece]

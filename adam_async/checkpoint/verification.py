@@ -69,11 +69,11 @@ async def _verify_file(folder: Path, disk: Disk, head: CheckpointHead, file: str
     """Read one file; return its first problem, or its number of values that are not finite."""
     bad, first, offset = 0, "", 0
     try:
-        for position, shards in await read_shards(folder, disk, head, file):
+        for piece, shards in await read_shards(folder, disk, head, file):
             for shard in shards:
                 for array in (shard.values, *shard.rule_state.values()):
                     if array.dtype.kind == "f" and (found := int(np.count_nonzero(~np.isfinite(array)))):
-                        first, offset = (first, offset) if bad else (shard.spec.tensor, position)
+                        first, offset = (first, offset) if bad else (shard.spec.tensor, piece.position)
                         bad += found
     except DamagedFile as error:
         return _problem_of(error)

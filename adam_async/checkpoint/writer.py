@@ -137,7 +137,7 @@ class Checkpointer:
         async def put(name: StateName, bundle: Bundle) -> None:
             if values is not None:
                 for shard in bundle.shards.values():
-                    values.cut(shard.spec)[0][:] = shard.values
+                    values.take(shard)
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await checkpoint.put(name, bundle)

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.files import load_weights
+from adam_async.checkpoint.files import load_checkpoint
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.trained_model import check_finite, dump_arrays, dump_model, load_model
 from adam_async.checkpoint.verification import Verification, checkpoints_in, summary_of, verify_checkpoint
@@ -103,8 +103,9 @@ async def export_checkpoint(
         folder, _, _ = await checkpoints_in(path, disk)
         await disk.run(_check_outside, file, folder)
         await check_target(file, "checkpoint export", disk)
-        manifest, weights, problems = await load_weights(path, disk)
-        for problem in problems:
+        found = await load_checkpoint(path, disk)
+        manifest, weights = found.manifest, found.weights
+        for problem in (*found.problems, *found.remarks):
             terminal.notice(f"an older checkpoint is exported: {problem}")
         data = await disk.run(_model_file, manifest, weights, layers)
         await announce_existing(file, disk, terminal)

@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.checkpoint import Checkpoint
+from adam_async.checkpoint.checkpoint import StoredCheckpoint
 from adam_async.checkpoint.manifest import (
     CheckpointError,
     Manifest,
@@ -496,10 +496,10 @@ class Driver:
                 in_flight = await self._readiness.wait_for_workers()
                 self._runs += 1
         finally:
-            # Frees the checkpoint's memory; a second run begins from the start.
+            # A second run begins from the start.
             self._inputs = replace(self._inputs, resume=None)
 
-    async def _read_resumed(self, prepared: PreparedRun) -> Checkpoint | None:
+    async def _read_resumed(self, prepared: PreparedRun) -> StoredCheckpoint | None:
         """Return the checkpoint that the run continues, read from the disks of the servers if it is there.
 
         Raises:
@@ -516,7 +516,9 @@ class Driver:
             for remark in resume.remarks:
                 self.note(remark)
             self.note(f"resumed from {resume.manifest.name}")
-        check_kept_arrays(resume.catalogue.arrays, arrays_of(prepared.model, prepared.plan), resume.manifest)
+        check_kept_arrays(
+            resume.pieces.catalogue.arrays, arrays_of(prepared.model, prepared.plan), resume.manifest
+        )
         return resume
 
     async def _program_of(
@@ -550,7 +552,7 @@ class Driver:
         )
 
     async def _submit(
-        self, program: TrainingProgram, prepared: PreparedRun, resumed: Checkpoint | None
+        self, program: TrainingProgram, prepared: PreparedRun, resumed: StoredCheckpoint | None
     ) -> None:
         if self.config.record:
             self._recorder = Recorder(
@@ -569,7 +571,9 @@ class Driver:
         arrays = arrays_of(prepared.model, prepared.plan)
         await self._membership.create_store(record.id, store_of(record, program, arrays), arrays)
 
-    async def _prepare_roles(self, run: str, prepared: PreparedRun, resumed: Checkpoint | None) -> ClusterMap:
+    async def _prepare_roles(
+        self, run: str, prepared: PreparedRun, resumed: StoredCheckpoint | None
+    ) -> ClusterMap:
         """Load the first values into the servers, and wait until all roles are ready."""
         source = resumed if resumed is not None else self._inputs.init
         if source is not None:

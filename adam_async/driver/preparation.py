@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from adam_async.checkpoint.checkpoint import Checkpoint
+from adam_async.checkpoint.checkpoint import StoredCheckpoint
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import (
     check_data,
 )
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import WholeTensors, first_states
+from adam_async.checkpoint.tensors import ShardSource, WholeTensors
 from adam_async.checkpoint.trained_model import Model
 from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
@@ -254,7 +254,7 @@ class StartingValues:
         self._note = note
 
     async def load(
-        self, run: str, config: Config, prepared: PreparedRun, source: Checkpoint | Model | None
+        self, run: str, config: Config, prepared: PreparedRun, source: StoredCheckpoint | Model | None
     ) -> None:
         """Load all shards; no server is ready before its shards are loaded.
 
@@ -262,27 +262,28 @@ class StartingValues:
             source: The resumed checkpoint, the saved model, or None.
 
         Raises:
+            CheckpointError: A shard of the checkpoint is missing or damaged.
             ConfigError: The run and the saved model have no tensor in common.
             DeadlineExceeded: The shards were not placed, or not taken by the servers, within `prepare_s`.
             TransportError, ShardUnavailable: A server refused its shards, or did not answer.
             RunFailed, RoleDied: The run is over.
             StepFailed: The run's step did not return its first values.
         """
-        if isinstance(source, Checkpoint):
-            tensors, states = source.tensors, source.states
+        shards: ShardSource
+        if isinstance(source, StoredCheckpoint):
+            shards = source.source
         else:
-            tensors = WholeTensors(arrays_of(prepared.model, prepared.plan), prepared.table(config))
+            shards = tensors = WholeTensors(arrays_of(prepared.model, prepared.plan), prepared.table(config))
             fill = partial(fill_from, tensors, prepared.model, source, seed=config.seed)
             if note := await self._pool.run(fill):
                 self._note(note)
-            states = first_states(tensors)
         cluster = await self._readiness.wait_placed(run)
         waits = config.waits
         try:
             async with asyncio.timeout(waits.prepare_s):
                 store = cluster.run_store
                 assert store is not None, "a placed run has a store"
-                await self._copies.load(store, tensors, states)
+                await self._copies.load(store, shards)
         except (ShardUnavailable, TransportError) as error:
             if not isinstance(error, RemoteError):
                 # The loss of a server fails the run in the map, which names the server.

@@ -1,16 +1,17 @@
 """A run that goes on from the disks of its servers, after all of them were lost.
 
 The driver waits for the servers, and surveys their disks. The newest run whose shards are whole there counts:
-its record has the program and the results, and the driver reads all shards, with their sets of groups, into a
-checkpoint in memory. The new run loads this checkpoint into its servers as any resumed run does.
+its record has the program and the results, and the driver reads all shards for their sets of groups, a few
+in memory at a time. The new run loads them from the disks into its servers as any resumed run does.
 """
 
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
 
-from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
+from adam_async.checkpoint.checkpoint import StoredCheckpoint, StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
 from adam_async.checkpoint.saved_shards import (
     SavedShards,
@@ -21,6 +22,9 @@ from adam_async.checkpoint.saved_shards import (
 from adam_async.controller.client import Membership
 from adam_async.driver.takeover import SavedRun, at_first_gap
 from adam_async.errors import ConfigError, RunFailed
+from adam_async.messages import ShardState
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import state_of
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.progress import Progress
@@ -80,8 +84,8 @@ class SavedRunReader:
         assert found.run is not None, "a store without the record of its run does not count"
         return SavedRun.of(found.run, found)
 
-    async def read(self, run: SavedRun, config: Config) -> Checkpoint:
-        """Read the shards of a run.
+    async def read(self, run: SavedRun, config: Config) -> StoredCheckpoint:
+        """Read the shards of a run; the servers are asked again for them when they are loaded.
 
         Raises:
             CheckpointError: The disks have values that are not finite, or the run has trained all its epochs.
@@ -90,21 +94,30 @@ class SavedRunReader:
         name, store = run.manifest.run, run.store
         assert store is not None, "the shards of the run are on disks"
         self._progress.phase = "reading the shards of the run"
-        catalogue = store.catalogue
-        tensors = StoredPieces(catalogue).new_tensors()
-        states = await self._saved.read(store, tensors, self._membership.map)
-        for tensor, values in (*tensors.weights.items(), *tensors.state.items()):
-            if not np.isfinite(values).all():
-                raise CheckpointError(
-                    f"{tensor} of run {name} has values on the disks that are not finite: continue "
-                    "from a checkpoint (--resume), or begin anew with another --store"
-                )
-        trained = {int(spec.id) for spec in tensors.table.shards if not spec.frozen and spec.nbytes}
+        pieces = StoredPieces(store.catalogue)
+        source = self._saved.shards(store, self._membership.map)
+        found: dict[int, ShardState] = {}
+        async with aclosing(source.shards_of(pieces.table.shards)) as parts:
+            async for shards in parts:
+                for shard in shards:
+                    _check_finite(shard, name)
+                    found[int(shard.spec.id)] = state_of(shard)
+        states = tuple(found[int(spec.id)] for spec in pieces.table.shards)
+        trained = {int(spec.id) for spec in pieces.table.shards if not spec.frozen and spec.nbytes}
         manifest = at_first_gap(run, states, trained, config.epochs)
         self._note(f"run {name} goes on from the disks of its servers, in epoch {manifest.resume.epoch}")
-        return Checkpoint(
-            manifest=manifest, catalogue=catalogue, record=run.record, tensors=tensors, states=states
+        return StoredCheckpoint(
+            manifest=manifest, record=run.record, pieces=pieces, states=states, source=source
         )
+
+
+def _check_finite(shard: Shard, run: str) -> None:
+    for array in (shard.values, *shard.rule_state.values()):
+        if not np.isfinite(array).all():
+            raise CheckpointError(
+                f"{shard.spec.tensor} of run {run} has values on the disks that are not finite: continue "
+                "from a checkpoint (--resume), or begin anew with another --store"
+            )
 
 
 def check_disks(cluster: ClusterMap) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.checkpoint.checkpoint import Checkpoint
+from adam_async.checkpoint.checkpoint import StoredCheckpoint
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import CheckpointError, resumed_config
 from adam_async.checkpoint.trained_model import Model as TrainedModel
@@ -75,7 +75,7 @@ class RunInputs:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
     checkpoints: CheckpointFolder | None = None
-    resume: Checkpoint | SavedRun | None = None
+    resume: StoredCheckpoint | SavedRun | None = None
     on_disks: bool = False
     init: TrainedModel | None = None
     step: NamedStep | None = None

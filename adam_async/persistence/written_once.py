@@ -11,13 +11,15 @@ names of segment files, and reads no more bytes than the available memory has ro
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.persistence.folder import DiskFull, Payload, SegmentWriter, payload_of
+from adam_async.persistence.frames import frame_at
 from adam_async.persistence.keys import Identity, State, StateKey, StateName
 from adam_async.persistence.records import STATES, RoundRecord, StateRecord, split_content
-from adam_async.persistence.scan import Scan, scan, segment_name
+from adam_async.persistence.scan import Scan, salt_of, scan, segment_name
 from adam_async.persistence.settings import FlushSettings
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
@@ -63,6 +65,8 @@ class FoundState:
     sizes: Sequence[int]
     position: int
     """First byte of its frame in the file."""
+    end: int
+    """Position after its frame."""
 
     @property
     def parts(self) -> list[memoryview]:
@@ -192,14 +196,6 @@ async def check_sizes(disk: Disk, folder: Path, head: Head) -> None:
         await _size(disk, folder / name, nbytes)
 
 
-def check_memory(folder: Path, head: Head) -> None:
-    """Check that the available memory has room for all states. Raises ShortMemory: it has not."""
-    # The bytes of one file, and the copy of a state in it, are in memory beside all states.
-    need = sum(head.files.values()) + 2 * max(head.files.values(), default=0)
-    if need > (free := available_bytes()):
-        raise ShortMemory(folder, need, free)
-
-
 async def read_states(disk: Disk, folder: Path, head: Head, name: str) -> list[FoundState]:
     """Read all states of one file.
 
@@ -218,6 +214,29 @@ async def read_states(disk: Disk, folder: Path, head: Head, name: str) -> list[F
     return states
 
 
+async def read_state(disk: Disk, folder: Path, head: Head, name: str, state: FoundState) -> FoundState:
+    """Read one state of a file again.
+
+    Args:
+        state: The state as `read_states` found it, perhaps without its content.
+
+    Raises:
+        DamagedFile: The file or the state has changed.
+    """
+    path, size = folder / name, state.end - state.position
+    await _size(disk, path, head.files[name])
+    try:
+        data = await disk.read_part(path, state.position, state.end)
+    except OSError as error:
+        raise DamagedFile(path, f"cannot be read: {error.strerror or error}") from None
+    salt = salt_of(head.identity.run, name)
+    frame = await disk.run(partial(frame_at, data, state.position, salt, offset=state.position))
+    if frame is None or frame.end != state.end:
+        raise DamagedFile(path, f"is damaged at byte {state.position}", state.position)
+    content = memoryview(data)[size - sum(state.sizes) :]
+    return FoundState(state.key, content, state.sizes, state.position, state.end)
+
+
 def _states_of(path: Path, data: bytes, found: Scan) -> list[FoundState]:
     """Return the states of a file. Raises DamagedFile: one has too many parts."""
     view, states = memoryview(data), []
@@ -226,7 +245,7 @@ def _states_of(path: Path, data: bytes, found: Scan) -> list[FoundState]:
             if len(record.sizes) > MOST_PARTS:
                 raise DamagedFile(path, f"has a state of {len(record.sizes):,} parts", each.frame.position)
             content = view[each.content : each.frame.end]
-            states.append(FoundState(record.key, content, record.sizes, each.frame.position))
+            states.append(FoundState(record.key, content, record.sizes, each.frame.position, each.frame.end))
     return states
 
 

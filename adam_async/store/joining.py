@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import WholeTensors, first_states
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.client.parameter_client import SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
@@ -317,8 +317,7 @@ class Joining:
         assert self._wish.values is not None
         values = {record.name: _first_values(self._wish.values[record.name], record) for record in arrays}
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
-        tensors = WholeTensors(arrays, table, values=values)
-        await copies.load(store, tensors, first_states(tensors))
+        await copies.load(store, WholeTensors(arrays, table, values=values))
 
     async def _load_saved(
         self, store: StoreRecord, arrays: Sequence[ArrayRecord], copies: ShardCopies

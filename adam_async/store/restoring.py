@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import first_states
 from adam_async.errors import StoreError
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import ArrayRecord, StoreRecord
@@ -48,12 +46,10 @@ async def load_saved(
         StoreError: A server does not have a piece any more, or the piece is damaged.
         TransportError, ShardUnavailable: See `ShardCopies.load`.
     """
-    tensors = StoredPieces(found.catalogue).new_tensors()
     try:
-        await saved.read(found, tensors, cluster)
+        await copies.load(store, saved.shards(found, cluster))
     except CheckpointError as error:
         raise StoreError(str(error)) from error
-    await copies.load(store, tensors, first_states(tensors))
     logger.warning("store %r goes on from the disks of its servers", found.name)
 
 

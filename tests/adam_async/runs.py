@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import WholeTensors, first_states
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.client import Membership
@@ -371,7 +371,7 @@ class Servers:
         fill_from(tensors, self.model, None, seed=self.config.seed)
         endpoint = Endpoint(self.network, driver, Traffic(driver.node))
         copies = ShardCopies(endpoint, changes=member.changes, waits=self.waits)
-        await copies.load(placed.run_store, tensors, first_states(tensors))
+        await copies.load(placed.run_store, tensors)
 
     def identity(self, role: str, number: int = 0) -> Identity:
         incarnation = int.from_bytes(self.entropy(7), "little")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
-from adam_async.checkpoint.checkpoint import Checkpoint, StoredPieces
+from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import saved_manifest
+from adam_async.checkpoint.manifest import Manifest, saved_manifest
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.driver.preparation import store_of
 from adam_async.messages import ShardState
 from adam_async.messages.loss_sums import LossSum
@@ -59,19 +59,34 @@ def manifest_of(groups=3, *, epoch=2, run="run-1", **fields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Example(Checkpoint):
+class Example:
     """A checkpoint in memory that a folder can write, as it writes a `NewCheckpoint`."""
+
+    manifest: Manifest
+    catalogue: Catalogue
+    record: RunRecord
+    tensors: WholeTensors
+    states: tuple[ShardState, ...]
+
+    @property
+    def weights(self):
+        return self.tensors.weights
+
+    @property
+    def state(self):
+        return self.tensors.state
 
     async def pieces(self):
         stored = StoredPieces(self.catalogue)
         for name, specs in stored.specs.items():
-            bundle = stored.bundle(name)
+            bundle = stored.bundle(specs)
             for spec in specs:
-                shard = bundle.shards[spec.id]
-                names = self.tensors.arrays_of(spec)
-                own = (shard.values, *(shard.rule_state[name] for name in names))
-                for to, array in zip(own, self.tensors.cut(spec), strict=True):
-                    np.copyto(to, array)
+                shard, part = bundle.shards[spec.id], slice(spec.start, spec.stop)
+                shard.values[:] = self.tensors.values_of(spec)
+                for array, own in shard.rule_state.items():
+                    whole = self.state[f"{array}/{spec.tensor}"]
+                    place = stored.table.by_tensor[spec.tensor].index(spec)
+                    own[:] = whole[place] if array == "steps" else whole.reshape(-1)[part]
                 set_state(shard, self.states[int(spec.id)])
             bundle.share_equal_tables()
             version = max(shard.version for shard in bundle.shards.values())

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.checkpoint import StoredPieces, put_shards
+from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.errors import DataError
+from adam_async.parameter_server.shard_transfer import state_of
 from adam_async.persistence.keys import StateName
 from adam_async.run.config import Config
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
@@ -28,7 +29,9 @@ async def test_pieces_have_all_shards_with_their_rule_state_and_tables(rule, con
     tensors, states = stored.new_tensors(), {}
     for state in reversed([state async for state in checkpoint.pieces()]):
         parts = [memoryview(part) for part in state.parts]
-        states |= put_shards(tensors, stored.shards(state.key.name, parts, "a piece"))
+        for shard in stored.shards(state.key.name, parts, "a piece"):
+            tensors.take(shard)
+            states[int(shard.spec.id)] = state_of(shard)
     assert tuple(states[number] for number in sorted(states)) == checkpoint.states
     for ours, theirs in ((tensors.weights, checkpoint.weights), (tensors.state, checkpoint.state)):
         assert ours.keys() == theirs.keys()

@@ -13,12 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
     has_checkpoints,
     load_checkpoint,
     newest_manifest,
+    open_checkpoint,
     open_checkpoints,
     written_folder,
 )
@@ -53,7 +55,7 @@ async def test_a_checkpoint_is_read_back_whole(tmp_path):
     wanted = checkpoint_of(3)
     assert (found.manifest, found.states) == (wanted.manifest, wanted.states)
     assert packed_record(found.record) == packed_record(wanted.record)
-    assert found.catalogue == wanted.catalogue
+    assert found.pieces.catalogue == wanted.catalogue
     for ours, theirs in ((found.weights, wanted.weights), (found.state, wanted.state)):
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
@@ -85,7 +87,7 @@ async def test_a_named_checkpoint_is_continued_and_newer_ones_stay_until_the_nex
         folder = await written(disk, tmp_path)
         for number in (1, 3, 5, 7):
             await folder.write(checkpoint_of(number), keep=4)
-        found = await load_checkpoint(tmp_path / name_of(3), disk, tmp_path)
+        found = await open_checkpoint(tmp_path / name_of(3), disk, tmp_path)
         assert found.manifest.groups == 3
         names = f"{name_of(5)}, {name_of(7)}"
         assert found.problems == ()
@@ -94,7 +96,7 @@ async def test_a_named_checkpoint_is_continued_and_newer_ones_stay_until_the_nex
         )
         await folder.take_up(found.manifest)
         # A run that is killed now has the same checkpoint before it.
-        again = await load_checkpoint(tmp_path, disk, tmp_path)
+        again = await open_checkpoint(tmp_path, disk, tmp_path)
         assert (again.manifest, again.remarks) == (found.manifest, found.remarks)
         assert (await newest_manifest(tmp_path, disk)).groups == 3
         assert sum(map(is_folder_name, await disk.names(tmp_path))) == 4
@@ -316,7 +318,8 @@ async def test_a_lack_of_memory_for_the_newest_checkpoint_reads_no_older_one_in_
     async with Disk() as disk:
         folder = await written(disk, tmp_path, 1, 2)
         sizes = [(tmp_path / name_of(2) / file).stat().st_size for file in FILES]
-        for free in (sum(sizes), sizes[-1], 0):
+        need = StoredPieces(checkpoint_of(2).catalogue).nbytes
+        for free in (need - 1, sizes[0] - 1, sizes[-1] - 1, 0):
             monkeypatch.setattr(written_once, "available_bytes", lambda free=free: free)
             for path in (tmp_path, tmp_path / name_of(2)):
                 with pytest.raises(ShortMemory, match=rf"needs [\d,]+ bytes of memory, and {free:,} are"):

@@ -464,6 +464,19 @@ async def test_a_disk_that_does_not_answer_at_the_beginning_is_named(tmp_path):
             answered.set()
 
 
+async def test_a_checkpoint_that_is_damaged_after_its_choice_is_named_and_nothing_trains(tmp_path):
+    await stopped_from(config_of(**SHARDED), tmp_path, (1, 15))
+    async with cluster_of(config_of(**SHARDED), resume=tmp_path) as cluster:
+        (path,) = tmp_path.glob("checkpoint-*/states-00000001.segment")
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=rf"{path} is damaged at byte \d+"):
+            await cluster.train()
+        assert cluster.driver.map.epoch is None
+        assert cluster.driver.map.run.over
+
+
 async def test_a_damaged_checkpoint_is_noted_and_the_one_before_is_resumed(tmp_path):
     config = config_of()
     await stopped_from(config, tmp_path, (2, 15))

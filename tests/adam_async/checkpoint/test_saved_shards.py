@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 
 import msgspec
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint import saved_shards
-from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
 from adam_async.messages import (
@@ -268,6 +267,11 @@ async def test_a_search_names_the_server_that_does_not_list_its_stores(monkeypat
         assert (await saved.find("a-name", lambda: cluster)).record.id == "store-1"
 
 
+async def read(source):
+    async with aclosing(source.shards_of(source.table.shards)) as parts:
+        return [shard async for shards in parts for shard in shards]
+
+
 async def test_shards_on_a_disk_with_longer_tables_are_refused_before_they_are_decoded():
     def shards(_, request):
         tables = state_tables([ShardState(0, 1, {})])
@@ -279,7 +283,7 @@ async def test_shards_on_a_disk_with_longer_tables_are_refused_before_they_are_d
         (store,) = (await saved.survey("a-name", cluster)).stores
         store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
         with pytest.raises(CheckpointError, match="versions has 100 rows, 1 are the most"):
-            await saved.read(store, StoredPieces(store.catalogue).new_tensors(), cluster)
+            await read(saved.shards(store, cluster))
 
 
 async def test_a_failed_reading_leaves_its_caller_uncancelled():
@@ -288,6 +292,5 @@ async def test_a_failed_reading_leaves_its_caller_uncancelled():
         (store,) = (await saved.survey("a-name", cluster)).stores
         store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
         with pytest.raises(CheckpointError, match="store 'a-name' cannot be read from the disks"):
-            tensors = StoredPieces(store.catalogue).new_tensors()
-            await saved.read(store, tensors, cluster)  # the server answers each request with its list
+            await read(saved.shards(store, cluster))  # the server answers each request with its list
         assert asyncio.current_task().cancelling() == 0

@@ -7,10 +7,10 @@ from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.rules import Adagrad, Adam, Sgd
+from adam_async.parameter_server.storage import own_shards
 from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.shard_table import shard_table
 from adam_async.run.store_record import ArrayRecord
-from transport import RemoteProtocolError
 
 MODEL = Network(digits())
 ARRAYS = arrays_of(MODEL, None)
@@ -23,49 +23,29 @@ RULES = {
 }
 
 
-def filled(rule):
-    """Tensors in which no two numbers are equal."""
+@pytest.mark.parametrize("rule", RULES)
+def test_tensors_have_each_value_of_their_shards_and_of_the_state_of_their_rule(rule):
     tensors = WholeTensors(ARRAYS, TABLE, [RULES[rule]])
-    at = 0
-    for array in (*tensors.weights.values(), *tensors.state.values()):
-        array[...] = np.arange(at, at + array.size).reshape(array.shape)
-        at += array.size
-    return tensors
+    shards = own_shards(TABLE.shards, [RULES[rule]])
+    for start, shard in enumerate(shards):
+        for array in (shard.values, *shard.rule_state.values()):
+            array[:] = np.arange(len(array)) + 10_000 * start
+        tensors.take(shard)
+    for shard in shards:
+        spec = shard.spec
+        part, place = slice(spec.start, spec.stop), TABLE.by_tensor[spec.tensor].index(spec)
+        np.testing.assert_array_equal(tensors.values_of(spec), shard.values)
+        for name, array in shard.rule_state.items():
+            whole = tensors.state[f"{name}/{spec.tensor}"].reshape(-1)
+            np.testing.assert_array_equal(whole[place] if name == "steps" else whole[part], array)
+    names = [f"{name}/{array.name}" for array in ARRAYS for name in shards[0].rule_state]
+    assert [*tensors.state] == names
 
 
-def test_a_count_of_the_rule_has_one_entry_per_shard():
-    tensors = filled("adam")
-    for name, shards in TABLE.by_tensor.items():
-        steps = tensors.state[f"steps/{name}"]
-        assert steps.dtype == np.int64
-        assert [int(tensors.cut(shard)[3][0]) for shard in shards] == steps.tolist()
-    assert tensors.arrays_of(TABLE.shards[0]) == ("mean", "square", "steps")
-
-
-def test_the_size_of_a_shard_is_that_of_its_weights_and_its_state():
-    assert sum(filled("adagrad").bytes_of(shard) for shard in TABLE.shards) == 2 * MODEL.num_parameters * 4
-
-
-def test_shards_of_another_kind_are_refused_with_the_difference():
-    tensors = filled("momentum")
-    cut = tensors.cut(TABLE.shards[0])
-    for arrays, given, words in (
-        (("mean",), cut, "the rule has arrays"),
-        (("momentum",), cut[:1], "1 shards need 2 tensors, not 1"),
-        (("momentum",), [cut[0][1:], cut[1]], "shard 0: expected"),
-        (("momentum",), [cut[0], cut[1].astype(np.float64)], "shard 0: expected"),
-    ):
-        with pytest.raises(RemoteProtocolError, match=words):
-            tensors.put([0], arrays, given)
-
-
-def test_arrays_of_several_rules_have_those_of_their_own_and_values_alone_have_none():
+def test_values_alone_take_no_state_and_arrays_of_several_rules_have_those_of_their_own():
     arrays = (ArrayRecord("a", (3,)), ArrayRecord("b", (2, 2), "float64", rule=1))
-    table = shard_table(arrays)
-    tensors = WholeTensors(arrays, table, [RULES["sgd"], RULES["adam"]])
-    assert [tensors.arrays_of(shard) for shard in table.shards] == [(), ("mean", "square", "steps")]
-    assert [tensors.bytes_of(shard) for shard in table.shards] == [12, 96]
-    assert {name: array.shape for name, array in tensors.state.items()} == {
+    table, rules = shard_table(arrays), [RULES["sgd"], RULES["adam"]]
+    assert {name: array.shape for name, array in WholeTensors(arrays, table, rules).state.items()} == {
         "mean/b": (2, 2),
         "square/b": (2, 2),
         "steps/b": (1,),
@@ -73,4 +53,15 @@ def test_arrays_of_several_rules_have_those_of_their_own_and_values_alone_have_n
     values = {"a": np.ones(3, np.float32), "b": np.zeros((2, 2))}
     alone = WholeTensors(arrays, table, values=values)
     assert alone.weights["b"] is values["b"]
-    assert [len(alone.cut(shard)) for shard in table.shards] == [1, 1]
+    for shard in own_shards(table.shards, rules):
+        alone.take(shard)
+    assert (alone.state, values["a"].tolist()) == ({}, [0, 0, 0])
+
+
+async def test_whole_tensors_give_some_of_their_shards_without_state_a_few_at_a_time():
+    tensors = WholeTensors(ARRAYS, TABLE)
+    wanted = TABLE.shards[1::2]
+    shards = [shard async for part in tensors.shards_of(wanted) for shard in part]
+    assert [shard.spec for shard in shards] == [*wanted]
+    assert all(np.shares_memory(each.values, tensors.weights[each.spec.tensor]) for each in shards)
+    assert not any(shard.rule_state or shard.version for shard in shards)

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint import shard_transfer
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
 from adam_async.messages import (
@@ -21,6 +20,7 @@ from adam_async.messages import (
     role_table,
     unpack,
 )
+from adam_async.parameter_server import piece_states
 from tests.adam_async.parameter_server.test_service import push_of, shard_named
 from tests.adam_async.runs import address_of, servers_of, tiny_dataset, until
 from transport import LinkConfig, LocalNetwork, RemoteError
@@ -47,7 +47,7 @@ def ruinous(servers, shard):
 
 
 async def test_messages_that_once_ended_a_run_are_refused_and_the_servers_continue(monkeypatch):
-    monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", 16 << 10)
+    monkeypatch.setattr(piece_states, "PART_BYTES", 16 << 10)
     network = LocalNetwork(rules=role_table(), config=LINKS)
     async with asyncio.timeout(30), servers_of(network, shard_bytes=16 << 10) as servers:
         data = DataServer(

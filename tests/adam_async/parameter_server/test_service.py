@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.msgpack import encode
 
-from adam_async.checkpoint import shard_transfer
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.controller.client import Membership
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
@@ -44,18 +44,18 @@ from adam_async.messages import (
 )
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import Sgd
-from adam_async.parameter_server import apply, service, shard_group
+from adam_async.parameter_server import apply, piece_states, service, shard_group
 from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
 from adam_async.parameter_server.replay_log import read_order_log
 from adam_async.parameter_server.served_store import ServedStore
+from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.ids import Replica
 from adam_async.run.partition import arrays_of
 from adam_async.run.store_record import served_word
 from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
-from tests.adam_async import runs
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from tests.simulation.scenarios.valid_messages import fields_of
@@ -508,14 +508,14 @@ async def test_shards_of_a_store_that_serves_cannot_be_set():
 async def test_shards_of_a_resumed_run_share_equal_tables_and_their_pushes_take_the_short_way(
     network, monkeypatch
 ):
-    def resumed(tensors):
-        return tuple(
-            ShardState(int(shard.id), 7 + (shard.id == at), {"0": 7}, {1: (0, 3 + (shard.id == at))})
-            for shard in tensors.table.shards
-        )
+    async def resumed(tensors, specs):
+        for spec in specs:
+            late = int(spec.id == at)
+            tables = ShardTables(version=7 + late, clocks={0: 7}, groups={1: (0, 3 + late)})
+            yield [Shard(spec=spec, values=tensors.values_of(spec), rule_state={}, tables=tables)]
 
     ways, take, at = [], ShortWay.take, None
-    monkeypatch.setattr(runs, "first_states", resumed)
+    monkeypatch.setattr(WholeTensors, "shards_of", resumed)
     monkeypatch.setattr(
         ShortWay, "take", lambda *args, **options: ways.append(take(*args, **options)) or ways[-1]
     )
@@ -573,7 +573,7 @@ async def test_a_server_without_a_record_refuses_to_send_one():
 async def test_an_answer_that_is_too_large_fails_its_own_request_behind_a_push_too(monkeypatch):
     """The pull comes behind a push that is not applied yet, and is refused before anything is copied."""
     network = LocalNetwork(rules=role_table(), config=LinkConfig(max_message_bytes=60 << 10))
-    monkeypatch.setattr(shard_transfer, "MESSAGE_BYTES", 16 << 10)
+    monkeypatch.setattr(piece_states, "PART_BYTES", 16 << 10)
     small_shards = servers_of(network, shard_bytes=16 << 10)
     async with asyncio.timeout(60), small_shards as servers, talk(servers) as link:
         shards = servers.shards()

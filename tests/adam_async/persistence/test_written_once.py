@@ -1,6 +1,7 @@
 """Folders that are written once: read back whole, and refused with the file that is not as it was written."""
 
 import os
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from adam_async.persistence.written_once import (
     ShortMemory,
     check_sizes,
     read_head,
+    read_state,
     read_states,
     write_once,
 )
@@ -76,6 +78,25 @@ async def test_a_server_reads_such_a_folder(folder):
     assert parts == state_of(2).parts
 
 
+async def test_a_state_is_read_again_alone_and_a_change_since_is_named_by_file_and_position(folder):
+    async with Disk() as disk:
+        head = await read_head(disk, folder, contents=OWNER.contents)
+        for name in head.files:
+            for state in await read_states(disk, folder, head, name):
+                place = replace(state, content=memoryview(b""))
+                again = await read_state(disk, folder, head, name, place)
+                assert (again.key, again.parts) == (state.key, state.parts)
+                data = bytearray((folder / name).read_bytes())
+                data[state.end - 1] ^= 1
+                (folder / name).write_bytes(data)
+                with pytest.raises(DamagedFile, match=f"is damaged at byte {state.position}") as refused:
+                    await read_state(disk, folder, head, name, place)
+                assert (refused.value.file, refused.value.offset) == (name, state.position)
+        (folder / name).unlink()
+        with pytest.raises(DamagedFile, match="is missing"):
+            await read_state(disk, folder, head, name, place)
+
+
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_file_that_is_not_as_it_was_written_is_named(folder, name):
     whole = (folder / name).read_bytes()
@@ -100,15 +121,8 @@ async def test_a_head_beyond_its_bound_is_not_read(folder):
         await read(folder)
 
 
-async def test_states_beyond_the_memory_are_not_read_and_their_folder_is_not_damaged(folder, monkeypatch):
+async def test_a_file_beyond_the_memory_is_not_read_and_its_folder_is_not_damaged(folder, monkeypatch):
     head, _ = await read(folder)
-    sizes = list(head.files.values())
-    need = sum(sizes) + 2 * max(sizes)  # the bytes of a file, and the copy of a state
-    monkeypatch.setattr(written_once, "available_bytes", lambda: need)
-    written_once.check_memory(folder, head)
-    monkeypatch.setattr(written_once, "available_bytes", lambda: need - 1)
-    with pytest.raises(ShortMemory, match=f"needs {need:,} bytes of memory, and {need - 1:,} are"):
-        written_once.check_memory(folder, head)
     async with Disk() as disk:
         await check_sizes(disk, folder, head)
         monkeypatch.setattr(written_once, "available_bytes", lambda: 9)
