@@ -201,13 +201,13 @@ def explain_type(
     if found is None:
         return message
     name, inner = found.groups()
-    hint = get_type_hints(kind)[name]
+    hint = get_type_hints(kind, include_extras=True)[name]
     if inner is None and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         if isinstance(values.get(name), Mapping):
             return f"{name}: {message[: found.start()]}"
     value = values[name][inner] if inner else values[name]
     key = f"{name}.{inner}" if inner else name
-    if re.match(r"Expected `\w+` [<>]", message):
+    if name in bounds_of(kind) and re.match(r"Expected `\w+` [<>]", message):
         wanted = described_bounds(*bounds_of(kind)[name])
         return f"{key} must be {wanted}, not {value}{where.get(name, '')}"
     wanted = described_type(get_type_hints(hint)[inner] if inner else hint)

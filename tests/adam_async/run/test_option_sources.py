@@ -72,6 +72,10 @@ def test_a_file_with_a_wrong_key_is_told_the_nearest(text, said):
     [
         (({"epochs": "x"}, {}, {}), "epochs must be a whole number, not 'x' (set in adam.toml)"),
         (({"epochs": 1}, {"epochs": "x"}, {}), "epochs must be a whole number, not 'x' (set by ADAM_EPOCHS)"),
+        (
+            ({"betas": [0.9, 1.0]}, {}, {}),
+            "betas must be two numbers, each at least 0 and below 1, not [0.9, 1.0] (set in adam.toml)",
+        ),
         (({}, {"in_flight": "1"}, {"in_flight": 1.5}), "not 1.5 (set by --in-flight)"),
         (({"waits": {"call_s": "x"}}, {}, {}), "waits.call_s must be a number, not 'x' (set in adam.toml)"),
     ],
