@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from adam_async.messages import (
     pack,
     unpack,
 )
-from adam_async.messages.saved_shards import read_saved_list
+from adam_async.messages.saved_shards import MOST_LISTS, MOST_SAVED_STORES, read_saved_list
 from adam_async.parameter_server.piece_states import Catalogue, chunks_of, pieces_by_name
 from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.parameter_server.shard import Shard
@@ -56,6 +57,9 @@ may still start."""
 PAUSE_S = 0.5
 """Pause between two surveys of the disks, in seconds."""
 
+MOST_RECORDS = 4
+"""Maximum number of different records of one run that a survey keeps: the newest ones."""
+
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
 """Maximum number of shards of all stores of one name on a server, because a reader makes tables of them. The
 reader ignores a store beyond this number."""
@@ -73,7 +77,7 @@ class FoundStore:
             store with the larger time is newer.
         best: Newest copy of each piece, by home and number of the piece: generation and position of its last
             entry, and the server that has it.
-        records: Records of the run on the servers, by server: order and record.
+        records: Different records of the run on the servers, by digest: order and record.
     """
 
     name: str
@@ -81,7 +85,7 @@ class FoundStore:
     arrays: tuple[ArrayRecord, ...]
     began_ms: int
     best: dict[tuple[str, int], tuple[tuple[int, int], str]] = field(default_factory=dict)
-    records: dict[str, tuple[tuple[int, int], RunRecord]] = field(default_factory=dict)
+    records: dict[bytes, tuple[tuple[int, int], RunRecord]] = field(default_factory=dict)
 
     @property
     def catalogue(self) -> Catalogue:
@@ -166,13 +170,15 @@ class SavedShards:
         """Faults of the last survey, by name of the stores; the log gets only new faults."""
 
     async def find(
-        self, name: str, maps: Callable[[], ClusterMap], *, without: str = ""
+        self, name: str, maps: Callable[[], ClusterMap], *, without: str = "", patient: bool = False
     ) -> FoundStore | None:
         """Return the newest store of a name, or with an empty name of a run; None if none counts.
 
         Args:
             maps: Returns the newest cluster map.
             without: Id of a store that does not count.
+            patient: Whether to search for `SEARCH_S` even if no disk has a store that counts, because servers
+                that have one may still start.
 
         Raises:
             CheckpointError: The disks have only a part of the store, or a server has not listed the stores on
@@ -187,7 +193,7 @@ class SavedShards:
             unlisted = survey.unlisted(without)
             found, is_ready = newest_whole(stores, None if is_last else survey.servers)
             # Otherwise a new store would take the place of one that only an absent server has.
-            if is_ready and not unlisted:
+            if is_ready and not unlisted and (found is not None or is_last or not patient):
                 return found
             if is_last and unlisted:
                 node, why = next(iter(unlisted.items()))
@@ -247,9 +253,21 @@ class SavedShards:
     async def _list(
         self, name: str, address: str
     ) -> tuple[SavedList, tuple[SavedStore, ...], tuple[str, ...]]:
+        """Return the stores of a server, the newest first, in as many lists as they need."""
+        stores: list[SavedStore] = []
+        faults: list[str] = []
         async with self._connect(address) as link:
-            reply = await link.call(pack(ListSaved(name=name)), timeout_s=self._waits.call_s)
-            return unpack(reply, SavedList), *read_saved_list(reply)
+            for _ in range(MOST_LISTS):
+                ask = ListSaved(name=name, known=tuple([each.id for each in stores[:MOST_SAVED_STORES]]))
+                reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+                answer, (listed, wrong) = unpack(reply, SavedList), read_saved_list(reply)
+                stores += listed
+                faults += wrong
+                if not answer.more or not listed:
+                    break
+            else:
+                faults.append(f"more stores than fit into {MOST_LISTS} lists")
+        return answer, tuple(stores[:MOST_SAVED_STORES]), tuple(faults)
 
     def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:
         endpoint = self._endpoint
@@ -361,7 +379,8 @@ def newest_whole(
 def _what_is_missing(store: FoundStore, survey: Survey) -> str:
     missing, servers = store.missing(), ", ".join(survey.servers) or "no server"
     what = f"the shards of {', '.join(missing)}" if missing else "the record"
-    name, remedy = f"run {store.record.program}", ""
+    homes = {home for home, _ in store.pieces()}
+    name, remedy = f"run {store.record.program}", f" (--servers {len(homes)})"
     if not store.record.program:
         name, remedy = f"store {store.name!r}", ", or drop it with create='new'"
     return (
@@ -429,11 +448,19 @@ def _merge(
             store.best[key] = order, node
     if not saved.run:
         return shards, ""
+    # Most servers have the same record, whose results take far more memory than its bytes.
+    digest = blake2b(saved.run, digest_size=16).digest()
+    known = store.records.get(digest)
+    orders = [order for order, _ in store.records.values()]
+    if known is None and len(orders) == MOST_RECORDS and saved.run_order < min(orders):
+        return shards, ""
     try:
-        run = read_run_record(saved.run)
+        run = known[1] if known is not None else read_run_record(saved.run)
     except ValueError as error:
         return shards, str(error)
     if run.program.id != record.program:
         return shards, f"it has the record of run {run.program.id!r}"
-    store.records[node] = saved.run_order, run
+    store.records[digest] = max(saved.run_order, known[0] if known is not None else (0, 0)), run
+    if len(store.records) > MOST_RECORDS:
+        del store.records[min(store.records, key=lambda each: store.records[each][0])]
     return shards, ""

@@ -4,7 +4,7 @@ The display reads `Driver.progress`, which the driver updates, and has no other 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import util
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -70,6 +70,8 @@ class LiveTable:
         self._wait_shown = False
         self._wrote_at: float | None = None
         self._live: Live | None = None
+        self._announced: set[str] = set()
+        """Events before training, such as the checkpoint that the run continues."""
 
     async def __aenter__(self) -> Self:
         if self._draws:
@@ -170,9 +172,15 @@ class LiveTable:
         if not self._quiet:
             self._write(line)
 
+    def on_event(self, notice: Callable[[str], None], what: str) -> None:
+        """Print an event of the run by `notice`. The summary repeats it only if it is one of the training."""
+        if not self._progress.epoch:
+            self._announced.add(what)
+        notice(what)
+
     def finish(self, report: Report) -> None:
         """Write the summary; if quiet, only its last line."""
-        lines = summary(report)
+        lines = summary(report, without=self._announced)
         for line in lines[-1:] if self._quiet else lines:
             self._write(line)
 
@@ -234,10 +242,15 @@ def epoch_line(result: EpochResult, epochs: int) -> str:
     )
 
 
-def summary(report: Report) -> list[str]:
-    """Return the lines about the result of a run, the most important line last."""
+def summary(report: Report, *, without: Collection[str] = ()) -> list[str]:
+    """Return the lines about the result of a run, the most important line last.
+
+    Args:
+        without: Events that have no line.
+    """
     totals, staleness, epochs = report.totals, report.staleness, len(report.epochs)
-    lines = [f"event  at {event.s:.1f} s: {event.event}" for event in report.events]
+    events = [event for event in report.events if event.event not in without]
+    lines = [f"event  at {event.s:.1f} s: {event.event}" for event in events]
     lines += [f"slower {warning}" for warning in report.machine.warnings]
     if report.baseline is not None:
         lines.append(

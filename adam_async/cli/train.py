@@ -152,10 +152,10 @@ async def _train(
             async with open_cluster(
                 options, config, contents, environment, dataset, terminal, timeline, imports, launcher
             ) as (driver, train):
-                driver.listen(terminal.notice)
                 table = LiveTable(
                     driver.progress, stream=sys.stdout, quiet=options.quiet, leader=_leader_of(driver)
                 )
+                driver.listen(partial(table.on_event, terminal.notice))
                 async with table:
                     terminal.give_way(table.aside)
                     around = await _measure_before(

@@ -378,7 +378,9 @@ class Driver:
         cluster = await self._readiness.wait_for_servers()
         if on_disks:
             check_disks(cluster)
-        saved = await self._saved_runs.find()
+        # Otherwise a new run begins if the first server that joins has no run, and others come later.
+        patient = attach is not None and "servers" not in attach.given
+        saved = await self._saved_runs.find(patient=patient)
         if attach is not None and not on_disks:
             if saved is None or attach.run not in ("", saved.manifest.run) or saved.has_finished:
                 run_to_take(self.map, attach)  # refuses a run that is nowhere

@@ -70,15 +70,18 @@ class SavedRunReader:
                 f"run {run} waits on the disks of its servers: --attach goes on with it, and {remedy}"
             )
 
-    async def find(self) -> SavedRun | None:
+    async def find(self, *, patient: bool = False) -> SavedRun | None:
         """Return the newest run whose shards are whole on the disks of the servers; None if there is none.
+
+        Args:
+            patient: See `SavedShards.find`.
 
         Raises:
             CheckpointError: The disks lack shards of a run that they had, or its record.
             ConfigError, RunFailed: The record cannot be read.
         """
         self._progress.phase = "looking for the shards of a run"
-        found = await self._saved.find("", lambda: self._membership.map)
+        found = await self._saved.find("", lambda: self._membership.map, patient=patient)
         if found is None:
             return None
         assert found.run is not None, "a store without the record of its run does not count"

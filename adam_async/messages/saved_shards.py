@@ -13,8 +13,11 @@ from adam_async.messages.tensors import UNREADABLE, read_packed_tensor
 from transport import Message, RemoteProtocolError
 
 MOST_SAVED_BYTES = 32 << 20
-"""Maximum size of the list of saved stores of one name on a server, in bytes; the list has room for 100,000
-pieces and the lists of arrays of several stores."""
+"""Maximum size of a list of saved stores, in bytes; it has room for the largest store. A server with more
+stores of a name sends several lists."""
+
+MOST_LISTS = 4
+"""Maximum number of lists that an asker reads of one server."""
 
 MOST_RECORD_BYTES = 4 << 20
 """Maximum size of the record of a run, in bytes."""
@@ -75,6 +78,8 @@ class ListSaved(Body, frozen=True, kw_only=True):
     """Request for the stores of a name that a server has on its disk; an empty name is for those of runs."""
 
     name: Name
+    known: Annotated[tuple[StoreId, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)] = ()
+    """Ids of the stores that the asker has from earlier lists; the answer leaves them out."""
 
 
 class SavedList(Body, frozen=True, kw_only=True):
@@ -85,6 +90,8 @@ class SavedList(Body, frozen=True, kw_only=True):
     followed: Annotated[tuple[StoreId, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)] = ()
     """Ids of the stores of the name that are not in the list, because the disk still follows or reads
     them."""
+    more: bool = False
+    """Whether older stores did not fit into the list; the asker asks again."""
 
 
 class ReadSaved(Body, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import reply_or_fail, reply_when_room
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
 from adam_async.messages import ListSaved, ReadSaved, SavedList, pack, packed_tensor
-from adam_async.messages.saved_shards import MOST_SAVED_STORES
+from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
 from adam_async.parameter_server.store_disk import StoreDisk
@@ -222,16 +222,19 @@ class SavedStores:
         for each in found:
             if not each.is_saved and _is_over(cluster, each.id):
                 await each.retire(is_over=True)
+        found = [each for each in found if each.id not in body.known]
         # The list comes into memory when it is packed, so it is charged before.
-        nbytes = sum([each.saved_bytes for each in found if each.is_saved])
+        nbytes = sum([each.saved_bytes for each in _listed(found)])
         reply_when_room(request, nbytes, lambda: self._packed_list(found))
 
     def _packed_list(self, stores: Sequence[StoreDisk]) -> Message:
-        saved = sorted([each.saved() for each in stores if each.is_saved], key=lambda each: -each.began_ms)
-        followed = [each.id for each in stores if not each.is_saved]
-        tensor = packed_tensor(tuple(saved[:MOST_SAVED_STORES]))
-        body = SavedList(keeps=self._disk is not None, followed=tuple(followed[:MOST_SAVED_STORES]))
-        return pack(body, [tensor])
+        listed, followed = _listed(stores), [each.id for each in stores if not each.is_saved]
+        body = SavedList(
+            keeps=self._disk is not None,
+            followed=tuple(followed[:MOST_SAVED_STORES]),
+            more=len(listed) + len(followed) < len(stores),
+        )
+        return pack(body, [packed_tensor(tuple([each.saved() for each in listed]))])
 
     def _readable(self, body: ReadSaved) -> StoreDisk:
         """Return the disk of a lost store. Raises DataError: this server does not have it."""
@@ -247,6 +250,18 @@ class SavedStores:
             request.fail("not-saved", f"{self._node}: {error}")
             return
         reply_or_fail(request, pack(states, tensors))
+
+
+def _listed(stores: Sequence[StoreDisk]) -> list[StoreDisk]:
+    """Return the newest saved stores that fit into one list, at least one."""
+    listed: list[StoreDisk] = []
+    room = MOST_SAVED_BYTES
+    for each in sorted([each for each in stores if each.is_saved], key=lambda each: -each.began):
+        room -= each.saved_bytes
+        if listed and (room < 0 or len(listed) == MOST_SAVED_STORES):
+            break
+        listed.append(each)
+    return listed
 
 
 def _is_over(cluster: ClusterMap, id: str) -> bool:

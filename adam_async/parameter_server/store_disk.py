@@ -636,6 +636,11 @@ class StoreDisk:
             await disk.remove_folder(aside)
 
     @property
+    def began(self) -> float:
+        """Time at which the server began to keep the store, in seconds since 1970."""
+        return self._catalogue.began if self._catalogue is not None else 0.0
+
+    @property
     def saved_bytes(self) -> int:
         """Maximum size of the packed result of `saved`, in bytes."""
         run = len(packed_record(self._run)) if self._run is not None else 0

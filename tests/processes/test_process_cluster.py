@@ -172,9 +172,7 @@ def test_an_error_that_only_training_finds_leaves_no_children() -> None:
 
 def test_children_slowed_on_purpose_train() -> None:
     output = run(*TRAIN, "--epochs", "1", "--slow", "worker-1:0.2", "--slow", "worker-0~ps-0:5ms+1ms")
-    assert re.search(
-        r"event  at 0\.0 s: slowed on purpose: worker-1 computes 0\.2 of the time, messages", output
-    )
+    assert output.count("slowed on purpose: worker-1 computes 0.2 of the time, messages") == 1
     assert "|" not in output, "no child had anything to complain about"
 
 

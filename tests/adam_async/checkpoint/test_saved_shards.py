@@ -12,7 +12,7 @@ import pytest
 
 from adam_async.checkpoint import saved_shards
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.saved_shards import MOST_FAULTS, SavedShards, _merge
+from adam_async.checkpoint.saved_shards import MOST_FAULTS, MOST_RECORDS, SavedShards, _merge
 from adam_async.messages import (
     SavedList,
     SavedStore,
@@ -22,10 +22,10 @@ from adam_async.messages import (
     packed_tensor,
     state_tables,
 )
-from adam_async.messages.saved_shards import SavedPiece
+from adam_async.messages.saved_shards import MOST_LISTS, SavedPiece
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.epoch_counts import EpochCounts
-from adam_async.run.run_record import RunRecord, packed_record
+from adam_async.run.run_record import RunRecord, packed_record, read_run_record
 from adam_async.run.store_record import ArrayRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
@@ -224,6 +224,32 @@ async def test_a_survey_logs_a_bounded_number_of_faults_of_each_server(caplog):
     assert len(survey.faults) == 4 * MOST_FAULTS
     logged = [record.getMessage()[:4] for record in caplog.records]
     assert logged == ["ps-0"] * MOST_FAULTS + ["ps-1"] * MOST_FAULTS
+
+
+async def test_a_survey_reads_all_lists_of_a_server_and_no_endless_ones():
+    record = store_record("store-2", ARRAYS, shard_bytes=64, buckets=("ps-0",) * 64)
+    older = msgspec.structs.replace(listed(), id="store-2", record=msgspec.json.encode(record))
+    first = [lambda _, request: Lists(0, listed(), more=True).answer(request)]
+    servers = Lists(0, older, before=first), Lists(1, listed(), more=True)
+    async with lists(NETWORKS["local"](), *servers) as (saved, cluster):
+        survey = await saved.survey("a-name", cluster)
+    assert {store.record.id for store in survey.stores} == {"store-1", "store-2"}
+    assert survey.faults == (f"ps-1 lists more stores than fit into {MOST_LISTS} lists",)
+
+
+def test_equal_records_of_a_run_are_decoded_once_and_the_newest_ones_are_kept(monkeypatch):
+    decoded = []
+    monkeypatch.setattr(
+        saved_shards, "read_run_record", lambda packed: decoded.append(packed) or read_run_record(packed)
+    )
+    found = {}
+    for ended in (3, *range(2 * MOST_RECORDS), 3):
+        for number in range(3):
+            _merge(found, f"ps-{number}", of_run(ended, order=(1, ended)), "")
+    (store,) = found["store-1"]
+    assert store.run.ended == 2 * MOST_RECORDS - 1
+    assert len(store.records) == MOST_RECORDS
+    assert len(decoded) == 2 * MOST_RECORDS
 
 
 WHOLE = listed(buckets=("ps-0",) * 64)

@@ -28,7 +28,7 @@ from adam_async.model import Network, named_model
 from adam_async.model.partition.plan import Layout
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import ControllerReport, Report, build_report
+from adam_async.report.report import ControllerReport, EventReport, Report, build_report
 from adam_async.run.config import Config
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult, RunResult
@@ -348,6 +348,19 @@ async def test_the_table_goes_when_the_run_fails() -> None:
             raise KeyError("lost")
 
     assert "\x1b[?25h" in stream.getvalue()
+
+
+def test_the_summary_repeats_no_event_from_before_the_training() -> None:
+    progress, stream, printed = Progress(), io.StringIO(), list[str]()
+    table = LiveTable(progress, stream=stream)
+    table.on_event(printed.append, "run r goes on from the disks of its servers, in epoch 2")
+    progress.epoch = 2
+    table.on_event(printed.append, "worker-1 died")
+    assert printed == ["run r goes on from the disks of its servers, in epoch 2", "worker-1 died"]
+    events = [EventReport(s=0.1, event=printed[0]), EventReport(s=1.5, event=printed[1])]
+    table.finish(msgspec.structs.replace(small_report(), events=events))
+    found = [line for line in stream.getvalue().splitlines() if line.startswith("event")]
+    assert found == ["event  at 1.5 s: worker-1 died"]
 
 
 def test_the_summary_names_events_baseline_and_staleness() -> None:

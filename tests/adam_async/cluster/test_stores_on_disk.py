@@ -17,6 +17,7 @@ from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.data_server.order import EpochOrders
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.takeover import Attach
 from adam_async.errors import ConfigError, RunFailed, StoreError
 from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.messages.shard_states import TABLES
@@ -24,6 +25,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import RUN
 from adam_async.parameter_server.server_disk import opened_disk
+from adam_async.parameter_server.service import ParameterServer
 from adam_async.persistence.keys import LEADING
 from adam_async.persistence.records import StateRecord
 from adam_async.persistence.scan import scan
@@ -32,6 +34,7 @@ from adam_async.run.config import Config
 from adam_async.run.epoch_counts import skipped_groups
 from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import apply_numerics
 from tests.adam_async.runs import (
     SHARDED,
     TALLIED,
@@ -310,6 +313,27 @@ async def test_a_new_run_begins_in_the_place_of_one_that_waits_on_the_disks_only
         assert [each.epoch for each in (await driver.train()).epochs] == [1]
 
 
+async def test_a_driver_that_attaches_waits_for_servers_that_start_later(tmp_path):
+    config = config_of(weights="copy")
+    _, epoch = await stopped_at(tmp_path / "run", config, 1)
+    config = msgspec.structs.replace(config, epochs=epoch + 1)
+    attach = Attach(given=frozenset({"epochs"}))
+    async with (
+        AsyncExitStack() as stack,
+        cluster_in(tmp_path / "empty", config, number=2) as cluster,
+        driver_of(cluster, 1, attach=attach) as driver,
+        asyncio.TaskGroup() as group,
+    ):
+        training = group.create_task(driver.train(), name="train")
+        await until(lambda: driver.progress.phase == "looking for the shards of a run")
+        disk = await stack.enter_async_context(opened_disk(tmp_path / "run" / "ps-0", flush_s=FLUSH_S))
+        settings = cluster._settings("ps", "ps-1", cluster.network, cluster.controllers[0].address)
+        later = ParameterServer(settings, buffers=cluster.buffers, numerics=apply_numerics(), disk=disk)
+        await stack.enter_async_context(later)
+        result = await training
+    assert [each.epoch for each in result.epochs] == list(range(1, epoch + 2))
+
+
 async def test_a_part_of_a_run_on_the_disks_gives_way_to_a_new_one_on_request(tmp_path, monkeypatch):
     monkeypatch.setattr("adam_async.checkpoint.saved_shards.SEARCH_S", 0.0)
     config = config_of(weights="copy", servers=2, shard_bytes=4 << 10)
@@ -382,7 +406,8 @@ async def test_a_run_goes_on_with_more_servers_and_not_with_fewer(tmp_path, monk
     one = msgspec.structs.replace(config, servers=1, epochs=100_000)
     async with cluster_in(tmp_path, one, number=2) as cluster:
         with pytest.raises(
-            CheckpointError, match=r"the shards of ps-1 of run \S+ are not on the disks of ps-0"
+            CheckpointError,
+            match=r"the shards of ps-1 of run \S+ are not on the disks of ps-0: .* before \(--servers 2\)",
         ):
             await cluster.train()
     three = msgspec.structs.replace(config, servers=3, epochs=epoch + 1)

@@ -8,6 +8,7 @@ import pytest
 
 from adam_async.messages import ListSaved, SavedList, unpack
 from adam_async.messages.saved_shards import SavedStore
+from adam_async.parameter_server import saved_stores
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.run.cluster_map import ClusterMap
@@ -60,6 +61,43 @@ async def test_a_list_is_charged_before_it_is_packed(tmp_path, monkeypatch):
         assert tensor.nbytes <= request.charged <= 2 * tensor.nbytes
         (listed,) = msgspec.msgpack.decode(tensor.tobytes(), type=tuple[SavedStore, ...])
         assert len(listed.pieces) == 4
+
+
+async def test_stores_that_do_not_fit_into_a_list_are_in_the_next_one(monkeypatch):
+    monkeypatch.setattr(saved_stores, "MOST_SAVED_BYTES", 25)
+
+    def store(number, *, is_saved=True):
+        saved = SavedStore("a-name", f"store-{number}", b"{}", b"[]", (), number)
+        return SimpleNamespace(
+            id=saved.id, is_saved=is_saved, saved_bytes=10, began=number, saved=lambda: saved, retire=stay
+        )
+
+    async def stay(*, is_over):
+        """Leave the store to the server that follows it."""
+
+    disk = SimpleNamespace(
+        of_name=lambda _: [store(1), store(4, is_saved=False), store(3), store(2)], ports=SimpleNamespace()
+    )
+    lists, known, more = [], (), True
+    async with asyncio.TaskGroup() as group:
+        stores = SavedStores(
+            disk,
+            node="ps-0",
+            membership=Membership,
+            spawn=lambda name, work: group.create_task(work, name=name),
+            notice=print,
+        )
+        while more:
+            request = HeldRequest()
+            stores.answer(request, ListSaved(name="a-name", known=known))
+            await until(lambda request=request: request.go_on is not None)
+            request.go_on()
+            answer = unpack(request.answer, SavedList)
+            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+            lists.append(([each.id for each in listed], request.charged))
+            known, more = (*known, *[each.id for each in listed]), answer.more
+            assert answer.followed == ("store-4",)
+    assert lists == [(["store-3", "store-2"], 20), (["store-1"], 10)]
 
 
 async def test_a_list_names_a_store_that_the_disk_still_follows(tmp_path):

@@ -66,6 +66,17 @@ async def test_the_newest_store_counts_whose_pieces_are_or_may_come(monkeypatch,
     assert await found(monkeypatch, *surveys) == id
 
 
+async def test_a_patient_search_waits_for_servers_that_start_later(monkeypatch):
+    monkeypatch.setattr(saved_shards, "PAUSE_S", 0.0)
+    cluster = bundle_map({"ps-0": ["ps-0"]}, copies=1)
+    nodes = {name: msgspec.structs.replace(node, info={DISK: True}) for name, node in cluster.nodes.items()}
+    cluster = msgspec.structs.replace(cluster, nodes=nodes)
+    later = Surveys(survey_of(servers=("ps-0",)), survey_of(NEW))
+    assert (await later.find("a-name", lambda: cluster, patient=True)).record.id == "new"
+    monkeypatch.setattr(saved_shards, "SEARCH_S", 0.0)
+    assert await Surveys(survey_of()).find("a-name", lambda: cluster, patient=True) is None
+
+
 async def test_an_older_store_does_not_count_while_servers_of_a_newer_one_are_missing(monkeypatch):
     with pytest.raises(
         StoreError,
