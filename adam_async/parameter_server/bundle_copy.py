@@ -50,12 +50,13 @@ from adam_async.parameter_server.replication.local_copy import (
     StartAnew,
     Stopped,
     TakePiece,
+    Violation,
 )
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.replication.log import Entry as LogEntry
 from adam_async.parameter_server.replication.log import Log
 from adam_async.parameter_server.replication.member import BundleMember
-from adam_async.parameter_server.replication.violations import Violation
+from adam_async.parameter_server.replication.primary import Primary
 from adam_async.parameter_server.shard_pieces import (
     Piece,
     copy_piece,
@@ -253,11 +254,12 @@ class BundleCopy:
     @property
     def is_sending(self) -> bool:
         """Whether a member in sync lacks the last entry of this primary."""
-        return bool(self._core.waits_for())
+        primary = self._core.primary
+        return primary is not None and bool(primary.waits_for())
 
     def why_not_committing(self) -> str:
         """Return the reason why the last entry is not committed; empty if it is."""
-        return self._core.why_not_committing()
+        return self._core.primary.why_not_committing() if self._core.primary is not None else ""
 
     # --- inputs ------------------------------------------------------------------------------
 
@@ -488,7 +490,7 @@ class BundleCopy:
         outcome = await self._host.set_record(record, expected)
         if outcome in ("unknown", "conflict"):
             await asyncio.sleep(BACK_OFF_S)
-            self._core.outcome_unknown() if outcome == "unknown" else self._core.conflicted(expected)
+            self._core.repeat_proposal() if outcome == "unknown" else self._core.conflicted(expected)
             self._run()
 
     # --- applying ----------------------------------------------------------------------------
@@ -499,16 +501,17 @@ class BundleCopy:
 
     def _advance(self) -> bool:
         """Give the shards the next entry, or copy a piece. Returns False if neither is possible now."""
-        bundle = self._shards.bundle
+        bundle, primary = self._shards.bundle, self._core.primary
         self._count_applied()
-        while self._asked and not self._core.wants_piece(self._asked[0]):
+        while self._asked and not (primary is not None and primary.wants_piece(self._asked[0])):
             self._asked.popleft()  # its member has left, or its session has ended
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: the shards would never be idle in a steady stream.
         saves = self._saver is not None and self._saver.has_request and self._core.is_whole
         copies = self._asked or saves
-        may_apply = is_between or (self._core.is_primary and not copies and not self._is_catching_up)
-        if self._asked and is_between and self._copy_piece(self._asked[0], bundle):
+        may_apply = is_between or (primary is not None and not copies and not self._is_catching_up)
+        takes = self._asked and is_between
+        if takes and primary is not None and self._copy_piece(self._asked[0], primary, bundle):
             self._asked.popleft()
         elif saves and is_between and self._saver is not None:
             self._saver.copy_requested(bundle, self._order_of)
@@ -570,7 +573,7 @@ class BundleCopy:
         """
         return max(self._generation, self._origins[piece]), self._core.position_of(piece)
 
-    def _copy_piece(self, asked: CopyPiece, bundle: Bundle) -> bool:
+    def _copy_piece(self, asked: CopyPiece, primary: Primary, bundle: Bundle) -> bool:
         """Copy a piece for another member; returns False if it is too large for a message now."""
         specs, position = self._pieces[asked.piece], self._core.log.applied
         arrays = piece_arrays(bundle, specs)
@@ -588,7 +591,7 @@ class BundleCopy:
         changed = self._saver.changed_at(asked.piece) if self._saver is not None else position
         origin, _ = self._order_of(asked.piece)
         content = _CopiedPiece(tensors, origin, changed, digest)
-        self._core.piece_copied(asked, position, content, nbytes)
+        primary.piece_copied(asked, position, content, nbytes)
         return True
 
     def _report_too_large(self, piece: int, nbytes: int) -> None:

@@ -10,6 +10,7 @@ from adam_async.parameter_server.copy_host import CopyHost
 from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.replication.member import BundleMember
+from adam_async.parameter_server.replication.primary import Primary
 from adam_async.run.bundle_record import BundleRecord, Member
 
 SILENT_S = 1.0
@@ -96,18 +97,18 @@ class MembersWatch:
     def tick(self) -> None:
         """Look for silent members."""
         core, record, links = self._core, self._core.record, self._host.links
-        if core.is_primary:
+        if (primary := core.primary) is not None:
             silent = [
                 member for member in record.members if member != core.me and links.silent_s(member) > SILENT_S
             ]
             self._joining.silent(silent)
-            self._strike_out([*silent, *core.laggards(LOG_BYTES)])
+            self._strike_out(primary, [*silent, *primary.laggards(LOG_BYTES)])
             self._count_stuck_ticks()
             if self._stuck_ticks >= STALLED_TICKS:
-                self._strike_out(core.waits_for())
-            self._strike_out_stalled()
-            self._invite()
-            self._bring_home()
+                self._strike_out(primary, primary.waits_for())
+            self._strike_out_stalled(primary)
+            self._invite(primary)
+            self._bring_home(primary)
         elif core.me in record.in_sync and record.primary is not None:
             rank = record.in_sync.index(core.me) - 1
             silent_s = links.silent_s(record.primary)
@@ -115,18 +116,17 @@ class MembersWatch:
                 self._joining.silent([record.primary])
                 core.take_over()
 
-    def _strike_out(self, members: Iterable[Member]) -> None:
+    def _strike_out(self, primary: Primary, members: Iterable[Member]) -> None:
         for member in members:
             self._struck_out.add(member)
-            self._core.strike_out(member)
+            primary.strike_out(member)
 
-    def _strike_out_stalled(self) -> None:
+    def _strike_out_stalled(self, primary: Primary) -> None:
         """Strike out the joining members without progress, and name the reason and the remedy."""
-        core, facts = self._core, self._facts
-        pieces = core.joining_pieces()
+        facts, pieces = self._facts, primary.joining_pieces()
         stalled = self._joining.stalled(pieces, facts.pieces, self._host.now())
         named = set(stalled) - self._struck_out
-        self._strike_out(stalled)
+        self._strike_out(primary, stalled)
         for member in sorted(named):
             self._host.notice(
                 f"{member[0]} does not join the shards of {facts.home} in store {facts.store}: it has "
@@ -140,7 +140,7 @@ class MembersWatch:
         self._stuck_ticks = self._stuck_ticks + 1 if is_stuck else 0
         self._committed = log.committed
 
-    def _invite(self) -> None:
+    def _invite(self, primary: Primary) -> None:
         """Invite another server if the bundle has lacked a member for a while."""
         now, record = self._host.now(), self._core.record
         if len(record.members) >= self._copies:
@@ -159,9 +159,9 @@ class MembersWatch:
             member = self._host.next_member(may_join)
             if member is not None:
                 self._lacks_since = now
-                self._core.invite(member)
+                primary.invite(member)
 
-    def _bring_home(self) -> None:
+    def _bring_home(self, primary: Primary) -> None:
         """Hand the bundle over to its home once the home has been in sync for `INVITE_S`.
 
         This keeps loads even.
@@ -173,7 +173,7 @@ class MembersWatch:
         elif self._home_since is None:
             self._home_since = now
         elif now - self._home_since > HAND_OVER_S + INVITE_S:
-            self._core.cancel_hand_over()
+            primary.cancel_hand_over()
             self._home_since = now
         elif now - self._home_since > INVITE_S:
-            self._core.hand_over(home)
+            primary.hand_over(home)

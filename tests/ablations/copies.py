@@ -43,14 +43,14 @@ COPIES = (
     _row(
         "a message of an older generation is refused",
         MEMBER,
-        "        if not isinstance(message, Begun | Held):\n            bundle",
+        "        if not isinstance(message, Begun | Held):\n",
         "        if isinstance(message, Copy):\n"
         '            names = ("store", "home", "generation", "session", "position")\n'
         "            fields = {name: getattr(message, name) for name in names}\n"
         "            applied = min(self.log.applied, message.position)\n"
-        "            held = Held(**fields, applied=applied, pieces=self._copy.bundle.pieces)\n"
-        "            self._copy.send(sender, held)\n"
-        "        elif False:\n            bundle",
+        "            held = Held(**fields, applied=applied, pieces=self.bundle.pieces)\n"
+        "            self.send(sender, held)\n"
+        "        elif False:\n",
         CORE_TEST + "a_primary_that_was_replaced_commits_nothing_and_stops_when_it_learns_that",
         seldom="the map reaches a replaced primary within milliseconds; seeds of the core find it at once",
         seed=1,
@@ -84,10 +84,10 @@ COPIES = (
     _row(
         "a member is a node with its incarnation",
         MEMBER,
-        "        self._copy = LocalCopy(me, bundle, record)\n",
+        "        super().__init__(me, bundle, record)\n",
         "        in_sync = tuple([me if each[0] == me[0] else each for each in record.in_sync])\n"
         "        record = __import__('msgspec').structs.replace(record, in_sync=in_sync)\n"
-        "        self._copy = LocalCopy(me, bundle, record)\n",
+        "        super().__init__(me, bundle, record)\n",
         CORE_TEST + "a_process_that_was_started_again_is_no_member",
         seldom="the map, the links and the copy compare incarnations, and each makes up for the others",
         seed=3,

@@ -2,7 +2,7 @@
 
 `member.py` takes all calls, and passes them to the member's present role, a primary (`primary.py`) or a
 secondary (`secondary.py`). Both roles share the record, the log (`log.py`), the pieces and the effects
-(`local_copy.py`, with the kinds of effects). `violations.py` has the refusal of a message.
+(`local_copy.py`, with the kinds of effects, and the refusal of a message).
 
 Theory of operation
 -------------------

@@ -17,6 +17,20 @@ MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
 """The classes of the union `Message`."""
 
 
+class Violation(Exception):
+    """A message that no correct member sends; it has no effect. The shell ends its link.
+
+    Attributes:
+        rule: Short fixed name of the rule.
+        detail: The value that breaks the rule.
+    """
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
+        self.rule = rule
+        self.detail = detail
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send a message on the present link to a member; without a link, drop the message."""
@@ -38,7 +52,8 @@ class Apply:
 class ProposeRecord:
     """Set the bundle's record in the cluster map if the record there still has the expected version.
 
-    The shell reports the outcome by the record that the map then has, or by `outcome_unknown`.
+    The shell reports the outcome by the record that the map then has, or calls
+    `repeat_proposal`.
     """
 
     record: BundleRecord
@@ -123,11 +138,12 @@ class Bundle:
     """Minimum number of members in sync for a commit."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class LocalCopy:
     """One member's copy of a bundle."""
 
     me: Member
+    """Node and incarnation of this server."""
     bundle: Bundle
     record: BundleRecord
     """The newest record that this member has seen in the cluster map."""
@@ -137,6 +153,11 @@ class LocalCopy:
     proposed: BundleRecord | None = None
     """Proposed successor of `record`, which the map may have already; None without a proposal."""
     effects: list[Effect] = field(default_factory=list)
+
+    @property
+    def of_bundle(self) -> dict[str, Any]:
+        """Fields that all messages about the bundle have."""
+        return {"store": self.bundle.store, "home": self.bundle.home, "generation": self.record.generation}
 
     @property
     def is_whole(self) -> bool:
@@ -151,7 +172,7 @@ class LocalCopy:
         """Send a message on the link to a member."""
         self.effects.append(Send(to, message, content))
 
-    def propose(self, record: BundleRecord) -> None:
+    def propose_record(self, record: BundleRecord) -> None:
         """Propose a record to the map, in place of the present one."""
         assert self.proposed is None, f"{self.proposed} is on its way"
         self.proposed = record

@@ -7,9 +7,14 @@ from typing import Any
 import msgspec
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
-from adam_async.parameter_server.replication.local_copy import Apply, BecamePrimary, CopyPiece, LocalCopy
+from adam_async.parameter_server.replication.local_copy import (
+    Apply,
+    BecamePrimary,
+    CopyPiece,
+    LocalCopy,
+    Violation,
+)
 from adam_async.parameter_server.replication.log import Entry
-from adam_async.parameter_server.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord, Member
 
 MOST_SESSIONS = 256
@@ -133,9 +138,7 @@ class Primary:
         self._copy.send(
             member,
             Copy(
-                store=self._copy.bundle.store,
-                home=self._copy.bundle.home,
-                generation=self._generation,
+                **self._copy.of_bundle,
                 session=peer.session,
                 position=entry.position,
                 origin=entry.generation,
@@ -156,9 +159,7 @@ class Primary:
             self._copy.send(
                 member,
                 Committed(
-                    store=self._copy.bundle.store,
-                    home=self._copy.bundle.home,
-                    generation=self._generation,
+                    **self._copy.of_bundle,
                     session=peer.session,
                     committed=watermarks[0],
                     applied_by_all=watermarks[1],
@@ -199,9 +200,7 @@ class Primary:
         self._copy.send(
             member,
             Begin(
-                store=self._copy.bundle.store,
-                home=self._copy.bundle.home,
-                generation=self._generation,
+                **self._copy.of_bundle,
                 session=peer.session,
                 version=self._copy.record.changed,
                 start=self._copy.log.start,
@@ -282,9 +281,7 @@ class Primary:
         position = max(position, self._copy.pieces[asked.piece])
         assert log.applied <= position <= log.last, f"piece at {position}, with {log}"
         message = PieceCopy(
-            store=self._copy.bundle.store,
-            home=self._copy.bundle.home,
-            generation=self._generation,
+            **self._copy.of_bundle,
             session=peer.session,
             piece=asked.piece,
             position=position,
@@ -356,7 +353,7 @@ class Primary:
                 record, generation=self._generation + 1, in_sync=(self._successor, *others)
             )
         if wanted != record:
-            self._copy.propose(wanted)
+            self._copy.propose_record(wanted)
 
     def _wanted_record(self) -> BundleRecord:
         record, strikes = self._copy.record, self._strikes

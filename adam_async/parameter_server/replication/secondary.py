@@ -3,9 +3,14 @@
 import msgspec
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
-from adam_async.parameter_server.replication.local_copy import Apply, LocalCopy, StartAnew, TakePiece
+from adam_async.parameter_server.replication.local_copy import (
+    Apply,
+    LocalCopy,
+    StartAnew,
+    TakePiece,
+    Violation,
+)
 from adam_async.parameter_server.replication.log import Entry
-from adam_async.parameter_server.replication.violations import Violation
 
 
 class Secondary:
@@ -37,7 +42,7 @@ class Secondary:
         if copy.me not in record.in_sync or copy.proposed is not None:
             return
         others = (each for each in record.in_sync[1:] if each != copy.me)
-        copy.propose(
+        copy.propose_record(
             msgspec.structs.replace(record, generation=record.generation + 1, in_sync=(copy.me, *others))
         )
 
@@ -66,9 +71,7 @@ class Secondary:
         copy.send(
             copy.record.in_sync[0],
             Begun(
-                store=copy.bundle.store,
-                home=copy.bundle.home,
-                generation=self._generation,
+                **copy.of_bundle,
                 session=self._session,
                 position=self._equal,
                 applied=copy.log.applied,
@@ -148,9 +151,7 @@ class Secondary:
         copy.send(
             copy.record.in_sync[0],
             Held(
-                store=copy.bundle.store,
-                home=copy.bundle.home,
-                generation=self._generation,
+                **copy.of_bundle,
                 session=self._session,
                 position=held[0],
                 applied=held[1],

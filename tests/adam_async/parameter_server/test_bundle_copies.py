@@ -195,10 +195,10 @@ async def test_pushes_go_on_at_once_after_a_handover_that_was_cancelled(monkeypa
         # It holds entries, and applies none, so the handover to it cannot end.
         monkeypatch.setattr(slow, "_apply", lambda logged, bundle: None)
         await store.push(ONES)
-        primary._core.hand_over(slow.me)
+        primary._core.primary.hand_over(slow.me)
         pushing = asyncio.create_task(store.push(ONES))
         await until(lambda: bool(primary._unproposed))
-        primary._core.cancel_hand_over()
+        primary._core.primary.cancel_hand_over()
         primary.work_done()
         assert not primary._unproposed
         await pushing
@@ -209,7 +209,7 @@ async def test_a_push_that_waits_while_its_primary_gets_another_generation_is_ap
         await servers.until(lambda: len(servers.in_sync("ps-0")) == 3, "not in sync")
         copies = [served.copy for served in servers.copies().values()]
         (primary,) = [copy for copy in copies if copy.is_primary]
-        primary._core.hand_over(next(copy.me for copy in copies if not copy.is_primary))
+        primary._core.primary.hand_over(next(copy.me for copy in copies if not copy.is_primary))
         primary._core.report()
         pushing = asyncio.create_task(store.push(ONES))
         await until(lambda: bool(primary._unproposed))

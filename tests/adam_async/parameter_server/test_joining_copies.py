@@ -121,7 +121,7 @@ async def test_a_session_that_came_before_the_map_begins_again_with_the_next_cop
         primary, late = copies["ps-0", "ps-0"].copy, copies["ps-0", "ps-2"]
         maps = []
         monkeypatch.setattr(late, "map_changed", maps.append)
-        primary._core.strike_out(late.copy.me)
+        primary._core.primary.strike_out(late.copy.me)
         primary.tick()
         await servers.until(lambda: primary.me in late.copy._core._waiting, "ps-2 was not invited")
         for each in maps:

@@ -23,9 +23,9 @@ from adam_async.parameter_server.replication.local_copy import (
     StartAnew,
     Stopped,
     TakePiece,
+    Violation,
 )
 from adam_async.parameter_server.replication.member import BundleMember
-from adam_async.parameter_server.replication.violations import Violation
 from adam_async.run.bundle_record import BundleRecord
 from tests.adam_async.parameter_server.replication.bundle_checkers import BundleCheckers
 from tests.adam_async.parameter_server.replication.bundle_parts import Link, Options, Piece, Server, Wrong
@@ -209,7 +209,7 @@ class FuzzedBundle(BundleCheckers):
 
     def repeat(self, server, attempt):
         if server.proposals == attempt:
-            server.core.outcome_unknown()
+            server.core.repeat_proposal()
 
     def decide(self, server, incarnation, effect):
         self.compare_and_set((server.name, incarnation), effect)
@@ -365,7 +365,8 @@ class FuzzedBundle(BundleCheckers):
             piece = server.state[asked.piece].copy()
             if server.queue:
                 self.marks["copied under load"] += 1
-            server.core.piece_copied(asked, piece.position, piece, 10)
+            if server.core.primary is not None:
+                server.core.primary.piece_copied(asked, piece.position, piece, 10)
 
     def take_piece(self, server, effect):
         piece = effect.content.copy()
@@ -404,7 +405,7 @@ class FuzzedBundle(BundleCheckers):
     def lead(self, server):
         core, options, record = server.core, self.options, server.core.record
         others = [member for member in record.members if member != server.me]
-        waits = {*core.waits_for(), *record.joining}
+        waits = {*core.primary.waits_for(), *record.joining}
         server.waits_since = {member: server.waits_since.get(member, self.now) for member in waits}
         for member in others:
             slow = self.now - server.waits_since.get(member, self.now) > (
@@ -414,12 +415,12 @@ class FuzzedBundle(BundleCheckers):
                 self.servers[member[0]].incarnation > member[1] and self.servers[member[0]].me in server.heard
             )
             if self.is_silent(server, member, options.patience_s) or slow or newer:
-                core.strike_out(member)
+                core.primary.strike_out(member)
                 server.waits_since.pop(member, None)
-        for member in core.laggards(options.budget):
+        for member in core.primary.laggards(options.budget):
             self.marks["laggard"] += 1
             if self.faults.random() < 0.1:
-                core.strike_out(member)
+                core.primary.strike_out(member)
         if len(record.members) < options.copies:
             nodes = {node for node, _ in record.members}
             spares = [
@@ -428,7 +429,7 @@ class FuzzedBundle(BundleCheckers):
                 if member[0] not in nodes and not self.is_silent(server, member, options.patience_s)
             ]
             if spares and self.faults.random() < 0.3:
-                core.invite(self.faults.choice(spares))
+                core.primary.invite(self.faults.choice(spares))
         self.maybe_hand_over(server)
 
     def maybe_hand_over(self, server):
@@ -437,10 +438,10 @@ class FuzzedBundle(BundleCheckers):
             others = core.record.in_sync[1:]
             if not self.calm and others and self.faults.random() < self.options.handovers:
                 server.handing_over_since = self.now
-                core.hand_over(self.faults.choice(others))
+                core.primary.hand_over(self.faults.choice(others))
         elif self.now - server.handing_over_since > 2:
             server.handing_over_since = None
-            core.cancel_hand_over()
+            core.primary.cancel_hand_over()
 
     # --- clients ----------------------------------------------------------------------------
 
@@ -581,7 +582,7 @@ class FuzzedBundle(BundleCheckers):
 
     def pending(self):
         cores = [server.core for server in self.servers.values()]
-        why = [core.why_not_committing() for core in cores]
+        why = [core.primary.why_not_committing() for core in cores if core.primary is not None]
         return f"{self.record}, sent {self.sent}, acknowledged {self.heard}, {cores}, {why}"
 
     def is_finished(self):

@@ -125,7 +125,7 @@ class SmallBundle:
                     self.members[me].applied(entry.position)
             case CopyPiece():
                 member = self.members[me]
-                member.piece_copied(effect, member.log.applied, tuple(self.applied[me]), 10)
+                member.primary.piece_copied(effect, member.log.applied, tuple(self.applied[me]), 10)
             case TakePiece():
                 self.applied[me] = list(effect.content)
             case StartAnew():

@@ -7,9 +7,15 @@ from hypothesis import strategies as st
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
 from adam_async.parameter_server.replication import primary
-from adam_async.parameter_server.replication.local_copy import Bundle, ReadRecord, Removed, StartAnew, Stopped
+from adam_async.parameter_server.replication.local_copy import (
+    Bundle,
+    ReadRecord,
+    Removed,
+    StartAnew,
+    Stopped,
+    Violation,
+)
 from adam_async.parameter_server.replication.member import BundleMember
-from adam_async.parameter_server.replication.violations import Violation
 from tests.adam_async.parameter_server.replication.scenarios import (
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
     another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it,
@@ -33,34 +39,34 @@ def test_an_entry_is_committed_once_all_members_in_sync_hold_it():
     bundle.propose(A, "x")
 
     assert bundle.applied[A] == bundle.applied[B] == []
-    assert bundle[A].waits_for() == (C,)
-    assert bundle[A].why_not_committing() == "entry 1 waits for c"
+    assert bundle[A].primary.waits_for() == (C,)
+    assert bundle[A].primary.why_not_committing() == "entry 1 waits for c"
 
     bundle[A].link_up(C)
     bundle.settle()
 
     assert bundle.applied == {A: ["x"], B: ["x"], C: ["x"]}
-    assert bundle[A].why_not_committing() == ""
+    assert bundle[A].primary.why_not_committing() == ""
 
 
 def test_below_min_in_sync_an_entry_waits_and_the_reason_is_named():
     bundle = SmallBundle(A, B, min_in_sync=2)
     bundle.lose(B)
-    bundle[A].strike_out(B)
+    bundle[A].primary.strike_out(B)
     bundle.settle()
     bundle.accept(A)
 
     bundle.propose(A, "x")
 
     assert bundle.applied[A] == []
-    assert bundle[A].why_not_committing() == "1 in sync, 2 needed (min_in_sync)"
-    assert bundle[A].waits_for() == (), "pieces for a joining server must not wait for this entry"
+    assert bundle[A].primary.why_not_committing() == "1 in sync, 2 needed (min_in_sync)"
+    assert bundle[A].primary.waits_for() == (), "pieces for a joining server must not wait for this entry"
 
 
 def test_a_struck_out_member_counts_until_the_map_confirms_it():
     bundle = SmallBundle(A, B)
     bundle.lose(B)
-    bundle[A].strike_out(B)
+    bundle[A].primary.strike_out(B)
 
     bundle.propose(A, "x")
     assert bundle.applied[A] == []
@@ -71,10 +77,10 @@ def test_a_struck_out_member_counts_until_the_map_confirms_it():
 
 def test_a_proposal_of_unknown_outcome_is_repeated_as_it_was():
     bundle = SmallBundle(A, B)
-    bundle[A].strike_out(B)
+    bundle[A].primary.strike_out(B)
     bundle.settle()
 
-    bundle[A].outcome_unknown()
+    bundle[A].repeat_proposal()
     bundle.settle()
 
     first, second = bundle.proposals(A)
@@ -86,7 +92,7 @@ def test_a_proposal_of_unknown_outcome_is_repeated_as_it_was():
 def test_a_joining_member_counts_from_the_moment_of_its_proposal():
     bundle = SmallBundle(A, outside=(B,))
     bundle.propose(A, "x")
-    bundle[A].invite(B)
+    bundle[A].primary.invite(B)
     bundle.settle()
     bundle.accept(A)
     bundle.change(to=(A, B))
@@ -121,9 +127,9 @@ def test_after_two_successive_losses_an_acknowledged_entry_is_there():
 
 def test_an_invited_server_that_is_lost_before_it_joins_blocks_no_later_change():
     bundle = SmallBundle(A, B)
-    bundle[A].invite(C)
+    bundle[A].primary.invite(C)
     bundle.carry_out(A)
-    bundle[A].strike_out(B)
+    bundle[A].primary.strike_out(B)
     bundle.carry_out(A)
     assert bundle.proposals(A)[-1].record.joining == (C,)
 
@@ -136,7 +142,7 @@ def test_an_invited_server_that_is_lost_before_it_joins_blocks_no_later_change()
 
 def test_a_change_of_a_deleted_store_is_not_proposed_again():
     bundle = SmallBundle(A, B)
-    bundle[A].strike_out(B)
+    bundle[A].primary.strike_out(B)
     bundle.carry_out(A)
 
     bundle[A].conflicted(bundle.record.changed)
@@ -148,7 +154,7 @@ def test_a_change_of_a_deleted_store_is_not_proposed_again():
 def test_a_conflict_with_a_newer_record_changes_nothing():
     bundle = SmallBundle(A, B)
     bundle.change(lost=("c",))
-    bundle[A].invite(C)
+    bundle[A].primary.invite(C)
     bundle.carry_out(A)
     before = len(bundle.proposals(A))
 
@@ -264,7 +270,7 @@ def test_a_handover_waits_for_the_entries_that_are_not_applied():
     bundle = SmallBundle(A, B)
     bundle.applies = False
     bundle.propose(A, "x")
-    bundle[A].hand_over(B)
+    bundle[A].primary.hand_over(B)
     bundle.carry_out(A)
 
     assert bundle.proposals(A) == []
@@ -287,7 +293,7 @@ def test_a_session_waits_for_the_record_that_its_primary_knows():
 def test_a_handover_pauses_the_order_until_the_map_has_it():
     bundle = SmallBundle(A, B)
     bundle.propose(A, "x")
-    bundle[A].hand_over(B)
+    bundle[A].primary.hand_over(B)
     bundle.settle()
     assert not bundle[A].is_ordering
 
@@ -305,11 +311,11 @@ def test_a_handover_that_waits_can_be_cancelled():
     bundle = SmallBundle(A, B)
     bundle.applies = False
     bundle.propose(A, "x")
-    bundle[A].hand_over(B)
+    bundle[A].primary.hand_over(B)
     bundle.settle()
     assert bundle.proposals(A) == []
 
-    bundle[A].cancel_hand_over()
+    bundle[A].primary.cancel_hand_over()
 
     assert bundle[A].is_ordering
 
@@ -321,8 +327,8 @@ def test_a_member_that_makes_the_log_exceed_its_budget_is_named():
     bundle.propose(A, *range(5))
 
     assert bundle[A].held_bytes == 50
-    assert bundle[A].laggards(50) == ()
-    assert bundle[A].laggards(49) == (C,)
+    assert bundle[A].primary.laggards(50) == ()
+    assert bundle[A].primary.laggards(49) == (C,)
 
 
 def test_applied_entries_stay_until_all_members_have_applied_them():
@@ -447,7 +453,8 @@ def dump(value):
     if isinstance(value, list | tuple | set):
         return [dump(each) for each in value]
     names = getattr(value, "__slots__", ()) or vars(value)
-    return {name: dump(getattr(value, name)) for name in names}
+    # The copy of a role is its member.
+    return {name: dump(getattr(value, name)) for name in names if name != "_copy"}
 
 
 SMALL = st.integers(0, 6)
@@ -490,7 +497,7 @@ def test_any_message_is_taken_or_refused_and_a_refused_one_changes_nothing(kind,
 def test_a_primary_remembers_the_sessions_of_a_bounded_number_of_members(monkeypatch):
     monkeypatch.setattr(primary, "MOST_SESSIONS", 4)
     bundle = SmallBundle(A, B, C)
-    role = bundle[A]._primary
+    role = bundle[A].primary
     for _ in range(20):
         bundle[A].link_lost(B)
         bundle[A].link_up(B)
