@@ -8,6 +8,9 @@ older checkpoint only after `latest` names the new one, so the named checkpoint 
 If the newest checkpoint is damaged, a reader takes the one before it. A run that continues an older
 checkpoint removes the newer ones only after its own first checkpoint is durable.
 
+**One run writes to a folder at a time.** The system releases the lock when the process of a run ends in any
+way. A reader needs no lock.
+
 **A run removes its own checkpoints only**: the checkpoints that it wrote, and those of the runs that it
 continues. The record of a run names these runs. Other checkpoints stay, also those with an
 unreadable head; if a new checkpoint needs the name of such a checkpoint, the writer renames the
@@ -16,6 +19,8 @@ trainings: if the checkpoint that `latest` names is damaged, the reader takes th
 training.
 """
 
+import errno
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
@@ -30,9 +35,12 @@ from adam_async.checkpoint.reader import checkpoint_manifest, in_memory, read_ch
 from adam_async.parameter_server.piece_states import CONTENTS
 from adam_async.parameter_server.store_disk import PREFIX
 from adam_async.persistence.keys import Identity
+from adam_async.persistence.opening import LOCK
 from adam_async.persistence.scan import segment_name
 from adam_async.persistence.written_once import ShortMemory, write_once
 from adam_async.runtime.disk import Disk
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -44,6 +52,9 @@ NOTE_BYTES = 4096
 
 ASIDE = ".aside"
 """Suffix of the names of unfinished files and folders, as in `Disk.write_atomic`."""
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""Error numbers of a file system without locks."""
 
 KEPT = 2
 """Default number of checkpoints that a folder keeps: if the newest one is damaged, another one is left."""
@@ -261,9 +272,11 @@ async def open_checkpoints(
         checkpoint: The folder; None: the folder of `resume`.
         resume: The folder, or one checkpoint in it.
 
+    The folder is locked until the stack ends.
+
     Raises:
-        CheckpointError: The folder has no whole checkpoint, `resume` is a damaged checkpoint, or the folder
-            has the name of a checkpoint.
+        CheckpointError: The folder has no whole checkpoint, `resume` is a damaged checkpoint, the folder has
+            the name of a checkpoint, or another run writes to it.
     """
     path = written_folder(checkpoint, resume)
     if path is None:
@@ -271,8 +284,28 @@ async def open_checkpoints(
     if is_folder_name(path.name):
         raise CheckpointError(f"--checkpoint {path} has the name of one checkpoint: choose another name")
     disk = await stack.enter_async_context(Disk(name="checkpoints"))
+    await _lock(stack, path, disk)
     found = await open_checkpoint(resume, disk, path) if resume is not None else None
     return CheckpointFolder(path, disk), found
+
+
+async def _lock(stack: AsyncExitStack, path: Path, disk: Disk) -> None:
+    """Lock a folder: a second run would remove the unfinished checkpoint and the old ones of the first."""
+    try:
+        await disk.make_folder(path)
+        await stack.enter_async_context(disk.hold(path / LOCK))
+    except BlockingIOError:
+        raise CheckpointError(
+            f"another run writes checkpoints to {path}: end that run, or give each run a folder of its own "
+            "with --checkpoint"
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise CheckpointError(
+                f"checkpoints cannot be written to {path}: {error.strerror or error}"
+            ) from None
+        # Some parallel file systems are mounted without locks, and their users need checkpoints, too.
+        logger.warning("%s cannot be locked: let no other run write checkpoints there", path)
 
 
 async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import random
 import re
@@ -139,6 +140,61 @@ async def test_a_folder_for_checkpoints_with_the_name_of_one_is_refused(tmp_path
     async with AsyncExitStack() as stack:
         with pytest.raises(CheckpointError, match="choose another name"):
             await open_checkpoints(stack, tmp_path / name_of(3), None)
+
+
+async def test_a_second_run_cannot_write_to_the_folder_of_a_first_one_until_that_ends(tmp_path):
+    async with AsyncExitStack() as first:
+        await open_checkpoints(first, tmp_path / "runs", None)
+        for link in (tmp_path / "runs", tmp_path / "link"):
+            if link.name == "link":
+                link.symlink_to(tmp_path / "runs")
+            async with AsyncExitStack() as second:
+                with pytest.raises(CheckpointError, match=rf"another run writes checkpoints to {link}: end"):
+                    await open_checkpoints(second, link, None)
+    async with AsyncExitStack() as second:
+        await open_checkpoints(second, tmp_path / "runs", None)
+
+
+LOCKER = """
+import asyncio, sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from adam_async.checkpoint.files import open_checkpoints
+
+async def main(path):
+    async with AsyncExitStack() as stack:
+        await open_checkpoints(stack, path, None)
+        print("open", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def test_kill_9_of_a_run_leaves_its_folder_to_the_next_one(tmp_path):
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOCKER, str(tmp_path), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert await child.stdout.readline() == b"open\n"
+    async with AsyncExitStack() as stack:
+        with pytest.raises(CheckpointError, match="another run writes checkpoints"):
+            await open_checkpoints(stack, tmp_path, None)
+    child.kill()
+    await child.communicate()
+    async with AsyncExitStack() as stack:
+        await open_checkpoints(stack, tmp_path, None)
+
+
+async def test_a_file_system_without_locks_has_checkpoints_and_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    async with AsyncExitStack() as stack:
+        folder, _ = await open_checkpoints(stack, tmp_path, None)
+        await folder.take_up(None)
+        assert await folder.write(checkpoint_of(1)) > 0
+    assert f"{tmp_path} cannot be locked: let no other run write checkpoints there" in caplog.messages
 
 
 async def test_a_folder_of_another_run_is_refused_and_one_that_is_continued_is_not(tmp_path):

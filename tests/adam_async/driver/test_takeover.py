@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.files import open_checkpoints
+from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.checkpoint.manifest import (
     CheckpointError,
     check_kept_step,
@@ -37,6 +37,7 @@ from adam_async.run.epoch_counts import EpochCounts, Evaluation
 from adam_async.run.run_record import RunRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
+from adam_async.runtime.disk import Disk
 from tests.adam_async.cluster_maps import node, run_record
 from tests.adam_async.runs import IMPATIENT, NETWORKS, cluster_of, tiny_dataset, train, until
 from tests.transport.testing import FaultyNetwork
@@ -263,12 +264,12 @@ async def test_options_and_models_that_are_not_those_of_the_run_are_refused_and_
 async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path):
     config = config_of(checkpoint_every=2, consistency="bsp", lag=0)
     undisturbed = await train(config)
-    async with AsyncExitStack() as stack, cluster_of(config) as cluster:
-        first, _ = await open_checkpoints(stack, tmp_path, None)
+    async with Disk() as disk, cluster_of(config) as cluster:
+        first = CheckpointFolder(tmp_path, disk)
         await lose_driver(cluster, checkpoints=first)
-        second, _ = await open_checkpoints(stack, tmp_path, None)
+        second = CheckpointFolder(tmp_path, disk)
         result = await attach(cluster, checkpoints=second)
-        _, last = await open_checkpoints(stack, None, tmp_path)
+        last = await load_checkpoint(tmp_path, disk)
     assert last.manifest.run == map_of(cluster).run.id
     assert [epoch.epoch for epoch in last.manifest.epochs] == [1, 2, 3, 4]
     assert len(last.manifest.resume.results) == 4
@@ -281,8 +282,8 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
 @pytest.mark.parametrize("mode", ["asp", "bsp"])
 async def test_a_driver_lost_while_it_stops_a_run_leaves_the_stop_to_the_next_one(mode, tmp_path):
     config, data = config_of(images_per_group=1, epoch_fraction=1.0, **MODES[mode]), tiny_dataset(1000)
-    async with AsyncExitStack() as stack, cluster_of(config, dataset=data) as cluster:
-        first, _ = await open_checkpoints(stack, tmp_path, None)
+    async with Disk() as disk, cluster_of(config, dataset=data) as cluster:
+        first = CheckpointFolder(tmp_path, disk)
         server, asked = cluster.data_servers[0], []
 
         def drained(cluster):
@@ -293,9 +294,9 @@ async def test_a_driver_lost_while_it_stops_a_run_leaves_the_stop_to_the_next_on
 
         await lose_driver(cluster, at=drained, phase="training", checkpoints=first)
         await asked[0]
-        second, _ = await open_checkpoints(stack, tmp_path, None)
+        second = CheckpointFolder(tmp_path, disk)
         result = await attach(cluster, checkpoints=second)
-        _, last = await open_checkpoints(stack, None, tmp_path)
+        last = await load_checkpoint(tmp_path, disk)
     assert [epoch.epoch for epoch in result.epochs] == [1]
     assert last.manifest.epoch == 1
     assert 0 < last.manifest.groups == result.epochs[0].images < 1000
@@ -306,8 +307,8 @@ def replace_epoch(cluster, **fields):
 
 
 async def test_checkpoints_of_another_run_are_refused_before_the_takeover(tmp_path):
-    async with AsyncExitStack() as stack:
-        folder, _ = await open_checkpoints(stack, tmp_path, None)
+    async with Disk() as disk:
+        folder = CheckpointFolder(tmp_path, disk)
         await train(config_of(epochs=1), checkpoint=tmp_path)
         async with cluster_of(config_of()) as cluster:
             await lose_driver(cluster)
