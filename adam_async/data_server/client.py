@@ -133,7 +133,8 @@ class DataClient:
         self._blocked_fetches = 0
         self._blocked_s = 0.0
         self._last = False
-        self._end = 0
+        self.end = 0
+        """Sync clock of all replicas after the replica's last group; 0 if the server sent none."""
         self._answered = False
         self._refused = ""
         """Fault of an impossible answer on this link; otherwise empty."""
@@ -253,13 +254,13 @@ class DataClient:
             raise RemoteProtocolError("groups", f"{asked} requested groups are not held")
         if not answer.leases and not answer.last:
             return
-        self._leased += [(lease, answer.clock, self._end) for lease in answer.leases[:1]]
+        self._leased += [(lease, answer.clock, self.end) for lease in answer.leases[:1]]
         self._leased += [(lease, 0, 0) for lease in answer.leases[1:]]
         self._open |= tags
         self._position += len(answer.leases)
         self._known_end = answer.end if answer.last else -1
         self._last = answer.last
-        self._end = answer.end if answer.last else 0
+        self.end = answer.end if answer.last else 0
         if answer.last:
             self._has_reports.set()
         if answer.leases:
@@ -307,11 +308,6 @@ class DataClient:
     def exhausted(self) -> bool:
         """Whether the worker has taken all groups for this replica."""
         return self._last and not (self._groups or self._leased)
-
-    @property
-    def end(self) -> int:
-        """Sync clock of all replicas after the replica's last group; 0 if the server sent none."""
-        return self._end
 
     async def wait_group(self) -> None:
         """Wait for a group, or for the answer that the replica has no more groups; the caller then checks

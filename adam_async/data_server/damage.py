@@ -21,18 +21,14 @@ class Damage:
     def __init__(self, policy: Policy) -> None:
         if policy not in ("skip", "error"):
             raise ValueError(f"damaged is {policy!r}, expected 'skip' or 'error'")
-        self._policy = policy
+        self.policy = policy
+        """Policy for damage."""
         self._sentences: list[str] = []
         self.count = 0
 
-    @property
-    def policy(self) -> Policy:
-        """Policy for damage."""
-        return self._policy
-
     def note(self, sentence: str) -> None:
         """Note damage that is left out. Raises DataError: the policy is ``error``."""
-        if self._policy == "error":
+        if self.policy == "error":
             raise DataError(
                 f"{sentence}; repair it, move it elsewhere, or leave it out with --damaged skip "
                 "(damaged='skip' in Python)"

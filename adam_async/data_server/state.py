@@ -163,7 +163,8 @@ class DataState:
     def __init__(self, *, partitions: int = 1) -> None:
         self._partitions = partitions
         self._epoch: Epoch | None = None
-        self._outcome: EpochEnded | None = None
+        self.outcome: EpochEnded | None = None
+        """End of the newest epoch; None before it."""
         self._images = self._loss_images = 0
         self._loss_sum = 0.0
         self._started: float | None = None
@@ -240,7 +241,7 @@ class DataState:
         self._limits = LeaseLimits(event.step)
         self._epoch = epoch = Epoch(event, self._logs)
         self._images = sum(map(epoch.images_of, chain.from_iterable(starmap(range, event.finished))))
-        self._outcome = None
+        self.outcome = None
         return self._answer_parked(now)
 
     # --- leases ------------------------------------------------------------------------------
@@ -321,7 +322,7 @@ class DataState:
     @property
     def awaits_losses(self) -> bool:
         """Whether the epoch is over, and its result waits for the losses that the shards have."""
-        return self._epoch is not None and self._epoch.over and self._outcome is None
+        return self._epoch is not None and self._epoch.over and self.outcome is None
 
     def _end(self, epoch: Epoch, sets: SetsRead) -> list[Effect]:
         """Return the result of an epoch that is over."""
@@ -331,7 +332,7 @@ class DataState:
         # are reported again.
         if not loss_images:
             loss_images, loss_sum = self._loss_images, self._loss_sum
-        self._outcome = EpochEnded(
+        self.outcome = EpochEnded(
             number=epoch.number,
             images=self._images,
             loss=loss_sum / max(loss_images, 1),
@@ -342,12 +343,7 @@ class DataState:
             # The groups of a pool are in no share.
             behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
         )
-        return [self._outcome]
-
-    @property
-    def outcome(self) -> EpochEnded | None:
-        """End of the newest epoch; None before it."""
-        return self._outcome
+        return [self.outcome]
 
     @property
     def _loss(self) -> float:

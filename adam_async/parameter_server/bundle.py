@@ -202,7 +202,9 @@ class Bundle:
                 self._count_steps(entry)
             case ForgetSessions():
                 self.changes += 1
-                self._forget_sessions(entry.sessions)
+                for tables in each_tables(self._touched()):
+                    for session in entry.sessions:
+                        tables.forget_session(session)
             case _:
                 assert_never(entry)
         self.entries_applied += 1
@@ -456,11 +458,6 @@ class Bundle:
             for session in tables.sessions():
                 if session[1] in replica_generations:
                     tables.forget_numbers(session)
-
-    def _forget_sessions(self, sessions: Iterable[Session]) -> None:
-        for tables in each_tables(self._touched()):
-            for session in sessions:
-                tables.forget_session(session)
 
     def _note(self, shard: Shard, push: Push, flags: int) -> None:
         if self.log is not None:

@@ -82,7 +82,8 @@ class BundleSaver:
             spec.id: number for number, specs in enumerate(pieces) for spec in specs
         }
         self._sizes = [sum([spec.nbytes for spec in specs]) * (1 + state_arrays) for specs in pieces]
-        self._changes = 0
+        self.changes = 0
+        """Number of changes so far, which is the position of a bundle without a log."""
         self.entry = 0
         self._changed_at = [0] * len(pieces)
         self._asked: tuple[int, asyncio.Future[State | None]] | None = None
@@ -103,7 +104,7 @@ class BundleSaver:
             self._changed_at[piece] = self.entry  # perhaps that of a later entry, which does no harm
 
     def _mark_pieces(self, shards: Iterable[ShardId], updates: int) -> set[int]:
-        self._changes += 1
+        self.changes += 1
         found = {self._piece_of[shard] for shard in shards if shard in self._piece_of}
         for piece in found:
             self._mark(piece, self._sizes[piece], updates)
@@ -135,19 +136,14 @@ class BundleSaver:
 
     def all_touched(self) -> None:
         """Mark all pieces, for example after the load of the values."""
-        self._changes += 1
+        self.changes += 1
         for piece, size in enumerate(self._sizes):
             self._mark(piece, size, 0)
 
     def replicas_changed(self) -> None:
         """Mark the piece with the replicas and the epoch."""
-        self._changes += 1
+        self.changes += 1
         self._mark(0, self._sizes[0], 0)
-
-    @property
-    def changes(self) -> int:
-        """Number of changes so far, which is the position of a bundle without a log."""
-        return self._changes
 
     # --- copies ------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class SavedStores:
                 raise ConfigError("its pushes go to disks, and this server has none: start it with --dir DIR")
             return None
         found = self._disk.of(store.id)
-        found.on_complete = self._report_soon
+        found.on_complete = lambda: self._spawn("saved", self._report())
         found.begin(catalogue_of(cluster, name, store, began=self._begins(name, store)), self._spawn)
         run = cluster.run
         if run is not None and run.id == store.program and found.run is None:
@@ -107,9 +107,6 @@ class SavedStores:
                 began = max(began, old.began + LATER_S)
         return began
 
-    def _report_soon(self) -> None:
-        self._spawn("saved", self._report())
-
     async def _report(self) -> None:
         assert self._disk is not None
         is_reported = False
@@ -142,10 +139,7 @@ class SavedStores:
             if each not in self._removing:
                 self._removing.add(each)
                 removing = self._spawn(f"removes-{each.id}", self._disk.forget(each))
-                removing.add_done_callback(partial(self._removed, each))
-
-    def _removed(self, store: StoreDisk, _: object) -> None:
-        self._removing.discard(store)
+                removing.add_done_callback(partial(lambda gone, _: self._removing.discard(gone), each))
 
     def _deleted(self, before: ClusterMap, cluster: ClusterMap) -> list[StoreDisk]:
         """Return the stores of clients that were deleted between two versions of one map.

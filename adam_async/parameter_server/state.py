@@ -363,7 +363,8 @@ class ServerState:
         # Later pushes of a waiting session wait too, or their numbers would look like a gap.
         if push.epoch > self.bundle.epoch or session in self.epoch_gate:
             return self._wait_for_epoch(event, session)
-        if (push.groups or (self.synchronous and not self.program)) and self._is_early(push, shards, session):
+        needs_name = bool(push.groups) or (self.synchronous and not self.program)
+        if needs_name and not (push.assign or self.is_named(push)) and has_new_number(push, shards, session):
             text = (
                 f"the map of this server has no generation {push.incarnation} of replica {push.replica} yet"
             )
@@ -460,15 +461,6 @@ class ServerState:
     def _refuse_split(self, request: Request, message: Push | Tick | ReportSteps) -> Refuse:
         text = f"the map of this server has no generation {message.incarnation} of replica {message.replica}"
         return Refuse(request, "busy", f"{text} yet, and its {type(message).__name__} names shards apart")
-
-    def _is_early(self, push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-        """Return whether a push would take groups, or contribute to a sum, before the map names its sender.
-
-        The map may have named and ended the generation between two versions that this server saw.
-        """
-        if push.assign or self.is_named(push):
-            return False
-        return has_new_number(push, shards, session)
 
     def _contribute(self, queued: QueuedPush) -> list[Effect]:
         """Put a contribution to sums into the log. A repetition of one in flight is answered after it."""
@@ -585,11 +577,6 @@ class ServerState:
     def live(self) -> Mapping[Replica, int]:
         """Live generation of each replica; empty before the map names any."""
         return self._replicas.live
-
-    @property
-    def generations_forgotten(self) -> int:
-        """Number of generations with dropped push numbers."""
-        return self._replicas.ended.forgotten
 
     # --- questions for groups ----------------------------------------------------------------
 

@@ -84,20 +84,20 @@ class StoreDisk:
         self._savers: dict[str, BundleSaver] = {}
         self._left: set[BundleSaver] = set()
         """Bundles that have left the server and whose last changes are not written yet."""
-        self._catalogue: Catalogue | None = None
-        self._run: RunRecord | None = None
+        self.catalogue: Catalogue | None = None
+        """The record of the store; None if it is not on the disk yet."""
+        self.run: RunRecord | None = None
+        """The record of the run; None if the store is that of a client, or the record is not on the disk."""
         self._run_order: Order = 0, 0
         """Order of the record of the run."""
         self._is_run_on_disk = True
         """Whether the disk has the present record of the run; only a store with durable pushes keeps it up to
         date."""
-        self._is_serving = False
-        """Whether states are written."""
         self._served = asyncio.Event()
         """Event that is set while states and entries are written."""
         self._complete: set[str] = set()
         """Homes of the bundles that have each of their pieces on the disk."""
-        self._is_whole = False
+        self.is_whole = False
         """Whether the primaries of all bundles have reported the store as whole on their disks."""
         self._completed = asyncio.Event()
         """Event that is set, and replaced, when `_complete` grows, or `_is_whole` or `_is_run_on_disk` is
@@ -127,7 +127,7 @@ class StoreDisk:
         """Whether the disk has each piece of the bundles on this server."""
         self.is_saved = False
         """Whether the states can be read: the folder was read after the last write."""
-        self.on_complete: Callable[[], None] = lambda: None
+        self.on_complete: Callable[[], object] = lambda: None
         self.still: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
         """Callback that keeps the values still for a block, in place; then all steps in them are counted."""
 
@@ -146,24 +146,9 @@ class StoreDisk:
         )
 
     @property
-    def catalogue(self) -> Catalogue | None:
-        """The record of the store; None if it is not on the disk yet."""
-        return self._catalogue
-
-    @property
-    def run(self) -> RunRecord | None:
-        """The record of the run; None if the store is that of a client, or the record is not on the disk."""
-        return self._run
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the primaries of all bundles have reported the store as whole on their disks."""
-        return self._is_whole
-
-    @property
     def is_serving(self) -> bool:
         """Whether the disk follows the changes of the store."""
-        return self._is_serving
+        return self._served.is_set()
 
     @property
     def is_followed(self) -> bool:
@@ -177,10 +162,10 @@ class StoreDisk:
     ) -> None:
         """Begin to write the store; with several bundles only the first call has an effect."""
         if self._serving is None:
-            found = self._catalogue
+            found = self.catalogue
             if found is None or found.record.generation != catalogue.record.generation:
                 self._positions.clear()
-            self._catalogue = catalogue
+            self.catalogue = catalogue
             self._spawn = spawn
             self._start()
 
@@ -190,52 +175,52 @@ class StoreDisk:
         Args:
             version: Version of the map that the record is of.
         """
-        if record == self._run or self._catalogue is None:  # the folder cannot be read
+        if record == self.run or self.catalogue is None:  # the folder cannot be read
             return
         _, position = self._run_order
-        self._run = record
+        self.run = record
         # Also records of other servers are compared by their order.
-        self._run_order = 1 + self._catalogue.record.generation, max(version, position + 1)
-        if self._is_serving:
+        self._run_order = 1 + self.catalogue.record.generation, max(version, position + 1)
+        if self.is_serving:
             self._mark_run()
 
     def _mark_run(self) -> None:
-        if self._run is None:
+        if self.run is None:
             return
-        self._segments.mark(RUN, len(packed_record(self._run)), 0)
-        assert self._catalogue is not None
-        if self._catalogue.record.durable:
+        self._segments.mark(RUN, len(packed_record(self.run)), 0)
+        assert self.catalogue is not None
+        if self.catalogue.record.durable:
             self._is_run_on_disk = False
             self._spawn(f"disk-{self.id}/run", self._write_run())
 
     async def _write_run(self) -> None:
         """Write the record of the run at once, again while the disk is full: entries behind it wait."""
-        record, segments = self._run, self._segments
+        record, segments = self.run, self._segments
         with suppress(DiskFailed):  # `_serve` reports it
             await segments.flush()
-            while record is self._run and segments.is_dirty(RUN):
+            while record is self.run and segments.is_dirty(RUN):
                 await asyncio.sleep(self._ports.settings.flush_s)
                 await segments.flush()
-            if record is self._run:
+            if record is self.run:
                 self._is_run_on_disk = True
                 self._announce()
 
     def _start(self) -> None:
         self._taken.clear()
         self._joined.set()
-        self.is_complete = self.is_saved = self._is_whole = False
+        self.is_complete = self.is_saved = self.is_whole = False
         self._serving = self._spawn(f"disk-{self.id}", self._serve())
 
     def saver(self, home: str, pieces: Sequence[Sequence[ShardSpec]]) -> BundleSaver:
         """Return the saver of a bundle. All pieces of the bundle are marked once the folder is open."""
-        assert self._catalogue is not None
+        assert self.catalogue is not None
         saver = BundleSaver(
             home,
             pieces,
-            state_arrays=self._catalogue.record.state_arrays,
+            state_arrays=self.catalogue.record.state_arrays,
             mark=partial(self._mark, home),
             disk=self,
-            is_durable=self._catalogue.record.durable,
+            is_durable=self.catalogue.record.durable,
         )
         self._savers[home] = saver
         # Pieces of an earlier membership are older than the bundle's entries.
@@ -271,7 +256,7 @@ class StoreDisk:
         if self._savers.get(saver.home) is saver:  # otherwise the bundle has joined again
             del self._savers[saver.home]
             self._complete.discard(saver.home)
-            if self._is_serving:  # otherwise there are no marks, and the folder may not be open
+            if self.is_serving:  # otherwise there are no marks, and the folder may not be open
                 self._segments.release(saver.home)
 
     async def _serve(self) -> None:
@@ -286,7 +271,6 @@ class StoreDisk:
             await asyncio.sleep(self._ports.settings.flush_s)
         if is_waiting:
             self._ports.notice(f"{self.folder} is made, and {self.id} is written")
-        self._is_serving = True
         self._served.set()
         self._segments.mark(CATALOGUE, 1, 0)
         self._mark_run()
@@ -297,14 +281,13 @@ class StoreDisk:
                 group.create_task(self._segments.run(), name=f"disk-{self.id}/rounds")
                 group.create_task(self._watch(), name=f"disk-{self.id}/complete")
         finally:
-            self._is_serving = False
             self._served.clear()
             self._complete.clear()
 
     async def _take_up(self) -> bool:
         """Open the folder for the placed store; returns False if the disk has no room for a new folder."""
         async with self._changing:
-            catalogue = self._catalogue
+            catalogue = self.catalogue
             try:
                 found = await self._open()
             except ConfigError as error:
@@ -313,7 +296,7 @@ class StoreDisk:
                 if full and await self._has_no_file():
                     return False
                 raise
-            self._catalogue = catalogue
+            self.catalogue = catalogue
             assert catalogue is not None
             if found is not None and found.record.generation != catalogue.record.generation:
                 # The controllers have placed the store again under the same id, without these values.
@@ -354,12 +337,12 @@ class StoreDisk:
             self._appending.discard(task)
 
     def _is_restorable(self, home: str) -> bool:
-        return self._is_whole and home in self._complete and self._is_run_on_disk
+        return self.is_whole and home in self._complete and self._is_run_on_disk
 
     def whole(self) -> None:
         """Note that the primaries of all bundles have reported the store as whole on their disks."""
-        if not self._is_whole:
-            self._is_whole = True
+        if not self.is_whole:
+            self.is_whole = True
             self._announce()
 
     def _announce(self) -> None:
@@ -369,13 +352,13 @@ class StoreDisk:
 
     def applied(self, home: str, position: int) -> None:
         """Note that all entries of a bundle up to a position are applied, and their pieces marked."""
-        if self._is_serving:
+        if self.is_serving:
             self._segments.applied(home, position)
 
     async def _watch(self) -> None:
         """Note the bundles whose pieces were all written once."""
-        assert self._catalogue is not None
-        is_durable = self._catalogue.record.durable
+        assert self.catalogue is not None
+        is_durable = self.catalogue.record.durable
         pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
         rounds: dict[str, int] = {}
         """Number of rounds, also the one in progress, when all pieces of a bundle were taken, by its home."""
@@ -403,7 +386,7 @@ class StoreDisk:
                     self.on_complete()
 
     def _mark(self, home: str, piece: int, nbytes: int, updates: int) -> None:
-        if self._is_serving:
+        if self.is_serving:
             self._segments.mark(StateName(home, piece), nbytes, updates)
 
     async def _take(self, name: StateName) -> State | None:
@@ -414,9 +397,9 @@ class StoreDisk:
 
     async def _copy_of(self, name: StateName) -> State | None:
         if name == CATALOGUE:
-            return catalogue_state(self._catalogue) if self._catalogue is not None else None
+            return catalogue_state(self.catalogue) if self.catalogue is not None else None
         if name == RUN:
-            return run_state(self._run, self._run_order) if self._run is not None else None
+            return run_state(self.run, self._run_order) if self.run is not None else None
         saver = self._savers.get(name.home)
         async with self.still():
             state = await saver.take(name.shard) if saver is not None else None
@@ -429,7 +412,7 @@ class StoreDisk:
 
     async def _flush(self) -> None:
         """Write all changes so far, for `FLUSH_END_S` at most."""
-        if not self._is_serving:
+        if not self.is_serving:
             return
         try:
             async with asyncio.timeout(FLUSH_END_S):
@@ -448,7 +431,7 @@ class StoreDisk:
             DiskFailed: A write failed.
             ConfigError, DataError: The store cannot be read, and has a bundle again.
         """
-        catalogue = self._catalogue
+        catalogue = self.catalogue
         if not await self.end():
             return
         try:
@@ -458,7 +441,7 @@ class StoreDisk:
                 raise
             self._ports.notice(f"store {self.id} cannot be read from the disk: {error}")
         if self._savers and not is_over and self._serving is None:
-            self._catalogue = self._catalogue or catalogue  # a full disk may lack the record
+            self.catalogue = self.catalogue or catalogue  # a full disk may lack the record
             self._start()
 
     async def end(self, *, for_good: bool = False) -> bool:
@@ -522,10 +505,6 @@ class StoreDisk:
         """Contents of the folder when it was last opened."""
         return self._segments.recovery
 
-    async def read_saved(self, name: StateName) -> tuple[StateKey, list[memoryview]]:
-        """Read a state of `recovery`; see `SegmentStore.read_state`."""
-        return await self._segments.read_state(name)
-
     def position_of(self, name: StateName) -> int | None:
         """Return the position of a piece that is on the disk or is being written; None if there is none."""
         return self._positions.get(name)
@@ -561,19 +540,19 @@ class StoreDisk:
                 found = await self._open()
                 if self._serving is not None:
                     return  # as above: `begin` has set the catalogue
-                self._catalogue = found
+                self.catalogue = found
                 for home, keys in self._segments.recovery.entries.items():
                     if found is not None and keys:
                         await self._replay(home, keys)
             except BaseException:
                 if not self.is_followed:
-                    self._catalogue = None  # nothing can be read
+                    self.catalogue = None  # nothing can be read
                 raise
             self.is_saved = found is not None and not self.is_followed
 
     async def _replay(self, home: str, keys: Sequence[EntryKey]) -> None:
         """Apply the entries on the disk to the pieces of a bundle that lack them."""
-        catalogue, segments = self._catalogue, self._segments
+        catalogue, segments = self.catalogue, self._segments
         assert catalogue is not None
         origin = f"bundle {home} in {self.folder}"
         found, recovery = {}, segments.recovery
@@ -604,9 +583,9 @@ class StoreDisk:
         self._table, self._pieces, self._replays, self._last = (), {}, {}, None
         states = self._segments.recovery.states
         self._positions = {name: key.position for name, key in states.items() if name.home != LEADING}
-        if RUN in states and (self._run is None or self._run_order < states[RUN].order):
+        if RUN in states and (self.run is None or self._run_order < states[RUN].order):
             key, parts = await self._segments.read_state(RUN)
-            self._run, self._run_order = read_run(parts, str(self.folder)), key.order
+            self.run, self._run_order = read_run(parts, str(self.folder)), key.order
         if CATALOGUE not in states:
             return None
         _, parts = await self._segments.read_state(CATALOGUE)
@@ -627,7 +606,7 @@ class StoreDisk:
         """Remove the folder: another store has taken the place of this one."""
         async with self._changing:
             await self._close()
-            self._catalogue, self.is_saved = None, False
+            self.catalogue, self.is_saved = None, False
             disk, aside = self._ports.states, self.folder.with_name(REMOVED + self.folder.name)
             await disk.remove_folder(aside)
             with suppress(FileNotFoundError):  # its server ended before the first write
@@ -638,21 +617,21 @@ class StoreDisk:
     @property
     def began(self) -> float:
         """Time at which the server began to keep the store, in seconds since 1970."""
-        return self._catalogue.began if self._catalogue is not None else 0.0
+        return self.catalogue.began if self.catalogue is not None else 0.0
 
     @property
     def saved_bytes(self) -> int:
         """Maximum size of the packed result of `saved`, in bytes."""
-        run = len(packed_record(self._run)) if self._run is not None else 0
+        run = len(packed_record(self.run)) if self.run is not None else 0
         return run + self._catalogue_bytes + SAVED_PIECE_BYTES * len(self._segments.recovery.states)
 
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""
-        assert self._catalogue is not None
+        assert self.catalogue is not None
         states = self._segments.recovery.states.values()
         orders = {key: self._order_of(key) for key in states if key.home != LEADING}
-        run = packed_record(self._run) if self._run is not None else b""
-        return _saved_store(self._catalogue, orders, run, self._run_order)
+        run = packed_record(self.run) if self.run is not None else b""
+        return _saved_store(self.catalogue, orders, run, self._run_order)
 
     def _order_of(self, key: StateKey) -> Order:
         replay = self._replays.get(key.home)
@@ -664,7 +643,7 @@ class StoreDisk:
         Raises:
             DataError: There is no store, or no such piece.
         """
-        catalogue = self._catalogue
+        catalogue = self.catalogue
         if catalogue is None:
             raise DataError(f"{self.folder} has no store")
         if not self._table:
@@ -687,8 +666,8 @@ class StoreDisk:
             DataError: See `specs_of`.
         """
         specs = self.specs_of(home, piece)
-        assert self._catalogue is not None
-        record = self._catalogue.record
+        assert self.catalogue is not None
+        record = self.catalogue.record
         if record.in_place:  # its one piece has all shards, and is read once
             specs = tuple([spec for spec in specs if spec.id in numbers])
         return sum([spec.nbytes for spec in specs]) * (1 + record.state_arrays)
@@ -701,7 +680,7 @@ class StoreDisk:
         Raises:
             DataError: The disk has no such piece or shard, or the state is damaged.
         """
-        catalogue = self._catalogue
+        catalogue = self.catalogue
         self.specs_of(home, piece)  # raises for a piece that the store does not have
         bundle_origin = f"bundle {home} in {self.folder}"
         origin = f"piece {piece} of {bundle_origin}"
@@ -723,7 +702,7 @@ class StoreDisk:
         return read_states(shards, self._rules[shards[0].spec.rule])
 
     def __repr__(self) -> str:
-        return f"<StoreDisk {self.id} {'serving' if self._is_serving else 'saved'}>"
+        return f"<StoreDisk {self.id} {'serving' if self.is_serving else 'saved'}>"
 
 
 def _saved_store(catalogue: Catalogue, orders: Mapping[StateKey, Order], run: bytes, at: Order) -> SavedStore:

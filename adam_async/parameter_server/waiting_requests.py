@@ -83,8 +83,8 @@ class WaitingRequests:
         return []
 
     def _wait_for_shard(self, number: int, queued: QueuedPull) -> None:
-        shard, clock = _first_behind(queued)
-        heappush(self._by_shard.setdefault(shard, []), (clock, number))
+        behind = next(shard for shard in queued.shards if shard.applied_clock() < queued.clock)
+        heappush(self._by_shard.setdefault(behind, []), (queued.clock, number))
 
     def answer(self) -> list[Effect]:
         """Answer the requests whose values are ready now, in the order of their arrival."""
@@ -208,11 +208,6 @@ def _answer(queued: QueuedPull) -> SendValues | SendStates | None:
         return SendValues(queued.request, queued.shards)
     is_exact = queued.shards[0].pending is not None
     return SendStates(queued.request, queued.shards, queued.clock if is_exact else 0)
-
-
-def _first_behind(queued: QueuedPull) -> tuple[Shard, int]:
-    """Return a shard whose values are not ready for a request, and the clock that it lacks."""
-    return next((shard, queued.clock) for shard in queued.shards if shard.applied_clock() < queued.clock)
 
 
 def _late(queued: QueuedPull) -> Answer | Refuse:

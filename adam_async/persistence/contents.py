@@ -186,7 +186,7 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
         scans: The files that are not in quarantine, those of each kind in the order in which they were made.
         names: The names of all segment files, including those in quarantine.
     """
-    newest = _newest_round(scans)
+    newest = next(reversed(_rounds(scans)), None)
     on_disk = dict(newest.files) if newest is not None else {}
     damaged = [each for each in scans if _durable(each, on_disk) > each.end]
     whole = [each for each in scans if _durable(each, on_disk) <= each.end]
@@ -237,12 +237,6 @@ def _number(found: Found) -> int:
 def _readable(each: Scan) -> tuple[Found, ...]:
     """Return the records that count, beyond a bad frame only if the file's own frames prove damage."""
     return (*each.records, *each.beyond) if each.durable > each.end else each.records
-
-
-def _newest_round(scans: Sequence[Scan]) -> RoundRecord | None:
-    """Return the last round by place. Its number may be lower than that of the list in its file."""
-    rounds = _rounds(scans)
-    return rounds[-1] if rounds else None
 
 
 def _durable(each: Scan, on_disk: Mapping[str, int]) -> int:

@@ -117,7 +117,8 @@ class SegmentWriter:
         self._is_new = False
         """Whether the records for the beginning of the file are still to be appended, perhaps after a full
         disk."""
-        self._position = 0
+        self.position = 0
+        """Size of the file that grows, in bytes."""
         self._durable = 0
         self.written_bytes = 0
         """Number of bytes written, without bytes cut off again."""
@@ -127,17 +128,12 @@ class SegmentWriter:
     @property
     def segment(self) -> str:
         """Name of the file that grows; empty before the first append."""
-        return str(SegmentName(self._kind, self._number)) if self._position else ""
-
-    @property
-    def position(self) -> int:
-        """Size of the file that grows, in bytes."""
-        return self._position
+        return str(SegmentName(self._kind, self._number)) if self.position else ""
 
     @property
     def is_synced(self) -> bool:
         """Whether all appends are on disk."""
-        return self._durable == self._position
+        return self._durable == self.position
 
     async def append(self, payloads: Sequence[Payload]) -> list[Location]:
         """Append records in one write, to a new file if the last one is large enough; return their places.
@@ -146,7 +142,7 @@ class SegmentWriter:
             DiskFull: The disk is full; nothing is appended.
             DiskFailed: The write failed.
         """
-        if not self._position or self._position >= self._segment_bytes:
+        if not self.position or self.position >= self._segment_bytes:
             await self._begin_file()
             self._is_new = True
         before = self.beginning() if self._is_new else ()
@@ -160,7 +156,7 @@ class SegmentWriter:
         return locations[len(before) :]
 
     async def _append(self, payloads: Sequence[Payload]) -> list[Location]:
-        path, begin = self._folder / self.segment, self._position
+        path, begin = self._folder / self.segment, self.position
         salt = salt_of(self._identity.run, self.segment)
         make = partial(_frames_of, payloads, begin, self._durable, salt)
         try:
@@ -170,7 +166,7 @@ class SegmentWriter:
                 raise disk_failed(path, error) from error
             await self._cut_off(path, begin)
             raise DiskFull(str(error)) from error
-        self._position += written
+        self.position += written
         self.written_bytes += written
         return self._locations(payloads, begin)
 
@@ -186,13 +182,13 @@ class SegmentWriter:
 
     async def _begin_file(self) -> None:
         """Sync the last file, then make the next one with its start on disk."""
-        if self._position:
+        if self.position:
             await self.sync()
         self._number += 1
         path = self._folder / str(SegmentName(self._kind, self._number))
         start = encode_start(self._kind, self._number, self._identity)
         frame = frame_head([start], position=0, durable=0) + start
-        self._position = self._durable = 0
+        self.position = self._durable = 0
         try:
             await self._disk.write_from(path, 0, frame)
         except OSError as error:
@@ -207,7 +203,7 @@ class SegmentWriter:
             raise disk_failed(path, error) from error
         self.syncs += 1
         self.written_bytes += len(frame)
-        self._position = self._durable = len(frame)
+        self.position = self._durable = len(frame)
         self._durable_sizes[path.name] = self._durable
 
     async def sync(self) -> None:
@@ -218,7 +214,7 @@ class SegmentWriter:
         """
         if self.is_synced:  # also if there is no file, after a full disk
             return
-        path, position = self._folder / self.segment, self._position
+        path, position = self._folder / self.segment, self.position
         try:
             await self._disk.sync_file(path)
         except OSError as error:
@@ -244,7 +240,7 @@ class SegmentWriter:
             raise disk_failed(path, error) from error
 
     def __repr__(self) -> str:
-        return f"<SegmentWriter {self.segment or self._kind} {self._position} bytes>"
+        return f"<SegmentWriter {self.segment or self._kind} {self.position} bytes>"
 
 
 STUCK_S = 10.0
@@ -278,7 +274,8 @@ class Folder:
         segment_bytes: int,
     ) -> None:
         self._disk = disk
-        self._path = path
+        self.path = path
+        """Path of the folder."""
         self._run = identity.run
         self._notice = notice
         self._durable_sizes = dict(contents.files)
@@ -308,11 +305,6 @@ class Folder:
             )
             for each, kind in ((disk, STATES), (entries_disk, ENTRIES))
         )
-
-    @property
-    def path(self) -> Path:
-        """Path of the folder."""
-        return self._path
 
     @property
     def is_full(self) -> bool:
@@ -376,13 +368,14 @@ class Folder:
 
     def round_of(self, keys: Sequence[StateKey], floors: dict[str, int], as_of: float | None) -> RoundRecord:
         """Return the record of a round, with the facts of the folder."""
+        gone = self.superfluous(floors)
         return RoundRecord(
             number=self.next_number(),
             as_of=as_of,
             states=tuple(keys),
             floors=floors,
             forgotten=dict(self.forgotten),
-            files=self._files_without(self.superfluous(floors)),
+            files={name: size for name, size in self._durable_sizes.items() if name not in gone},
             previous=self._previous,
         )
 
@@ -426,17 +419,13 @@ class Folder:
         """Return the files that become superfluous once a round with these floors is on disk."""
         return self.usage.superfluous(self.growing, floors, self.forgotten)
 
-    def _files_without(self, superfluous: list[str]) -> dict[str, int]:
-        """Return the sizes on disk of all files except the superfluous ones."""
-        return {name: size for name, size in self._durable_sizes.items() if name not in superfluous}
-
     async def remove(self, segments: list[str]) -> None:
         """Remove superfluous files, after a round without them is on disk. Raises DiskFailed."""
         for segment in segments:
             try:
-                await self._disk.remove_file(self._path / segment)
+                await self._disk.remove_file(self.path / segment)
             except OSError as error:
-                raise disk_failed(self._path / segment, error) from error
+                raise disk_failed(self.path / segment, error) from error
             self.usage.removed(segment)
             self._durable_sizes.pop(segment, None)
 
@@ -448,9 +437,9 @@ class Folder:
         else:
             self._full.add(kind)
         if self.is_full and not was_full:
-            self._notice(f"the disk of {self._path} is full: {self.as_of_text()}; make room on it")
+            self._notice(f"the disk of {self.path} is full: {self.as_of_text()}; make room on it")
         elif was_full and not self.is_full:
-            self._notice(f"the disk of {self._path} has room again: {self.as_of_text()}")
+            self._notice(f"the disk of {self.path} has room again: {self.as_of_text()}")
 
     @contextmanager
     def reporting_if_stuck(self, work: str) -> Iterator[None]:
@@ -462,7 +451,7 @@ class Folder:
             alarm.cancel()
 
     def _report_stuck(self, work: str) -> None:
-        self._notice(f"{work} in {self._path} takes more than {STUCK_S:g} s; {self.as_of_text()}")
+        self._notice(f"{work} in {self.path} takes more than {STUCK_S:g} s; {self.as_of_text()}")
 
     def as_of_text(self) -> str:
         """Return a text on the time up to which all updates are on disk."""
@@ -478,7 +467,7 @@ class Folder:
 
     async def read_content(self, location: Location) -> bytes:
         """Read the content of a record as one piece; errors as in `read`."""
-        path = self._path / location.segment
+        path = self.path / location.segment
         try:
             data = await self._disk.read_part(path, location.position, location.end)
         except OSError as error:
@@ -490,4 +479,4 @@ class Folder:
         return data[location.content - location.position :]
 
     def __repr__(self) -> str:
-        return f"<Folder {self._path} {len(self.usage.sizes)} files>"
+        return f"<Folder {self.path} {len(self.usage.sizes)} files>"

@@ -36,6 +36,7 @@ from adam_async.persistence.folder import DamagedState, DiskFull, Folder, Payloa
 from adam_async.persistence.keys import LEADING, State, StateKey, StateName
 from adam_async.persistence.records import STATES, StateRecord, SyncedRecord
 from adam_async.persistence.settings import FlushSettings
+from adam_async.persistence.statistics import RoundCounts
 from adam_async.runtime.clock import Clock
 
 
@@ -111,19 +112,6 @@ BUSY_SHARE = 0.5
 """Share of `flush_s` that a round may take before the time between rounds grows."""
 
 
-@dataclass(slots=True)
-class RoundCounts:
-    """Counts of rounds."""
-
-    rounds: int = 0
-    updates: int = 0
-    writes: int = 0
-    state_bytes: int = 0
-    compaction_writes: int = 0
-    compaction_bytes: int = 0
-    round_s: float = 0.0
-
-
 @dataclass(slots=True, eq=False)
 class _Round:
     """A round in progress."""
@@ -159,7 +147,8 @@ class Rounds:
         self._clock = clock
         self._wall_clock = wall_clock
         self._notice = notice
-        self._dirty = DirtyStates()
+        self.dirty = DirtyStates()
+        """The dirty shards."""
         self._applied: dict[str, int] = {}
         self._released: dict[str, int] = {}
         """Number of releases, by bundle."""
@@ -187,9 +176,9 @@ class Rounds:
     def mark(self, name: StateName, nbytes: int, updates: int) -> None:
         """See `SegmentStore.mark`."""
         self.counts.updates += updates
-        was_large = self._dirty.nbytes >= self._settings.dirty_bytes
-        self._dirty.add(name, Mark(self._clock(), nbytes))
-        if len(self._dirty) == 1 or (not was_large and self._dirty.nbytes >= self._settings.dirty_bytes):
+        was_large = self.dirty.nbytes >= self._settings.dirty_bytes
+        self.dirty.add(name, Mark(self._clock(), nbytes))
+        if len(self.dirty) == 1 or (not was_large and self.dirty.nbytes >= self._settings.dirty_bytes):
             self._wake.set()
 
     def applied(self, home: str, position: int) -> None:
@@ -198,7 +187,7 @@ class Rounds:
 
     def forget(self, home: str) -> None:
         """See `SegmentStore.forget`."""
-        self._dirty.forget(home)
+        self.dirty.forget(home)
         self._applied.pop(home, None)
         if self._current is not None:
             self._current.floors.pop(home, None)
@@ -207,7 +196,7 @@ class Rounds:
 
     def release(self, home: str) -> None:
         """See `SegmentStore.release`."""
-        self._dirty.forget(home)
+        self.dirty.forget(home)
         self._applied.pop(home, None)
         self._released[home] = self._released.get(home, 0) + 1
         current = self._current
@@ -235,14 +224,9 @@ class Rounds:
         self._resolve(self._flushes, error)
 
     @property
-    def dirty(self) -> DirtyStates:
-        """The dirty shards."""
-        return self._dirty
-
-    @property
     def dirty_age_s(self) -> float:
         """Age of the oldest update that no round has taken, in seconds; 0 if there is none."""
-        oldest = self._dirty.oldest()
+        oldest = self.dirty.oldest()
         return 0.0 if oldest is None else self._clock() - oldest
 
     @property
@@ -276,11 +260,11 @@ class Rounds:
         """Return the time of the next round; None if no update or call waits for a round."""
         if self._flushes:
             return self._clock()
-        oldest = self._dirty.oldest()
+        oldest = self.dirty.oldest()
         if oldest is None:
             return None
         due = max(oldest, self._last_began) + self.period_s
-        if self._dirty.nbytes >= self._settings.dirty_bytes and not self._folder.is_full:
+        if self.dirty.nbytes >= self._settings.dirty_bytes and not self._folder.is_full:
             return min(due, self._last_began + self.period_s / 2)
         return due
 
@@ -333,8 +317,10 @@ class Rounds:
 
     async def _round(self, current: _Round) -> None:
         try:
-            for name in self._dirty.names():
-                await self._fold(current, name)
+            for name in self.dirty.names():
+                before = current.batch_bytes
+                await self._copy(current, name)
+                await self._grown(current, before)
             await self._write_batch(current)
             await self._compact(current)
         except DiskFull:
@@ -345,15 +331,9 @@ class Rounds:
             raise
         await self._end(current)
 
-    async def _fold(self, current: _Round, name: StateName) -> None:
-        """Copy a dirty shard, and write the batch if it is large enough."""
-        before = current.batch_bytes
-        await self._copy(current, name)
-        await self._grown(current, before)
-
     async def _copy(self, current: _Round, name: StateName) -> None:
         """Copy a dirty state into the batch."""
-        mark = self._dirty.pop(name)
+        mark = self.dirty.pop(name)
         if mark is None:  # forgotten meanwhile
             return
         departures = self._departures(name.home)
@@ -361,7 +341,7 @@ class Rounds:
         if state is not None:
             await self._add(current, state, mark, departures)
         elif self._departures(name.home) == departures:
-            self._dirty.add(name, mark)
+            self.dirty.add(name, mark)
             current.is_complete = False
 
     def _departures(self, home: str) -> tuple[int, int]:
@@ -379,7 +359,7 @@ class Rounds:
             departures: `_departures` before the copy.
         """
         if state.key.home != LEADING:
-            for name in sorted(self._dirty.leading):
+            for name in sorted(self.dirty.leading):
                 await self._copy(current, name)
         if self._departures(state.key.home) != departures:
             return
@@ -424,7 +404,7 @@ class Rounds:
     def _restore(self, current: _Round) -> None:
         for key, payload, mark in current.batch:
             if mark is not None and self._folder.counts(payload):
-                self._dirty.add(key.name, mark)
+                self.dirty.add(key.name, mark)
         current.batch, current.batch_bytes = [], 0
 
     async def _compact(self, current: _Round) -> None:
@@ -435,7 +415,7 @@ class Rounds:
             if self.counts.compaction_bytes + current.batch_bytes >= self.counts.state_bytes:
                 break
             known = usage.states.get(name)
-            if name in self._dirty or name in self._unreadable or known is None:
+            if name in self.dirty or name in self._unreadable or known is None:
                 continue
             before, departures = current.batch_bytes, self._departures(name.home)
             state = await self._taken_or_read(name, known)

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentStatistics:
-    """Counts since the opening of a store, and its state now."""
+@dataclass(slots=True, kw_only=True)
+class RoundCounts:
+    """Counts of the rounds of a store since its opening."""
 
+    rounds: int = 0
+    """Number of complete rounds of states."""
     updates: int = 0
     """Number of updates of shards, as marked by the owner."""
     writes: int = 0
@@ -17,6 +19,14 @@ class SegmentStatistics:
     """Number of states written again because their files were mostly superfluous."""
     compaction_bytes: int = 0
     """Size of the states written again, in bytes."""
+    round_s: float = 0.0
+    """Duration of the last round, in seconds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentStatistics(RoundCounts):
+    """Counts since the opening of a store, and its state now."""
+
     entries: int = 0
     """Number of log entries appended."""
     entry_bytes: int = 0
@@ -25,8 +35,6 @@ class SegmentStatistics:
     """Number of all bytes written to files of states, with heads and records."""
     syncs: int = 0
     """Number of calls of ``fdatasync``."""
-    rounds: int = 0
-    """Number of complete rounds of states."""
     disk_bytes: int = 0
     """Size of all files now, in bytes."""
     live_bytes: int = 0
@@ -37,8 +45,6 @@ class SegmentStatistics:
     """Number of shards with updates that no round has taken."""
     dirty_age_s: float = 0.0
     """Age of the oldest update that no round has taken, in seconds; 0 if there is none."""
-    round_s: float = 0.0
-    """Duration of the last round, in seconds."""
     in_round: bool = False
     """Whether a round is in progress: its states are neither dirty nor on disk."""
     current_round_s: float = 0.0

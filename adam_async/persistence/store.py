@@ -19,6 +19,7 @@ a write or a sync ends the process, because the fate of its bytes is unknown (`s
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from adam_async.errors import DiskFailed, first_cause
@@ -72,7 +73,8 @@ class SegmentStore:
         self._notice = notice
         self._settings = settings if settings is not None else FlushSettings()
         self._contents = Contents()
-        self._recovery = Recovery()
+        self.recovery = Recovery()
+        """Contents of the folder at its opening."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["SegmentStore"]:
@@ -96,7 +98,7 @@ class SegmentStore:
         ) as (folder, contents):
             self._folder: Folder = folder
             self._contents = contents
-            self._recovery = contents.recovery()
+            self.recovery = contents.recovery()
             self._rounds = Rounds(
                 folder,
                 self._take,
@@ -109,11 +111,6 @@ class SegmentStore:
                 folder, batch_bytes=self._settings.batch_bytes, retry_s=self._settings.flush_s
             )
             yield self
-
-    @property
-    def recovery(self) -> Recovery:
-        """Contents of the folder at its opening."""
-        return self._recovery
 
     async def read_state(self, name: StateName) -> tuple[StateKey, list[memoryview]]:
         """Read the newest state of a name on disk; the parts have the borders of `State.parts`.
@@ -217,22 +214,16 @@ class SegmentStore:
         folder, rounds, counts = self._folder, self._rounds, self._rounds.counts
         is_clean = not rounds.dirty and not rounds.in_round
         return SegmentStatistics(
-            updates=counts.updates,
-            writes=counts.writes,
-            state_bytes=counts.state_bytes,
-            compaction_writes=counts.compaction_writes,
-            compaction_bytes=counts.compaction_bytes,
+            **asdict(counts),
             entries=self._log.entries,
             entry_bytes=self._log.entry_bytes,
             written_bytes=folder.states.written_bytes,
             syncs=folder.states.syncs + folder.entries.syncs,
-            rounds=counts.rounds,
             disk_bytes=sum(folder.usage.sizes.values()),
             live_bytes=folder.usage.live_bytes,
             segments=len(folder.usage.sizes),
             dirty=len(rounds.dirty),
             dirty_age_s=rounds.dirty_age_s,
-            round_s=counts.round_s,
             in_round=rounds.in_round,
             current_round_s=rounds.current_s,
             period_s=rounds.period_s,

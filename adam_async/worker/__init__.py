@@ -11,7 +11,7 @@ Files, in reading order:
 
     run_session.py                      one run on this worker: its objects, the admission of groups, events
     service.py                          the role: joins a cluster, and trains one run after the other
-    training_mode.py                    interface of the three training modes and of the admission gate
+    training_mode.py                    what the training modes get, and their calls to the session
 
     copy_mode.py                        mode on a copy of the values, over any link: asp, ssp and bsp
     training.py                         one group on a compute thread, on a copy or in place; its graph

@@ -47,7 +47,7 @@ def context_of(model: Trainable, config: Config, plan: PushPlan) -> Any:
 
 
 class CopyMode:
-    """The training mode of every run but those in place; see `TrainingMode`.
+    """The training mode of every run but those in place.
 
     Args:
         setup: The run.
@@ -124,7 +124,7 @@ class CopyMode:
             landed=None if self._background else setup.events.landed,
         )
         self.gate = None if config.slack is None else self._stepper
-        """See `TrainingMode.gate`."""
+        """The gate that admits groups; None if replicas do not wait for each other's clocks."""
 
     def _new_sections(self) -> Sequence[BackwardSection]:
         # Limits of the gradient, and sums of several groups, need the whole gradient before any message.
@@ -152,7 +152,10 @@ class CopyMode:
         return self._in_flight + 2
 
     async def prepare(self) -> None:
-        """See `TrainingMode.prepare`. Cancelling it loses nothing."""
+        """Get the first values, and set the replica's clock from the servers' clocks.
+
+        The parameter client must be running. Cancelling it loses nothing.
+        """
         await self.refresh()
         self._stepper.start(self._puller.clock if self.gate is None else self._weights.clock)
 
@@ -164,21 +167,21 @@ class CopyMode:
         await landed.wait()
 
     def new_context(self) -> Context | None:
-        """See `TrainingMode.new_context`."""
+        """Make a training context for one group in flight; None if each thread has its own."""
         return None
 
     def new_scratch(self) -> object:
-        """See `TrainingMode.new_scratch`."""
+        """Make the scratch memory of one compute thread, on that thread."""
         return ThreadScratch(self._model, context_of(self._model, self._config, self._plan))
 
     def graph(self) -> Graph:
-        """See `TrainingMode.graph`."""
+        """Return the dataflow graph of a group."""
         ahead = [partial(self._stepper.ahead, section.messages) for section in self._sections[:-1]]
         waits = not self._background
         return replica_graph(self._trainer.train, self._stepper.add, waits_for_pull=waits, ahead=ahead)
 
     def flush(self, sync_clock: int) -> None:
-        """See `TrainingMode.flush`."""
+        """Send the collected steps: no more groups come for now. With a gate, tick to the sync clock."""
         if self.gate is None:
             self._stepper.close()
         else:

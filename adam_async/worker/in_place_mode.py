@@ -17,9 +17,9 @@ from adam_async.run.learning_rate import Schedule
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.step_reports import StepReports
-from adam_async.worker.training import InPlaceTrainer, ThreadMemory, TrainedInPlace, replica_graph
+from adam_async.worker.training import InPlaceTrainer, ThreadMemory, replica_graph
 from adam_async.worker.training_mode import ModeSetup
-from dataflow import Firing, Graph
+from dataflow import Graph
 
 JOB_IMAGES = 128
 """Number of images that one job of a compute thread trains, in as many groups as these images fill. During
@@ -45,7 +45,7 @@ def groups_in_flight(threads: int, images_per_group: int) -> int:
 
 
 class InPlaceMode:
-    """The training mode of a run in one process that pushes and pulls at every step; see `TrainingMode`.
+    """The training mode of a run in one process that pushes and pulls at every step; see `CopyMode`.
 
     Args:
         setup: The run.
@@ -108,27 +108,24 @@ class InPlaceMode:
         self._step_reports.start(min(clocks.pulled_clocks))
 
     async def refresh(self) -> None:
-        """See `TrainingMode.refresh`. The memory of the servers always has the newest values."""
+        """See `CopyMode.refresh`. The memory of the servers always has the newest values."""
 
     def new_context(self) -> None:
-        """See `TrainingMode.new_context`."""
+        """See `CopyMode.new_context`."""
 
     def new_scratch(self) -> ThreadMemory:
-        """See `TrainingMode.new_scratch`."""
+        """See `CopyMode.new_scratch`."""
         return self._trainer.new_memory()
 
     def graph(self) -> Graph:
-        """See `TrainingMode.graph`. No group waits for a pull, because its training applies its step."""
+        """See `CopyMode.graph`. No group waits for a pull, because its training applies its step."""
         return replica_graph(
             self._trainer.train,
-            self._on_trained,
+            lambda firing, trained: self._take_trained(),
             waits_for_pull=False,
             batch=self._job_groups,
             jobs=self._jobs,
         )
-
-    def _on_trained(self, firing: Firing, trained: TrainedInPlace) -> None:
-        self._take_trained()
 
     def _take_trained(self) -> None:
         """Take all groups whose steps are in the values, also those of calls that have not ended."""
@@ -157,7 +154,7 @@ class InPlaceMode:
             await self._settled.wait()
 
     def flush(self, sync_clock: int) -> None:
-        """See `TrainingMode.flush`."""
+        """See `CopyMode.flush`."""
         self._step_reports.close()
 
     def statistics(self) -> WorkerStatistics:

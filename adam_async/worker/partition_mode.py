@@ -15,7 +15,7 @@ from transport import BufferPool
 
 
 class PartitionMode(CopyMode):
-    """The training mode of one of several workers of a replica; see `TrainingMode`.
+    """The training mode of one of several workers of a replica; see `CopyMode`.
 
     The mode's weights are a copy of the tensors that the partition's layers read. The worker pulls all these
     tensors, and pushes the tensors that it owns; other workers of the replica push the rest.
@@ -61,15 +61,15 @@ class PartitionMode(CopyMode):
         return self._partition_trainer
 
     def new_context(self) -> Context:
-        """See `TrainingMode.new_context`: a group in flight waits for blocks between two jobs."""
+        """See `CopyMode.new_context`: a group in flight waits for blocks between two jobs."""
         return self._partition.network.context(self._config.images_per_group)
 
     def new_scratch(self) -> WeakKeyDictionary[PartitionTrainer, ThreadScratch]:
-        """See `TrainingMode.new_scratch`: a thread may work for several partitions."""
+        """See `CopyMode.new_scratch`: a thread may work for several partitions."""
         return WeakKeyDictionary()
 
     def graph(self) -> Graph:
-        """See `TrainingMode.graph`. The ports ``in-<crossing>`` receive blocks of other workers."""
+        """See `CopyMode.graph`. The ports ``in-<crossing>`` receive blocks of other workers."""
         return partition_graph(
             self._partition_trainer,
             self._partition,

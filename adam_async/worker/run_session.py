@@ -49,7 +49,7 @@ from adam_async.worker.partition_mode import PartitionMode
 from adam_async.worker.peer_workers import PeerWorkers
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Trained
-from adam_async.worker.training_mode import GroupEvents, ModeSetup, TrainingMode
+from adam_async.worker.training_mode import GroupEvents, ModeSetup
 from dataflow import (
     ComputePool,
     Engine,
@@ -292,7 +292,7 @@ class RunSession:
             waits=setup.waits,
         )
 
-    def _new_mode(self) -> TrainingMode:
+    def _new_mode(self) -> CopyMode | InPlaceMode:
         setup, share, timeline = self._setup, self._share, self._setup.timeline
         mode = ModeSetup(
             config=self._config,

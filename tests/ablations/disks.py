@@ -37,8 +37,8 @@ DISKS = (
     _row(
         "a round is confirmed after its sync",
         FILES,
-        "self._position\n        try:\n            await self._disk.sync_file(path)\n",
-        "self._position\n        try:\n            pass\n",
+        "self.position\n        try:\n            await self._disk.sync_file(path)\n",
+        "self.position\n        try:\n            pass\n",
         CRASHES,
         breaks="loss bound, durable, no false damage, or older state",
     ),
@@ -115,7 +115,7 @@ DISKS = (
     _row(
         "the first durable push waits until the store is on all disks",
         SERVER + "store_disk.py",
-        "return self._is_whole and home in self._complete and self._is_run_on_disk",
+        "return self.is_whole and home in self._complete and self._is_run_on_disk",
         "return home in self._complete",
         DISK + "a_primary_appends_no_entry_before_all_primaries_have_the_store_on_their_disks",
         seldom="a loss of all servers must come between the first writings of two of them",

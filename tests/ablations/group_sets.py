@@ -41,8 +41,8 @@ GROUP_SETS = (
     _row(
         "a bundle takes groups only of generations that its map names",
         FOLDER + "state.py",
-        "if (push.groups or (self.synchronous and not self.program)) and",
-        "if (self.synchronous and not self.program) and",
+        "needs_name = bool(push.groups) or (self.synchronous and not self.program)",
+        "needs_name = self.synchronous and not self.program",
         QUESTIONS + "test_a_generation_that_the_map_has_not_named_or_named_between_two_versions_must_wait",
         seldom="a server must see the map before and after a generation, and not with it",
     ),

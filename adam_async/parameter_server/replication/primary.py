@@ -217,7 +217,7 @@ class Primary:
         if message.session > self._sessions.get(sender, 0):
             raise Violation("session", f"{message.session} of {sender} has not begun")
         peer = self._peers.get(sender)
-        if peer is None or not self._is_present(peer, message):
+        if peer is None or message.session != peer.session:
             return
         self._check_answer(peer, message)
         if isinstance(message, Begun):
@@ -232,13 +232,6 @@ class Primary:
         self._send_piece(sender, peer)
         self._ask_for_piece(sender, peer)
         self.advance()
-
-    def _is_present(self, peer: _Peer, message: Begun | Held) -> bool:
-        """Return whether an answer is of the present session.
-
-        An answer of an earlier session may concern a dropped copy.
-        """
-        return message.session == peer.session
 
     def _check_answer(self, peer: _Peer, message: Begun | Held) -> None:
         log = self._copy.log

@@ -496,7 +496,7 @@ async def test_damage_that_is_found_when_a_bundle_leaves_costs_its_store_and_not
         store.begin(catalogue_of(), lambda name, work: group.create_task(work, name=name))
         saver = joined(store, "ps-0", ready={"ps-0"})
         await until(lambda: store.is_complete)
-        store._catalogue = catalogue_of(buckets=("ps-0",), generation=1)  # no server writes such a record
+        store.catalogue = catalogue_of(buckets=("ps-0",), generation=1)  # no server writes such a record
         store._segments.mark(CATALOGUE, 1, 0)
         assert store.left(saver)
         store.note_run(RunRecord(program=run_record()), 1)

@@ -500,7 +500,7 @@ def test_only_the_newest_ended_generations_are_remembered():
     for replica_generation in range(newest - REMEMBERED, newest):
         (refusal,) = server.tick("late", (0,), 9, incarnation=replica_generation)
         assert refusal.code == "generation-over"
-    assert server.state.generations_forgotten == newest - 1 - REMEMBERED
+    assert server.state.bundle.replicas.ended.forgotten == newest - 1 - REMEMBERED
 
 
 def counted(server, number=0):

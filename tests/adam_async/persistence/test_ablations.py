@@ -51,7 +51,7 @@ OWN = (
     Ablation(
         "a round lists no file that it removes",
         FILES,
-        "for name, size in self._durable_sizes.items() if name not in superfluous}",
+        "for name, size in self._durable_sizes.items() if name not in gone}",
         "for name, size in self._durable_sizes.items()}",
         story=crash_everywhere,
     ),

@@ -84,7 +84,7 @@ async def test_a_replica_goes_on_where_the_slowest_clock_of_its_servers_stands()
         mode = InPlaceMode(setup, model=servers.model, storage=storage, threads=1)
         await mode.prepare()
         mode._trainer.trained.append(TrainedInPlace(Lease(1, 3, 1, 4), 0.5, 0, ()))
-        mode._on_trained(None, None)
+        mode._take_trained()
         assert finished == []
         mode.flush(0)
         await client.flush()

@@ -96,7 +96,7 @@ class PowerCluster(Cluster):
             counts[REPLAYED] += any(recovery.entries.values())
             if recovery.damages and name not in self.failing:
                 raise Violation("no false damage", f"on the disk of {name}, {recovery.damage_text()}")
-            states = [await store.read_saved(key) for key in recovery.states]
+            states = [await store._segments.read_state(key) for key in recovery.states]
             self.states.opened(name, store.id, states)
         counts[READ_BACK] = self.states.compared
 

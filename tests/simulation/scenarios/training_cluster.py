@@ -306,7 +306,10 @@ class TrainingCluster(Cluster):
             if session not in self._over
             and count > ordered.get(session, 0)
             # Servers drop the push numbers of generations that ended long ago.
-            and (session in ordered or not any(state.generations_forgotten for state in self.states()))
+            and (
+                session in ordered
+                or not any(state.bundle.replicas.ended.forgotten for state in self.states())
+            )
         }
         self._late = late
         for session, since in late.items():

@@ -75,8 +75,8 @@ ABLATIONS = (
     _row(
         "an answer of an earlier link is not counted",
         PRIMARY,
-        "return message.session == peer.session",
-        "return peer.has_begun or message.session == peer.session",
+        "if peer is None or message.session != peer.session:",
+        "if peer is None or not (peer.has_begun or message.session == peer.session):",
         seed=206,
     ),
     _row(
