@@ -1,14 +1,13 @@
 """Sources of images with labels: names, files, folders and Python objects become a `Dataset`.
 
 `kinds.py` looks at the name, or at the names in a folder, and `datasets.py` calls the loader of that kind. A
-loader of encoded images collects samples, and `samples.py` decodes all of them into memory. Images of folders
-and tar files may stay in their files instead (`catalogue.py`); the data server then decodes them on demand.
+loader of encoded images collects samples, and `samples.py` decodes all of them into memory. Training images
+of folders and tar files may stay in their files instead; the data server then decodes them on demand.
 Programs with images in Python objects or in Ray call `objects.py` or `ray_data.py`.
 
     datasets.py, names.py             start here: `load`, and all kinds of sources; names of sources
     kinds.py                          kind and files of a source, by the names in its folder alone
     samples.py                        encoded images, decoded into one size; labels, counts, damage
-    catalogue.py                      images that stay in their files, for data larger than the cache
     pictures.py                       one encoded image to pixels (Pillow): EXIF, scaling, cropping
     splits.py                         training set and test set, by names of files or by a hash
 Encoded images:

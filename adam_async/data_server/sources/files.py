@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 
-from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources import limits
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
@@ -30,17 +29,6 @@ async def read_file(
     size = await disk.run(check_kind, path, limit or limits.MAX_FILE_BYTES)
     limits.check_total(size, str(path), room_bytes)
     return await disk.read_bytes(path)
-
-
-async def read_image(path: Path, disk: Disk, damage: Damage) -> bytes | None:
-    """Return a whole image file; if it cannot be read, note the damage and return None."""
-    try:
-        return await read_file(path, disk, limit=limits.MAX_IMAGE_BYTES)
-    except DataError as error:
-        damage.note(str(error))
-    except (OSError, ValueError) as error:  # ValueError: a zero character in the path
-        damage.note(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
-    return None
 
 
 IMAGE_SUFFIXES = tuple("png jpg jpeg jpe jfif bmp gif ppm pgm pbm pnm tif tiff webp".split())

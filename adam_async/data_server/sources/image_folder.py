@@ -11,14 +11,18 @@ from pathlib import Path
 
 from adam_async.data_server.class_names import class_name, number_folders
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.catalogue import leave_stored, listed
-from adam_async.data_server.sources.files import check_kind, is_clutter, read_image
+from adam_async.data_server.sources.files import is_clutter
 from adam_async.data_server.sources.kinds import Files, folders_in
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble, each
+from adam_async.data_server.sources.samples import (
+    LoadRequest,
+    Samples,
+    StoredSample,
+    assemble,
+    each,
+    stored_image,
+)
 from adam_async.data_server.sources.splits import Split, rank_of_image
-from adam_async.errors import DataError
 
 
 async def load_image_folder(request: LoadRequest, roots: Files) -> Dataset:
@@ -33,47 +37,22 @@ async def load_image_folder(request: LoadRequest, roots: Files) -> Dataset:
     require_pillow()
     classes = {root: await request.disk.run(folders_in, root) for root, _ in roots}
     numbers = number_folders(map(class_name, classes[roots[0][0]]))
-    folders_of = [(root / name, name, split) for root, split in roots for name in classes[root]]
-    if request.cache is not None:
-        places = listed(request)
-        for place in folders_of:
-            await _list_class(places, *place)
-        stored = await leave_stored(places, request.cache, numbers=numbers, class_names=tuple(numbers))
-        if stored is not None:
-            return stored
-    samples = Samples[Sample](request)
-    for place in folders_of:
-        await _add_class(samples, *place)
-    return await assemble(samples, numbers=numbers, class_names=tuple(numbers))
+    samples = Samples(request)
+    for root, split in roots:
+        for label in classes[root]:
+            await _add_class(samples, root / label, label, split)
+    return await assemble(samples, cache=request.cache, numbers=numbers, class_names=tuple(numbers))
 
 
-async def _list_class(places: Samples[StoredSample], folder: Path, label: str, split: Split | None) -> None:
-    """List the places of the images of a class."""
+async def _add_class(samples: Samples, folder: Path, label: str, split: Split | None) -> None:
+    request, found = samples.request, list[StoredSample]()
 
     def look(name: str) -> None:
-        """Add the place of one image, if it is a file of permitted size."""
-        try:
-            size = check_kind(folder / name, limits.MAX_IMAGE_BYTES)
-        except (OSError, ValueError) as error:  # ValueError: a zero character in the path
-            raise DataError(
-                f"{folder / name} cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from None
+        """Find one image, whose file must be an ordinary one."""
         chosen = split or rank_of_image(f"{label}/{name}")
-        places.add(StoredSample(str(folder / name), class_name(label), chosen, folder / name, 0, size))
+        found.append(stored_image(folder / name, class_name(label), chosen))
 
-    request = places.request
-    await each(await _images_in(folder, request), look, request.damage, request.disk)
-
-
-async def _images_in(folder: Path, request: LoadRequest) -> list[str]:
-    """Return the names in a class folder, without hidden ones."""
-    return [name for name in await request.disk.names(folder) if not is_clutter(name)]
-
-
-async def _add_class(samples: Samples[Sample], folder: Path, label: str, split: Split | None) -> None:
-    request = samples.request
-    for name in await _images_in(folder, request):
-        data = await read_image(folder / name, request.disk, request.damage)
-        if data is not None:
-            chosen = split or rank_of_image(f"{label}/{name}")
-            samples.add(Sample(str(folder / name), class_name(label), chosen, data))
+    names = [name for name in await request.disk.names(folder) if not is_clutter(name)]
+    await each(names, look, request.damage, request.disk)
+    for sample in found:
+        samples.add(sample)

@@ -34,7 +34,7 @@ async def load_parquet(request: LoadRequest, files: Files) -> Dataset:
         DataError: A file is no Parquet file, or `assemble` raises an error.
     """
     require_pillow()
-    samples = Samples[Sample](request)
+    samples = Samples(request)
     class_names: tuple[str, ...] = ()
     for path, split in files:
         data = await read_file(path, request.disk, room_bytes=request.room_bytes)
@@ -44,9 +44,7 @@ async def load_parquet(request: LoadRequest, files: Files) -> Dataset:
     return await assemble(samples, class_names=class_names)
 
 
-def add_rows(
-    data: bytes, origin: str, name: str, split: Split | None, samples: Samples[Sample]
-) -> tuple[str, ...]:
+def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> tuple[str, ...]:
     """Add the images of one file; return the names of its classes, if any.
 
     Raises:

@@ -1,33 +1,40 @@
 """Data sets from encoded images with labels.
 
-All encoded images are in memory first. The headers decide the number of channels, and the size unless the
-caller gives one; then the images of each split are decoded into one array. Decoding runs on the disk's
-thread, some hundred images at a time, so a cancellation does not wait for all of them.
+The headers decide the number of channels, and the size unless the caller gives one. Then the images of each
+split are decoded into one array, or the training images stay in their files, and are read and decoded on
+demand; `StoredImages` handles their later damage. Decoding runs on the disk's thread, some hundred images at
+a time, so a cancellation does not wait for all of them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
+from operator import itemgetter
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.class_names import number_classes
 from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.dataset import Dataset, StoredImages, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.file_ranges import read_piece
+from adam_async.data_server.sources.files import check_kind
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError, counted
 from adam_async.run.cache_size import CacheLimits
-from adam_async.run.image_size import Size, choose_size
+from adam_async.run.image_size import ChosenSize, Size, choose_size
 from adam_async.runtime.disk import Disk
 
 T = TypeVar("T")
-S = TypeVar("S", "Sample", "StoredSample")
+
+HEADER_BYTES = 1 << 12
+"""Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
 
 BYTES_OF_PIXEL = 4
 """Maximum memory of one pixel during decoding, in bytes."""
@@ -79,9 +86,9 @@ class Sample:
         """Size in bytes."""
         return len(self.data)
 
-    def read(self) -> bytes:
-        """Return the bytes of the image."""
-        return self.data
+    def read(self, size: int | None = None) -> bytes:
+        """Return the bytes of the image, or the first `size` of them."""
+        return self.data[:size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +120,31 @@ class StoredSample:
         return data
 
 
-class Samples(Generic[S]):
+AnySample = Sample | StoredSample
+
+
+def stored_image(path: Path, label: str, split: Split | int) -> StoredSample:
+    """Return an image that is a file. Blocks.
+
+    Raises:
+        DataError: The file cannot be read, or is no ordinary file of an image's size.
+    """
+    try:
+        size = check_kind(path, limits.MAX_IMAGE_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a zero character in the path
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return StoredSample(str(path), label, split, path, 0, size)
+
+
+class Samples:
     """Collects the images of a data set, up to the memory for them."""
 
     def __init__(self, request: LoadRequest) -> None:
         self.request = request
-        self.all: list[S] = []
+        self.all: list[AnySample] = []
         self.bytes = 0
 
-    def add(self, sample: S) -> None:
+    def add(self, sample: AnySample) -> None:
         """Add an image.
 
         Raises:
@@ -133,10 +156,12 @@ class Samples(Generic[S]):
             self.request.damage.note(str(error))
             return
         self.bytes += sample.size
-        limits.check_total(self.bytes, self.request.origin, self.request.room_bytes)
+        # Images in files take no memory yet.
+        room_bytes = self.request.room_bytes if isinstance(sample, Sample) else limits.MAX_TOTAL_BYTES
+        limits.check_total(self.bytes, self.request.origin, room_bytes)
         self.all.append(sample)
 
-    def labelled(self, numbers: Mapping[str, int]) -> list[S]:
+    def labelled(self, numbers: Mapping[str, int]) -> list[AnySample]:
         """Return the images whose labels have a class number; other labels are damage."""
         known = []
         for sample in self.all:
@@ -150,53 +175,158 @@ class Samples(Generic[S]):
 
 
 async def assemble(
-    samples: Samples[Sample], *, numbers: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
+    samples: Samples,
+    *,
+    cache: CacheLimits | None = None,
+    numbers: Mapping[str, int] | None = None,
+    class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Decode all images and join them with their labels.
+    """Join images with their labels; the training images stay in their files if the cache is too small.
+
+    Headers are read until the most frequent size and the number of channels are certain, or to the end if all
+    images are decoded now. Test images are always decoded at once, because the event loop sends them.
 
     Args:
+        cache: Size of the cache; a given one leaves images in their files. None decodes all images.
         numbers: Class number of each label; by default the labels determine them.
         class_names: Names of the classes; without `numbers`, only for labels that are numbers.
 
     Raises:
         DataError: No image is left to train or to test with, too many images are damaged, or one is and
-            damage is not skipped.
+            damage is not skipped. Damage of stored images beyond their headers raises later.
     """
     request = samples.request
     damage, disk = request.damage, request.disk
     if numbers is None:
         numbers, names = number_classes(sample.label for sample in samples.all)
         class_names = names or class_names
-    headers = await _headers(samples.labelled(numbers), damage, disk)
-    if not headers:
-        first = "".join(f": {sentence}" for sentence in damage.sentences()[:1])
-        raise DataError(f"{request.origin} holds no image{first}", damaged=damage.sentences())
-    sizes = Counter(header.size for _, header in headers)
-    chosen_size = choose_size(sizes, request.size)
-    size = chosen_size.size
-    channels = 1 if all(header.is_grey for _, header in headers) else 3
-    limits.check_total(len(headers) * size[0] * size[1] * channels, request.origin, request.room_bytes)
-    sample, largest = max(headers, key=lambda found: found[1].pixels)
-    limits.check_total(BYTES_OF_PIXEL * largest.pixels, sample.origin, request.room_bytes)
-    arrays = []
-    found = [sample for sample, _ in headers]
-    splits = resolve([sample.label for sample in found], [sample.split for sample in found])
-    for split in SPLITS:
-        chosen = [sample for sample, of in zip(found, splits, strict=True) if of == split]
-        images, kept = await _decoded(chosen, size, channels, damage, disk)
-        arrays.append((images, np.array([numbers[sample.label] for sample in kept], np.int64)))
-    check_counts(len(arrays[0][1]), len(arrays[1][1]), request)
-    return make_dataset(
+    known = samples.labelled(numbers)
+    shapes = _Shapes(known, samples, cache)
+    kept = await shapes.look(known)
+    if not shapes.sizes:
+        why = "".join(f": {sentence}" for sentence in damage.sentences()[:1])
+        raise DataError(f"{request.origin} holds no image{why}", damaged=damage.sentences())
+    chosen_size, channels, is_stored = shapes.chosen_size, shapes.channels, shapes.stay_stored
+    size, room_bytes = chosen_size.size, limits.MAX_TOTAL_BYTES if is_stored else request.room_bytes
+    limits.check_total(len(kept) * shapes.image_bytes, request.origin, room_bytes)
+    if not is_stored:
+        pixels, origin = shapes.largest
+        limits.check_total(BYTES_OF_PIXEL * pixels, origin, room_bytes)
+    shape = channels, size[1], size[0]
+    splits = resolve([sample.label for sample in kept], [sample.split for sample in kept])
+    train, test = (
+        [sample for sample, of in zip(kept, splits, strict=True) if of == split] for split in SPLITS
+    )
+
+    def decoded(sample: AnySample) -> NDArray[np.uint8]:
+        return decode(sample.read(), sample.origin, size=size, channels=channels)
+
+    trained: tuple[NDArray[np.uint8] | StoredImages, NDArray[np.int64]]
+    if is_stored:
+        labels = np.array([numbers[sample.label] for sample in train], np.int64)
+        stored = StoredImages(
+            lambda number: decoded(train[number]),
+            image_shape=shape,
+            labels=labels,
+            origin=request.origin,
+            policy=damage.policy,
+        )
+        trained = stored, labels
+    else:
+        trained = await _decoded(train, decoded, shape, numbers, request)
+    tests = await _decoded(test, decoded, shape, numbers, request)
+    check_counts(len(trained[1]), len(tests[1]), request)
+    make = partial(
+        make_dataset,
         name=request.name,
-        source=describe_source(
-            request, fitted=chosen_size.note, deep=sum(header.is_deep for _, header in headers)
-        ),
-        train=arrays[0],
-        test=arrays[1],
+        source=describe_source(request, fitted=chosen_size.note, deep=shapes.deep),
+        train=trained,
+        test=tests,
         origins=origins_of(request.origin),
         class_names=class_names,
         damaged=damage.sentences(),
     )
+    return await disk.run(make)
+
+
+class _Shapes:
+    """Most frequent size, and whether an image has colours, from the headers read so far."""
+
+    def __init__(self, known: Sequence[AnySample], samples: Samples, cache: CacheLimits | None) -> None:
+        self._images = self._left = len(known)
+        self._samples = samples
+        self._asked = samples.request.size
+        self._cache = cache
+        self.sizes: Counter[Size] = Counter()
+        self._colours = False
+        self.deep = 0
+        self.largest: tuple[int, str] = 0, ""
+        """Number of pixels of the largest image, and its origin."""
+
+    async def look(self, known: Sequence[AnySample]) -> list[AnySample]:
+        """Read headers until the result is certain. Returns the images without damaged headers."""
+        kept: list[AnySample] = []
+
+        def look(sample: AnySample) -> None:
+            """Add the shape of one image, and keep the image if its header is whole."""
+            header = None
+            try:
+                header = _header(sample)
+                kept.append(sample)
+            finally:
+                self.add(header, sample.origin)
+
+        request = self._samples.request
+        for first in range(0, len(known), AT_A_TIME):
+            if self.settled and self.stay_stored:
+                return [*kept, *known[first:]]
+            await each(known[first : first + AT_A_TIME], look, request.damage, request.disk)
+        return kept
+
+    @property
+    def stay_stored(self) -> bool:
+        """Whether the training images stay in their files."""
+        if self._cache is None or not self.sizes:
+            return False
+        largest = max(self._images * self.image_bytes, self._samples.bytes)
+        return self._cache.asked or largest > self._cache.size_bytes
+
+    def add(self, header: Header | None, origin: str) -> None:
+        """Count the header of the next image; None if it cannot be read."""
+        self._left -= 1
+        if header is not None:
+            self.sizes[header.size] += 1
+            self._colours = self._colours or not header.is_grey
+            self.deep += header.is_deep
+            self.largest = max(self.largest, (header.pixels, origin), key=itemgetter(0))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the other images can change neither the size nor the channels."""
+        most = max(self.sizes.values(), default=0)
+        return not self._left or (self._colours and (self._asked is not None or 2 * most > self._images))
+
+    @property
+    def chosen_size(self) -> ChosenSize:
+        """Size of all images."""
+        return choose_size(self.sizes, self._asked)
+
+    @property
+    def channels(self) -> int:
+        """Channels of all images: 3 if one has colours, else 1."""
+        return 3 if self._colours else 1
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of a decoded image, in bytes."""
+        return prod(self.chosen_size.size) * self.channels
+
+
+def _header(sample: AnySample) -> Header:
+    try:
+        return read_header(sample.read(HEADER_BYTES), sample.origin)
+    except DataError:
+        return read_header(sample.read(), sample.origin)
 
 
 def describe_source(request: LoadRequest, *, fitted: str = "", deep: int = 0) -> str:
@@ -232,32 +362,33 @@ def origins_of(origin: str) -> tuple[str, str, str, str]:
     return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
 
 
-async def _headers(samples: list[Sample], damage: Damage, disk: Disk) -> list[tuple[Sample, Header]]:
-    headers: list[tuple[Sample, Header]] = []
-
-    def read(sample: Sample) -> None:
-        headers.append((sample, read_header(sample.read(), sample.origin)))
-
-    await each(samples, read, damage, disk)
-    return headers
-
-
 async def _decoded(
-    samples: list[Sample], size: tuple[int, int], channels: int, damage: Damage, disk: Disk
-) -> tuple[NDArray[np.uint8], list[Sample]]:
-    """Return the undamaged images, shape (N, C, H, W), and their samples."""
-    images = np.empty((len(samples), channels, size[1], size[0]), np.uint8)
-    kept: list[Sample] = []
+    samples: Sequence[AnySample],
+    decoded: Callable[[AnySample], NDArray[np.uint8]],
+    shape: tuple[int, int, int],
+    numbers: Mapping[str, int],
+    request: LoadRequest,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the undamaged images, (N, C, H, W), and their class numbers."""
+    images = np.empty((len(samples), *shape), np.uint8)
+    labels: list[int] = []
 
-    def read(sample: Sample) -> None:
-        images[len(kept)] = decode(sample.read(), sample.origin, size=size, channels=channels)
-        kept.append(sample)
+    def read(sample: AnySample) -> None:
+        images[len(labels)] = decoded(sample)
+        labels.append(numbers[sample.label])
 
-    await each(samples, read, damage, disk)
-    return images[: len(kept)], kept
+    await each(samples, read, request.damage, request.disk)
+    return images[: len(labels)], np.array(labels, np.int64)
 
 
-async def each(items: Sequence[T], function: Callable[[T], None], damage: Damage, disk: Disk) -> None:
+async def each(
+    items: Sequence[T],
+    function: Callable[[T], None],
+    damage: Damage,
+    disk: Disk,
+    *,
+    at_a_time: int = AT_A_TIME,
+) -> None:
     """Call a function for each image on the disk's thread; an image that the function refuses is damaged.
 
     Raises:
@@ -266,11 +397,11 @@ async def each(items: Sequence[T], function: Callable[[T], None], damage: Damage
 
     def some(first: int) -> None:
         """Call the function for the images of one turn of the disk's thread."""
-        for item in items[first : first + AT_A_TIME]:
+        for item in items[first : first + at_a_time]:
             try:
                 function(item)
             except DataError as error:
                 damage.note(str(error))
 
-    for first in range(0, len(items), AT_A_TIME):
+    for first in range(0, len(items), at_a_time):
         await disk.run(some, first)

@@ -21,7 +21,6 @@ from adam_async.data_server.class_names import class_name
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.catalogue import leave_stored, listed
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import IMAGE_SUFFIXES, check_kind, is_clutter, read_file
 from adam_async.data_server.sources.kinds import COMPRESSED, Files
@@ -43,21 +42,17 @@ async def load_shards(request: LoadRequest, files: Files) -> Dataset:
         DataError: A shard is not a tar file or is cut short, or an error of `assemble`.
     """
     require_pillow()
-    if request.cache is not None and not any(path.name.lower().endswith(COMPRESSED) for path, _ in files):
-        places = listed(request)
-        for path, split in files:
-            await request.disk.run(list_shard, path, split, places)
-        stored = await leave_stored(places, request.cache)
-        if stored is not None:
-            return stored
-    samples = Samples[Sample](request)
+    samples, cache = Samples(request), request.cache
     for path, split in files:
-        data = await read_file(path, request.disk, room_bytes=request.room_bytes)
         if path.name.lower().endswith(COMPRESSED):
+            cache = None
+            data = await read_file(path, request.disk, room_bytes=request.room_bytes)
             data = await request.disk.run(unpack, data, str(path), request.room_bytes)
-        await request.disk.run(add_shard, data, str(path), path.name, split, samples)
-        del data
-    return await assemble(samples)
+            await request.disk.run(add_shard, data, str(path), path.name, split, samples)
+            del data
+        else:
+            await request.disk.run(list_shard, path, split, samples)
+    return await assemble(samples, cache=cache)
 
 
 def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) -> bytes:
@@ -82,7 +77,7 @@ def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) ->
     return content
 
 
-def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples[Sample]) -> None:
+def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> None:
     """Add the images of one shard.
 
     Raises:
@@ -93,7 +88,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
         samples.add(Sample(f"{origin}:{key}", label, chosen, data[offset : offset + size]))
 
 
-def list_shard(path: Path, split: Split | None, places: Samples[StoredSample]) -> None:
+def list_shard(path: Path, split: Split | None, samples: Samples) -> None:
     """List the positions of the images of one shard, without reading them. Blocks.
 
     Raises:
@@ -101,9 +96,9 @@ def list_shard(path: Path, split: Split | None, places: Samples[StoredSample]) -
     """
     size = check_kind(path, limits.MAX_FILE_BYTES)
     with reading(path) as file:
-        for key, label, (offset, length) in _images(file, size, str(path), places.request.damage):
+        for key, label, (offset, length) in _images(file, size, str(path), samples.request.damage):
             chosen = split or rank_of_image(f"{path.name}/{key}")
-            places.add(StoredSample(f"{path}:{key}", label, chosen, path, offset, length))
+            samples.add(StoredSample(f"{path}:{key}", label, chosen, path, offset, length))
 
 
 Extent = tuple[int, int]

@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt, prod
 from pathlib import Path, PurePosixPath
 
@@ -23,17 +24,19 @@ from numpy.typing import NDArray
 from adam_async.data_server.class_names import class_name, number_classes
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.files import read_file, read_image
+from adam_async.data_server.sources.files import read_file
 from adam_async.data_server.sources.kinds import Files
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import (
     LoadRequest,
-    Sample,
     Samples,
+    StoredSample,
     assemble,
     check_counts,
     describe_source,
+    each,
     origins_of,
+    stored_image,
 )
 from adam_async.data_server.sources.splits import SPLITS, Split, rank_of_image, resolve
 from adam_async.errors import DataError
@@ -79,7 +82,7 @@ async def load_tables(request: LoadRequest, files: Files) -> Dataset:
         limits.check_total(rows * prod(tables[0].shape), request.origin, request.room_bytes)
         return await _from_pixels(tables, request)
     require_pillow()
-    samples = Samples[Sample](request)
+    samples = Samples(request)
     for (path, _), table in zip(files, tables, strict=True):
         await _add_files(samples, table, path.parent)
     return await assemble(samples)
@@ -186,7 +189,7 @@ def _pixels(text: bytes, count: int, where: str) -> NDArray[np.int64]:
     return values
 
 
-async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> None:
+async def _add_files(samples: Samples, table: Table, folder: Path) -> None:
     """Add the images that the rows of a table name."""
     rows: list[tuple[str, str]] = []
 
@@ -212,11 +215,16 @@ async def _add_files(samples: Samples[Sample], table: Table, folder: Path) -> No
 
     request = samples.request
     await _each_line(table, read, request)
-    for name, label in rows:
-        path = await request.disk.run(_place, folder, name)
-        data = await read_image(path, request.disk, request.damage)
-        if data is not None:
-            samples.add(Sample(str(path), label, table.split or rank_of_image(name), data))
+    found: list[StoredSample] = []
+
+    def look(row: tuple[str, str]) -> None:
+        """Find the image of one row."""
+        name, label = row
+        found.append(stored_image(_place(folder, name), label, table.split or rank_of_image(name)))
+
+    await each(rows, look, request.damage, request.disk)
+    for sample in found:
+        samples.add(sample)
 
 
 def _place(folder: Path, name: str) -> Path:
@@ -231,19 +239,8 @@ def _place(folder: Path, name: str) -> Path:
 
 async def _each_line(table: Table, function: Callable[[Table, int], None], request: LoadRequest) -> None:
     """Call a function for each line's index, on the disk's thread; a line that it refuses is damaged."""
-
-    def some(first: int) -> None:
-        """Call the function for the lines of one turn of the disk's thread."""
-        for index in range(first, min(first + ROWS_AT_A_TIME, len(table.lines))):
-            if not table.lines[index].strip():
-                continue
-            try:
-                function(table, index)
-            except DataError as error:
-                request.damage.note(str(error))
-
-    for first in range(0, len(table.lines), ROWS_AT_A_TIME):
-        await request.disk.run(some, first)
+    lines = [index for index, line in enumerate(table.lines) if line.strip()]
+    await each(lines, partial(function, table), request.damage, request.disk, at_a_time=ROWS_AT_A_TIME)
 
 
 def _text(data: bytes, where: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from adam_async.data_server import dataset as datasets
 from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset, StoredImages
-from adam_async.data_server.sources import catalogue, limits, samples
+from adam_async.data_server.sources import limits, samples
 from adam_async.data_server.sources.datasets import load
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
@@ -87,8 +87,8 @@ async def test_training_images_are_not_read_before_they_are_needed(
         return true_read(path, offset, size)
 
     monkeypatch.setattr(samples, "read_piece", noting)
-    monkeypatch.setattr(catalogue, "HEADER_BYTES", 60)
-    monkeypatch.setattr(catalogue, "AT_A_TIME", 5)
+    monkeypatch.setattr(samples, "HEADER_BYTES", 60)
+    monkeypatch.setattr(samples, "AT_A_TIME", 5)
     monkeypatch.setattr(datasets, "SAMPLED", 3)
     dataset = await read_stored(tmp_path)
 
