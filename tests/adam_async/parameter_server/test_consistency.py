@@ -354,15 +354,6 @@ def test_a_sum_is_in_the_order_of_replicas_and_not_of_arrival():
     assert server.sums == {number: [(1, [0, 1, 2], 1 / 3)] for number in (0, 1)}
 
 
-def test_a_sum_is_scaled_to_the_mean_over_the_weights_of_its_contributions():
-    server = Server(synchronous=True, live=(0, 1, 2))
-    server.push("a", 0, 1, {0: 1, 1: 1}, weight=GROUP)
-    server.push("b", 1, 1, {0: 1, 1: 1}, weight=3)
-    server.tick("t", 2, 1, [0, 1], numbers=[0, 0])
-    server.drain()
-    assert server.sums[0] == [(1, [0, 1], GROUP / (GROUP + 3))]
-
-
 def test_a_contribution_that_is_not_finite_counts_no_weight_and_ticks():
     server = Server(synchronous=True)
     (answer,) = server.push("bad", 0, 1, {0: 1, 1: 1}, finite=False)
@@ -476,21 +467,6 @@ def test_shards_are_read_behind_the_pushes_before():
 
 
 # --- scaling and records ---------------------------------------------------------------------
-
-
-def test_rates_are_divided_by_one_plus_the_staleness_that_is_counted():
-    server = Server(synchronous=False, live=(0,), scale_by_staleness=True)
-    for clock in range(1, 4):
-        server.push(clock, 0, clock, {0: clock, 1: clock}, read=0)
-    batch, _ = server.state.take_batch()
-    assert batch.rates == ((0.5, 0.5), (0.25, 0.25), (0.5 / 3, 0.5 / 3))
-    server.tell(Applied(batch))
-    assert server.shard().staleness == {0: 1, 1: 1, 2: 1}
-    server.push("elsewhere", 0, 4, {1: 4}, read=3)
-    server.drain()
-    server.push("d", 0, 5, {0: 4, 1: 5}, read=2)
-    batch, _ = server.state.take_batch()
-    assert batch.rates == ((0.25, 0.5 / 3),)
 
 
 def entries_of(server, number):

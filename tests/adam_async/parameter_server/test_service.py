@@ -132,6 +132,10 @@ async def test_other_runs_and_assignments_are_refused(network):
         pull = Pull(store="old", generation=servers.map.generation, shards=(bias.id,))
         await refused(link, pack(pull), "wrong-run", "not old")
         await refused(link, pack(tick_on([bias.id], store="old")), "wrong-run", "not old")
+        pull = Pull(store="run", generation=99, shards=(bias.id,))
+        await refused(link, pack(pull), "wrong-run", "not run generation 99")
+        tick = tick_on([bias.id], generation=99)
+        await refused(link, pack(tick), "wrong-run", "not run generation 99")
         answer = await link.call(pack(push_of(servers, [bias.id], generation=99), [delta]), timeout_s=50.0)
         assert [problem.status for problem in unpack(answer, Pushed).problems] == [NOT_PRIMARY]
 

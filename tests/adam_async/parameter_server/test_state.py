@@ -11,12 +11,10 @@ from adam_async.messages import (
     DUPLICATE,
     GAP,
     NOT_PRIMARY,
-    REFUSED,
     Problem,
     Pull,
     ReportSteps,
     StepReport,
-    StepsReported,
     Ticked,
 )
 from adam_async.parameter_server import push_queue, waiting_requests
@@ -166,21 +164,6 @@ def test_shards_that_live_elsewhere_leave_the_others_applied():
     assert server.shard().version == 1
 
 
-def test_only_the_new_shards_of_a_partly_known_push_are_applied():
-    server = Server()
-    server.push("a", (0,), (1,))
-    server.drain()
-    server.push("b", (0, 1), (1, 1))
-    (answer,) = server.drain()
-    assert answer.body.problems == (Problem(0, DUPLICATE),)
-    assert (server.shard(0).version, server.shard(1).version) == (1, 1)
-
-
-def test_a_push_of_an_older_assignment_finds_no_primary():
-    (answer,) = Server().push("a", (0, 1), (1, 1), generation=0)
-    assert answer.body.problems == (Problem(0, NOT_PRIMARY), Problem(1, NOT_PRIMARY))
-
-
 @pytest.mark.parametrize("what", ["push", "pull", "tick", "record"])
 def test_another_run_is_refused_by_name(what):
     server = Server()
@@ -197,18 +180,6 @@ def test_another_run_is_refused_by_name(what):
     assert "old" in refusal.text
 
 
-@pytest.mark.parametrize("what", ["pull", "tick", "record"])
-def test_another_assignment_is_refused_with_both_generations(what):
-    server = Server()
-    (refusal,) = {
-        "pull": lambda: server.pull("a", 0, generation=7),
-        "tick": lambda: server.tick("a", (0,), 1, generation=7),
-        "record": lambda: server.record("a", 1, [(1, 0)], generation=7),
-    }[what]()
-    assert refusal.code == "wrong-run"
-    assert refusal.text == "this is store run generation 1, not run generation 7"
-
-
 def test_a_pull_of_shards_that_live_elsewhere_is_refused_with_their_numbers():
     (refusal,) = Server(shards=(0,)).pull("p", 0, 5)
     assert (refusal.code, refusal.text) == ("not-primary", "not the primary of shards [5]")
@@ -222,11 +193,6 @@ def test_a_pull_waits_for_the_pushes_before_it():
     assert answers(effects) == ["a", "p"]
     assert isinstance(effects[1], SendValues)
     assert [int(shard.spec.id) for shard in effects[1].shards] == [0, 1]
-
-
-def test_a_pull_with_nothing_before_it_is_answered_at_once():
-    (answer,) = Server().pull("p", 1)
-    assert isinstance(answer, SendValues)
 
 
 def test_a_push_that_pulls_brings_back_its_shards_unless_part_of_it_is_open():
@@ -345,19 +311,6 @@ def test_a_batch_is_an_entry_that_the_other_copies_take(monkeypatch):
         server.state.handle(PushArrived(number, push_of((0,), (number,)), gradients))
     batch, _ = server.state.take_batch()
     assert len(batch.pushes) == 3
-
-
-def test_a_push_that_is_not_finite_consumes_its_number_and_ticks_the_clock():
-    server = Server()
-    server.push("bad", (0,), (1,), clock=4, finite=False)
-    (answer,) = server.drain()
-    assert answer.body.problems == (Problem(0, REFUSED),)
-    shard = server.shard()
-    assert (shard.version, shard.tables.refused, shard.clocks[ZERO]) == (0, 1, 4)
-    assert shard.staleness.total() == 0
-    server.push("good", (0,), (2,), clock=5)
-    (answer,) = server.drain()
-    assert answer.body.versions == 1
 
 
 def test_staleness_counts_what_was_applied_since_the_read_less_what_was_in_the_copy():
@@ -508,38 +461,6 @@ def counted(server, number=0):
     return shard.version, shard.last_number, dict(shard.staleness), tables.refused, tables.duplicates
 
 
-def test_the_steps_of_a_record_are_numbered_counted_and_clocked_on_every_shard():
-    server = Server(live=(ZERO, ONE))
-    (answer,) = server.record("a", 1, [(5, 0), (6, 2), (7, 2)])
-    assert (answer.request, type(answer.body)) == ("a", StepsReported)
-    for number in (0, 1):
-        assert counted(server, number) == (3, {(1, 1): 3}, {0: 1, 2: 2}, 0, 0)
-        assert server.shard(number).clocks == {ZERO: 7, ONE: 0}
-        assert server.shard(number).values.tolist() == [0.0, 0.0]
-
-
-def test_a_repeated_record_is_answered_again_and_counted_once():
-    server = Server()
-    server.record("a", 1, [(1, 0), (2, 1)])
-    server.record("b", 3, [(3, 0)])
-    (again,) = server.record("a again", 1, [(1, 0), (2, 1)])
-    assert isinstance(again.body, StepsReported)
-    assert counted(server) == (3, {(1, 1): 3}, {0: 2, 1: 1}, 0, 2)
-    assert server.shard().clocks == {ZERO: 3}
-
-
-def test_a_record_that_comes_too_early_is_refused_with_the_number_that_is_wanted():
-    server = Server()
-    server.record("a", 1, [(1, 0), (2, 0)])
-    before = counted(server)
-    (refusal,) = server.record("early", 4, [(4, 0)])
-    assert (refusal.request, refusal.code, refusal.text) == ("early", "gap", "expected step 3, not 4")
-    assert counted(server) == before
-    (answer,) = server.record("in turn", 3, [(3, 0), (4, 0)])
-    assert isinstance(answer.body, StepsReported)
-    assert server.shard().version == 4
-
-
 def test_a_record_that_is_partly_known_is_refused_and_counts_nothing():
     server = Server()
     server.record("a", 1, [(1, 0)])
@@ -547,15 +468,6 @@ def test_a_record_that_is_partly_known_is_refused_and_counts_nothing():
     (refusal,) = server.record("b", 1, [(1, 0), (2, 0)])
     assert (refusal.code, refusal.text) == ("gap", "expected step 2, not 1")
     assert counted(server) == before
-
-
-@pytest.mark.parametrize("shards", [(0, 7), (7,), ()])
-def test_a_record_of_shards_that_live_elsewhere_is_refused_and_counts_nothing(shards):
-    server = Server()
-    (refusal,) = server.record("a", 1, [(1, 0)], shards=shards)
-    assert refusal.code == "not-primary"
-    assert str(shards) in refusal.text
-    assert counted(server) == (0, {}, {}, 0, 0)
 
 
 def test_records_of_other_sessions_and_generations_have_numbers_of_their_own():
@@ -568,18 +480,6 @@ def test_records_of_other_sessions_and_generations_have_numbers_of_their_own():
     server.tell(replica_generations(ZERO, ONE, of_0=2))
     server.record("d", 2, [(3, 0)], incarnation=2)
     assert server.shard().clocks == {ZERO: 3, ONE: 1}
-
-
-def test_a_refused_step_consumes_its_number_and_ticks_but_is_no_version_of_that_shard():
-    server = Server()
-    server.record("a", 1, [(1, 0, (1,)), (2, 3)])
-    assert counted(server, 0) == (2, {(1, 1): 2}, {0: 1, 3: 1}, 0, 0)
-    assert counted(server, 1) == (1, {(1, 1): 2}, {3: 1}, 1, 0)
-    assert server.shard(1).clocks == {ZERO: 2}
-    server.record("b", 3, [(3, 0, (0, 1))])
-    assert [server.shard(number).version for number in (0, 1)] == [2, 1]
-    assert server.shard(1).clocks == {ZERO: 3}
-    assert count_server([server.state]).refused == 3
 
 
 def test_the_record_of_a_replica_that_was_given_up_moves_no_clock():

@@ -70,18 +70,6 @@ def refused(*operations):
 # --- by hand -------------------------------------------------------------------------------------
 
 
-def test_an_empty_history_and_a_sequence_are_accepted():
-    checked()
-    checked(
-        get(0, 1, 0),
-        put(2, 3, 0, 5),
-        get(4, 5, 5),
-        conflict(6, 7, 0, 5),
-        conflict(8, 9, 0),
-        put(10, 11, 5, 9),
-    )
-
-
 def test_an_operation_takes_effect_between_its_begin_and_its_end():
     slow = put(0, 10, 0, 5)
 
@@ -93,11 +81,6 @@ def test_an_operation_takes_effect_between_its_begin_and_its_end():
     assert operations == (early, late)
 
 
-def test_an_operation_that_ends_when_another_begins_does_not_precede_it():
-    checked(put(0, 1, 0, 5), get(1, 2, 0))
-    checked(put(1, 2, 0, 5), get(0, 1, 5))
-
-
 def test_a_stale_read_is_refused_with_the_operation_that_replaced_its_version():
     first, second, stale = put(0, 1, 0, 5), put(2, 3, 5, 6), get(4, 5, 5)
 
@@ -107,26 +90,10 @@ def test_a_stale_read_is_refused_with_the_operation_that_replaced_its_version():
     assert operations == (first, second, stale)
 
 
-def test_a_lost_update_is_refused():
-    kept, lost = put(0, 1, 0, 5), put(2, 3, 5, 6)
-
-    why, operations = refused(kept, lost, again := conflict(4, 5, 6, 5))
-    assert why == "version 5 was over by 3.000000, but was seen from 4.000000 on"
-    assert operations == (kept, lost, again)
-    refused(put(0, 1, 0, 5), get(2, 3, 0))
-
-
 def test_two_winners_of_one_version_are_refused():
     one, other = put(0, 10, 0, 5), put(0, 10, 0, 6)
 
     assert refused(one, other) == ("version 0 was replaced twice", (one, other))
-
-
-def test_a_read_in_between_tells_two_orders_apart():
-    a, b = put(0, 10, 0, 5), put(0, 10, 5, 6)
-
-    checked(a, b, get(1, 2, 5), get(3, 4, 6))
-    refused(a, b, get(1, 2, 6), get(3, 4, 5))
 
 
 def test_a_read_of_a_later_version_is_refused():
@@ -137,51 +104,11 @@ def test_a_read_of_a_later_version_is_refused():
     assert operations == (early, late)
 
 
-def test_a_version_without_a_possible_maker_is_refused():
-    refused(get(0, 1, 5))
-    refused(put(0, 1, 3, 5))
-    refused(conflict(0, 1, 0, 5))
-    refused(unknown(0, 0, "another"), get(1, 2, 5))
-    refused(unknown(0, 4, "v5"), get(1, 2, 5))
-
-
-def test_unknown_operations_take_effect_late_or_never():
-    pending = unknown(0, 0, "v5")
-
-    checked(pending, get(1, 2, 0), get(50, 51, 0))
-    checked(pending, get(1, 2, 0), get(50, 51, 5))
-    checked(pending, get(1, 2, 0), put(50, 51, 5, 6))
-    checked(pending, put(1, 2, 0, 6), get(3, 4, 6))
-    refused(pending, get(1, 2, 5), get(3, 4, 0))
-    refused(pending, put(1, 2, 0, 6), get(3, 4, 5))
-    checked(op(0, None, Get()))
-
-
 def test_an_unknown_operation_that_took_effect_before_it_began_is_refused():
     why, operations = refused(early := get(0, 1, 5), late := unknown(2, 0, "v5"))
 
     assert why == "version 0 was over by 1.000000, but nothing had begun that can replace it"
     assert operations == (early, late)
-
-
-def test_an_unknown_operation_takes_effect_once():
-    pending = unknown(0, 0, "same")
-
-    checked(pending, get(1, 2, 5, "same"))
-    refused(pending, get(1, 2, 5, "same"), get(3, 4, 6, "same"))
-    checked(pending, unknown(0, 5, "same"), get(1, 2, 5, "same"), get(3, 4, 6, "same"))
-
-
-def test_unknown_operations_may_follow_one_another_unseen():
-    """A client that saw version 5 in a watch may expect it without a get."""
-    chain = [unknown(0, 0, "v5"), unknown(0, 5, "v6"), unknown(0, 6, "v7")]
-
-    checked(*chain, get(1, 2, 0), get(3, 4, 7))
-    checked(*chain, get(1, 2, 5), get(3, 4, 7))
-    refused(*chain, get(1, 2, 7), get(3, 4, 6))
-    checked(chain[0], chain[2], get(1, 2, 0), get(3, 4, 7))
-    refused(chain[0], chain[2], get(1, 2, 5), get(3, 4, 7))
-    refused(chain[0], chain[2], get(1, 2, 6, "v5"), get(3, 4, 5))
 
 
 def test_a_conflict_that_saw_nothing_else_needs_another_version():
@@ -221,13 +148,6 @@ def test_keys_are_apart_but_no_version_is_given_twice():
     with pytest.raises(NotLinearizable, match="key b: ") as caught:
         checked(a, get(2, 3, 5, key="b"))
     assert caught.value.key == "b"
-
-
-def test_a_refused_operation_has_no_effect():
-    nothing = op(0, 1, CompareAndSet(0, "v5"), Refused())
-
-    checked(nothing, op(0, 1, Get(), Refused()), get(2, 3, 0))
-    refused(nothing, get(2, 3, 5))
 
 
 def test_a_search_without_steps_left_decides_nothing():
