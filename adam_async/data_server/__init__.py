@@ -18,7 +18,6 @@ sends them, and `group_producer.py` makes them.
     service.py                      the data-server role: runs, epochs, effects of events
     questions.py                    questions for leases, and reports of workers, from request to answer
     image_questions.py              questions for images, from request to answer; back-pressure
-    question_checks.py              refusal of questions and reports that no correct peer sends
 
     group_producer.py               groups made ahead (prefetch); reads, decoding, transforms on a thread
     group_cache.py                  gathered blocks of groups, handed out as slices

@@ -17,12 +17,16 @@ from adam_async.controller.role import reply_or_fail, reply_when_room
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.order import EpochOrders
-from adam_async.data_server.question_checks import Takers, busy_refusal, check_test_part, groups_refusal
+from adam_async.data_server.questions import Takers, busy_refusal
 from adam_async.messages import Groups, ReadGroups, ReadTest, TestImages, pack
-from transport import Link, Message, Request
+from transport import Link, Message, RemoteProtocolError, Request
 
 ANSWER_BYTES = 8 << 20
 """Maximum size of the images of an answer of several groups, in bytes; the worker asks again for more."""
+
+
+LABEL_BYTES = 72
+"""Upper bound of the bytes that a label and its padding add to an image."""
 
 
 class ImageQuestions:
@@ -81,8 +85,13 @@ class ImageQuestions:
         """Return code and text of the refusal of a question; None for an acceptable question."""
         if body.run != self._run:
             return "wrong-run", f"this data server is on {self._run or 'no run'}, not on {body.run}"
-        refused = groups_refusal(body, groups=self._orders.num_groups, height=self._height)
-        return refused or busy_refusal(request.link, self._asking)
+        groups, numbers = self._orders.num_groups, body.numbers
+        if max(numbers) >= groups or len(set(numbers)) < len(numbers):
+            return "no-groups", f"an epoch has groups 0 to {groups - 1}, and a question names each group once"
+        first, stop = body.rows or (0, self._height)
+        if not first <= stop <= self._height:
+            return "no-rows", f"images have rows 0 to {self._height - 1}: there are no rows {first} to {stop}"
+        return busy_refusal(request.link, self._asking)
 
     def _answer(self, request: Request, body: ReadGroups) -> None:
         peer = request.link.peer
@@ -168,3 +177,17 @@ def _cut(
     if first == stop:
         return (labels,)
     return *(np.ascontiguousarray(piece[:, :, first:stop]) for piece in images), labels
+
+
+def check_test_part(body: ReadTest, total: int, *, image_bytes: int, most_bytes: int) -> str:
+    """Return the reason for which these test images do not fit into one message; empty if they fit.
+
+    Raises:
+        RemoteProtocolError: The end of the range is below its start.
+    """
+    if body.stop < body.start:
+        raise RemoteProtocolError("test images", f"there are none from {body.start} to {body.stop}")
+    images = max(min(body.stop, total) - body.start, 0)
+    if images * (image_bytes + LABEL_BYTES) > most_bytes:
+        return f"no message holds {images} test images: ask for fewer"
+    return ""

@@ -5,24 +5,44 @@ once, a question when the state grants it. Leases have the numbers of groups; `i
 questions for their images.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from weakref import WeakSet
 
 from adam_async.controller.role import reply_or_fail
 from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.order import EpochOrders
-from adam_async.data_server.question_checks import (
-    busy_refusal,
-    check_report,
-    lease_refusal,
-    taker_refusal,
-)
 from adam_async.data_server.state import Grant, GroupsReported, LeaseAsked
 from adam_async.messages import MOST_GROUPS, Lease, LeaseGroups, Leases, Reported, ReportGroups, pack
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import Replica
 from adam_async.runtime.timeline import Timeline
-from transport import Identity, Link, Request
+from transport import Identity, Link, RemoteProtocolError, Request
+
+UNREAD_BYTES = 1 << 16
+"""Maximum number of unsent bytes of a link to which groups are sent: with more bytes, the worker has not read
+the last answer."""
+
+Takers = Mapping[tuple[int, int, int], tuple[str, int]]
+"""Node and incarnation of each worker, by the replica, generation and part that the worker has."""
+
+
+def takers(cluster: ClusterMap) -> Takers:
+    """Return the workers that may ask for groups and report them, in the replica generations of the map."""
+    replica_generations = cluster.replica_generations()
+    return {
+        (int(replica), replica_generation, part): (name, cluster.nodes[name].incarnation)
+        for replica, replica_generation in replica_generations.items()
+        for part, name in enumerate(cluster.members(int(replica)))
+    }
+
+
+def busy_refusal(link: Link, asking: Collection[Link]) -> tuple[str, str] | None:
+    """Return code and text of the refusal of a further question on a link; None if the link may ask."""
+    # Unread answers to a worker would otherwise fill the memory.
+    if link in asking or link.unsent_bytes > UNREAD_BYTES:
+        return "busy", "one question for groups at a time: read the answer to the last one first"
+    return None
 
 
 class Questions:
@@ -43,8 +63,8 @@ class Questions:
         self._run = ""
         self._orders: EpochOrders
         self._partitions = 1
-        self.takers: Mapping[tuple[int, int, int], tuple[str, int]] = {}
-        """The workers that may ask; see `question_checks.takers`."""
+        self.takers: Takers = {}
+        """The workers that may ask."""
         self._open: dict[int, Request] = {}
         """Open questions by number, the oldest first."""
         self._asking: WeakSet[Link] = WeakSet()
@@ -108,13 +128,19 @@ class Questions:
             return "wrong-run", f"this data server is on {self._run or 'no run'}, not on {body.run}"
         if not self._dealer.deals:
             return "no-leases", f"{self._node} does not deal out the groups of run {self._run}"
-        if text := taker_refusal(body, request.link.peer, self.takers):
-            return "not-yours", text
+        # The questions of an unknown generation are allowed and wait, because the map may be late.
+        peer, part = request.link.peer, body.partition
+        taker = self.takers.get((body.replica, body.replica_generation, part))
+        if taker is not None and taker != (peer.node, peer.incarnation):
+            return "not-yours", f"{peer.node} is not the worker with part {part} of replica {body.replica}"
         if isinstance(body, ReportGroups):
             check_report(body, self._partitions, images_of=self._orders.images_of)
             return None
-        refused = lease_refusal(body, partitions=self._partitions)
-        return refused or busy_refusal(request.link, self._asking)
+        if part >= self._partitions:
+            return "no-part", f"replicas have parts 0 to {self._partitions - 1}, not {part}"
+        if body.count < 1:
+            return "no-groups", f"a question is for at least one group, not {body.count}"
+        return busy_refusal(request.link, self._asking)
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -132,3 +158,24 @@ class Questions:
         reply_or_fail(request, pack(answer))
         if timeline is not None and leases:
             timeline.leased(self._node, self._run, request.link.peer.node, leases, begin)
+
+
+def check_report(body: ReportGroups, partitions: int, *, images_of: Callable[[int], int]) -> None:
+    """Refuse a report of groups that no worker can have finished.
+
+    Args:
+        images_of: Function from the number of a group to its number of images; 0 if no epoch has the group.
+
+    Raises:
+        RemoteProtocolError: The report is impossible; the error says why.
+    """
+    if body.partition >= partitions:
+        raise RemoteProtocolError(
+            "report", f"replicas have parts 0 to {partitions - 1}, not {body.partition}"
+        )
+    if len({(each.epoch, each.number) for each in body.finished}) < len(body.finished):
+        raise RemoteProtocolError("report", "a report names a group twice")
+    for each in body.finished:
+        if not each.images or each.images != images_of(each.number):
+            text = f"an epoch has no group {each.number} of {each.images} images"
+            raise RemoteProtocolError("report", text)

@@ -29,8 +29,7 @@ from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.image_questions import ImageQuestions
 from adam_async.data_server.order import EpochOrders
-from adam_async.data_server.question_checks import takers
-from adam_async.data_server.questions import Questions
+from adam_async.data_server.questions import Questions, takers
 from adam_async.data_server.state import DataState, Effect, EpochEnded, Grant
 from adam_async.data_server.statistics import DataStatistics
 from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed

@@ -23,18 +23,22 @@ LIMIT_BYTES = 1 << 30
 TYPE_NAMES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
-def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
+def gunzip(
+    data: bytes, origin: str, room_bytes: int = limits.MAX_TOTAL_BYTES, *, limit: int | None = None
+) -> bytes:
     """Return the content of a gzipped file, or `data` itself if it is not gzipped.
 
     Raises:
-        DataError: The compressed data are damaged, cut short, or hold more than 1 GiB or the room.
+        DataError: The compressed data are damaged, cut short, or hold more than the limit (1 GiB by default)
+            or the room.
     """
+    limit = LIMIT_BYTES if limit is None else limit
     if not data.startswith(GZIP_MAGIC):
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:  # also reads files of several members
             # Reading one byte past the limit distinguishes content at the limit from content above it.
-            content = file.read(min(LIMIT_BYTES, room_bytes) + 1)
+            content = file.read(min(limit, room_bytes) + 1)
     except EOFError:
         raise DataError(
             f"{origin} ends in the middle of its gzip data ({len(data)} bytes found); "
@@ -43,8 +47,8 @@ def gunzip(data: bytes, origin: str, room_bytes: int = LIMIT_BYTES) -> bytes:
     except (OSError, zlib.error) as error:
         raise DataError(f"{origin} is a damaged gzip file ({error}); delete it and fetch it again") from None
     limits.check_total(len(content), origin, room_bytes)
-    if len(content) > LIMIT_BYTES:
-        raise DataError(f"{origin} unpacks to more than {LIMIT_BYTES} bytes; that is no data set for this")
+    if len(content) > limit:
+        raise DataError(f"{origin} unpacks to more than {limit} bytes; cut it into smaller files")
     return content
 
 

@@ -8,11 +8,9 @@ with a meaning on disk only (absolute names, names with ``..``, links, devices) 
 or one that is not a tar file, is an error under either policy.
 """
 
-import gzip
 import io
 import json
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -23,6 +21,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.file_ranges import reading
 from adam_async.data_server.sources.files import IMAGE_SUFFIXES, check_kind, is_clutter, read_file
+from adam_async.data_server.sources.idx import GZIP_MAGIC, gunzip
 from adam_async.data_server.sources.kinds import COMPRESSED, Files
 from adam_async.data_server.sources.pictures import require_pillow
 from adam_async.data_server.sources.samples import LoadRequest, Sample, Samples, StoredSample, assemble
@@ -61,20 +60,9 @@ def unpack(data: bytes, origin: str, room_bytes: int = limits.MAX_FILE_BYTES) ->
     Raises:
         DataError: The file is not gzipped, is truncated or damaged, or is too large unpacked.
     """
-    most = min(limits.MAX_FILE_BYTES, room_bytes)
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            content = file.read(most + 1)  # stop unpacking a compression bomb
-    except EOFError:
-        raise DataError(f"{origin} ends too early: it was cut short, fetch it again") from None
-    except (OSError, zlib.error) as error:
-        raise DataError(f"{origin} is not a gzipped tar file, or damaged ({error})") from None
-    if len(content) > limits.MAX_FILE_BYTES:
-        raise DataError(
-            f"{origin} unpacks to more than {limits.MAX_FILE_BYTES} bytes; cut it into smaller ones"
-        )
-    limits.check_total(len(content), origin, room_bytes)
-    return content
+    if data and not data.startswith(GZIP_MAGIC):
+        raise DataError(f"{origin} is not a gzipped tar file, or damaged")
+    return gunzip(data, origin, room_bytes, limit=limits.MAX_FILE_BYTES)
 
 
 def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> None:
@@ -131,7 +119,7 @@ def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Itera
     Raises:
         DataError: The file is no tar file, is truncated, or has damage that is not skipped.
     """
-    if file.read(2) == b"\x1f\x8b":
+    if file.read(2) == GZIP_MAGIC:
         raise DataError(
             f"{origin} is compressed, expected a plain tar file; unpack it with gunzip, or name it .tar.gz"
         )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from adam_async.data_server import image_questions
-from adam_async.data_server.image_questions import ImageQuestions
+from adam_async.data_server.image_questions import ImageQuestions, check_test_part
 from adam_async.data_server.order import EpochOrders
-from adam_async.messages import Groups, ReadGroups, pack, unpack, unpack_any
+from adam_async.messages import Groups, ReadGroups, ReadTest, pack, unpack, unpack_any
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.data_server.test_group_producer import (
     GROUP,
@@ -201,6 +201,7 @@ async def test_a_link_has_one_question_open():
         ({"numbers": ((1 << 32) - 1,)}, "no-groups"),
         ({"numbers": (2, 2)}, "no-groups"),
         ({"rows": (0, SHAPE[1] + 1)}, "no-rows"),
+        ({"rows": (2, 1)}, "no-rows"),
     ],
 )
 async def test_an_impossible_question_is_refused_and_the_next_one_is_answered(change, code):
@@ -213,3 +214,11 @@ async def test_an_impossible_question_is_refused_and_the_next_one_is_answered(ch
 def test_a_question_names_a_group_at_least_and_64_at_most(numbers):
     with pytest.raises(RemoteProtocolError, match="malformed ReadGroups"):
         unpack(pack(msgspec.structs.replace(ASKED, numbers=numbers)), ReadGroups)
+
+
+def test_test_images_are_in_order_and_fit_into_a_message():
+    assert check_test_part(ReadTest(start=0, stop=1 << 30), 10, image_bytes=28, most_bytes=1000) == ""
+    assert check_test_part(ReadTest(start=50, stop=60), 10, image_bytes=28, most_bytes=1000) == ""
+    assert "ask for fewer" in check_test_part(ReadTest(start=0, stop=11), 99, image_bytes=28, most_bytes=1000)
+    with pytest.raises(RemoteProtocolError, match="none from 4 to 3"):
+        check_test_part(ReadTest(start=4, stop=3), 10, image_bytes=28, most_bytes=1000)
