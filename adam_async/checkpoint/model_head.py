@@ -19,8 +19,12 @@ METADATA_KEY = "adam-async"
 """Key of this package's JSON in the metadata: ``format_version``, ``spec`` and, for data with names,
 ``class_names``."""
 
-MAX_HEADER_BYTES = 1 << 20
-"""Maximum size of a header in bytes: names, shapes and metadata of some thousand tensors."""
+RULE_STATE = "rule_state/"
+"""Beginning of the names of arrays with the state of an update rule, such as ``rule_state/mean/fc1.weight``.
+A model takes no value from them."""
+
+MAX_HEADER_BYTES = 4 << 20
+"""Maximum size of a header in bytes: names, shapes and metadata of some thousand tensors with rule state."""
 
 
 class SavedModelError(ConfigError):
@@ -80,6 +84,27 @@ def _header(data: bytes, whole: int, origin: str) -> dict[str, Any]:
     if whole < expected:
         raise SavedModelError(f"{origin} is truncated: it has {whole} bytes of {expected}")
     return header
+
+
+def values_alone(data: bytes, origin: str) -> bytes:
+    """Return a file without the state of update rules.
+
+    Raises:
+        SavedModelError: See `read_head`.
+    """
+    header = _header(data, len(data), origin)
+    kept = {name: entry for name, entry in header.items() if not name.startswith(RULE_STATE)}
+    if len(kept) == len(header):
+        return data
+    start, parts, at = 8 + int.from_bytes(data[:8], "little"), list[bytes](), 0
+    for name, entry in kept.items():
+        if name != "__metadata__" and (end := _end_of(entry)):
+            part = data[start + entry["data_offsets"][0] : start + end]
+            kept[name] = {**entry, "data_offsets": [at, at + len(part)]}
+            parts.append(part)
+            at += len(part)
+    text = json.dumps(kept).encode()
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
 def _end_of(entry: Any) -> int:

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from adam_async.checkpoint.model_head import cannot_read
 from adam_async.checkpoint.names import FILE_NAME
@@ -40,7 +40,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from adam_async.checkpoint.model_head import FORMAT, METADATA_KEY, SavedModelError, read_head
+from adam_async.checkpoint.model_head import FORMAT, METADATA_KEY, SavedModelError, read_head, values_alone
 from adam_async.errors import SpecError
 from adam_async.model.spec import ModelSpec
 from adam_async.run.step_model import RunModel
@@ -77,11 +77,16 @@ def dump_model(
     tensors = {p.name: np.asarray(weights[p.name], network.dtype, order="C") for p in network.parameters}
     if isinstance(network, StepModel):
         return dump_arrays(network.tensors(tensors))
+    return bytes(save_tensors(tensors, metadata=metadata_of(network, class_names)))
+
+
+def metadata_of(network: Network, class_names: Sequence[str]) -> dict[str, str]:
+    """Return the texts in the head of a model's file."""
     # One entry, because the library writes several in an order that changes from process to process.
     ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
     if class_names:
         ours["class_names"] = list(class_names)
-    return bytes(save_tensors(tensors, metadata={METADATA_KEY: json.dumps(ours)}))
+    return {METADATA_KEY: json.dumps(ours)}
 
 
 def dump_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -126,7 +131,7 @@ async def save_model(
 def load_model(
     data: bytes, *, origin: str = "the model file", layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
 ) -> SavedModel:
-    """Read the bytes of a model file.
+    """Read the bytes of a model file, without the state of update rules in it.
 
     Raises:
         SavedModelError: The file is truncated, has another format than safetensors, was written by another
@@ -134,23 +139,48 @@ def load_model(
     """
     spec, class_names = read_head(data, len(data), origin)
     try:
-        weights = dict(load_tensors(data))
+        weights = dict(load_tensors(values_alone(data, origin)))
     except (SafetensorError, ValueError, KeyError) as error:
         raise SavedModelError(f"{origin} is damaged: {error}; save it again") from None
     try:
         network = Network(spec, layers=layers)
     except SpecError as error:
         raise SavedModelError(f"{origin} holds a model that cannot be built: {error}") from None
+    check_model(network, weights, class_names, origin)
+    return SavedModel(spec=spec, weights=weights, class_names=class_names)
+
+
+class Described(Protocol):
+    """An array, or its description."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        ...
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """Type of its values."""
+        ...
+
+
+def check_model(
+    network: Network, weights: Mapping[str, Described], class_names: Sequence[str], origin: str
+) -> None:
+    """Check that weights and names of classes are those of a model.
+
+    Raises:
+        SavedModelError: See `_check`; or the model has fewer outputs than classes.
+    """
     _check(network, weights, origin)
     outputs = prod(network.layers[-1].input_shapes[0])
     if len(class_names) > outputs:
         raise SavedModelError(
             f"{origin} names {len(class_names)} classes, but its model has {outputs} outputs"
         )
-    return SavedModel(spec=spec, weights=weights, class_names=class_names)
 
 
-def _check(network: RunModel, weights: Mapping[str, NDArray[Any]], origin: str) -> None:
+def _check(network: RunModel, weights: Mapping[str, Described], origin: str) -> None:
     """Check that weights are those of a model.
 
     Raises:
@@ -171,7 +201,7 @@ def _check(network: RunModel, weights: Mapping[str, NDArray[Any]], origin: str) 
                 f"{origin}: {name} has shape {list(weights[name].shape)}, "
                 f"but model {network.spec.name!r} needs {list(shape)}"
             )
-        if weights[name].dtype not in (np.float32, np.float64):
+        if np.dtype(weights[name].dtype) not in (np.float32, np.float64):
             raise SavedModelError(f"{origin}: {name} holds {weights[name].dtype}, not float32 or float64")
 
 

@@ -1,14 +1,15 @@
 """The commands of `checkpoint`: list and verify checkpoints, and write the model of one as a file."""
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
-from adam_async.checkpoint.files import load_checkpoint
+from adam_async.checkpoint.export import export_of
+from adam_async.checkpoint.files import open_checkpoint
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
-from adam_async.checkpoint.trained_model import check_finite, dump_arrays, dump_model, load_model
+from adam_async.checkpoint.model_head import read_head
+from adam_async.checkpoint.trained_model import check_model, metadata_of
 from adam_async.checkpoint.verification import Verification, checkpoints_in, summary_of, verify_checkpoint
 from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.files import announce_existing, check_target, write_file
@@ -16,6 +17,7 @@ from adam_async.cli.terminal import Terminal, new_table, print_json, printable
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
+from adam_async.run.store_record import ArrayRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.user_code import add_import_folder, import_layers, read_layers
 from adam_async.runtime.disk import Disk
@@ -103,14 +105,18 @@ async def export_checkpoint(
         folder, _, _ = await checkpoints_in(path, disk)
         await disk.run(_check_outside, file, folder)
         await check_target(file, "checkpoint export", disk)
-        found = await load_checkpoint(path, disk)
-        manifest, weights = found.manifest, found.weights
+        found = await open_checkpoint(path, disk)
         for problem in (*found.problems, *found.remarks):
             terminal.notice(f"an older checkpoint is exported: {problem}")
-        data = await disk.run(_model_file, manifest, weights, layers)
+        arrays = {each.name: each for each in found.pieces.catalogue.arrays}
+        metadata = await disk.run(_metadata, found.manifest, arrays, layers)
+        export = await export_of(found, metadata)
+        if metadata:  # the names of a forged manifest may be anything
+            read_head(export.head, export.nbytes, found.manifest.name)
         await announce_existing(file, disk, terminal)
-        await write_file(file, "the model", [data], disk)
-    terminal.print(f"{file}: {len(weights)} arrays of {manifest.name}, {len(data):,} bytes")
+        async with aclosing(export.parts()) as parts:
+            await write_file(file, "the model", parts, disk)
+    terminal.print(f"{file}: {len(arrays)} arrays of {found.manifest.name}, {export.nbytes:,} bytes")
     return 0
 
 
@@ -132,23 +138,24 @@ def _check_outside(file: Path, folder: Path) -> None:
         raise ConfigError(f"{file} is in the folder of the checkpoints: name a file elsewhere")
 
 
-def _model_file(manifest: Manifest, weights: Mapping[str, NDArray[Any]], layers: Mapping[str, Any]) -> bytes:
-    """Return the file of a checkpoint's model, as `train --out` writes it.
+def _metadata(
+    manifest: Manifest, arrays: Mapping[str, ArrayRecord], layers: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the texts in the head of the file of a checkpoint's model, as `train --out` writes it.
 
-    The file of a step (`train --step`) lacks derived tensors, because only the step's code can compute them.
+    The file of a step (`train --step`) has none, and lacks derived tensors, because only the step's code can
+    compute them.
 
     Raises:
-        ConfigError: A value is not finite, or the model of a network cannot be built.
+        ConfigError: The model of a network cannot be built, or has other arrays.
     """
-    for name, value in weights.items():
-        check_finite(name, value)
     if StepSpec.from_dict(manifest.spec) is not None:
-        return dump_arrays(weights)
+        return {}
     spec = ModelSpec.from_dict(manifest.spec)
-    dtype = next(iter(weights.values())).dtype if weights else "float32"
+    dtype = next(iter(arrays.values())).dtype if arrays else "float32"
     names = manifest.data.get("class_names", [])
     if not isinstance(names, list):
         raise CheckpointError(f"{manifest.name} has class_names that are not a list: take an earlier one")
-    data = dump_model(Network(spec, dtype, layers=layers), weights, names)
-    load_model(data, origin=manifest.name, layers=layers)  # the names of a forged manifest may be anything
-    return data
+    network = Network(spec, dtype, layers=layers)
+    check_model(network, arrays, names, manifest.name)
+    return metadata_of(network, names)

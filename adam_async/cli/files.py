@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 
 from adam_async.checkpoint.model_head import cannot_read, check_head
@@ -163,7 +163,9 @@ def text_of(path: Path, option: str) -> str:
         raise ConfigError(f"{option} {path} is not text in UTF-8") from None
 
 
-async def write_file(path: Path, option: str, parts: Iterable[Part], disk: Disk) -> None:
+async def write_file(
+    path: Path, option: str, parts: Iterable[Part] | AsyncIterable[Part], disk: Disk
+) -> None:
     """Replace the file that an option names, all or nothing.
 
     Raises:

@@ -20,7 +20,7 @@ import shutil
 import stat
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -344,7 +344,7 @@ class Disk:
         """Make durable the names in a folder."""
         await self.run(_force_folder, folder)
 
-    async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
+    async def write_atomic(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> None:
         """Replace a file by the concatenation of `parts`, all or nothing; durable on return.
 
         Missing folders are made, as by `make_folder`. A failed write removes its partial file.
@@ -377,15 +377,26 @@ class Disk:
         """
         await self.run(_write_private, path, data)
 
-    async def _write(self, path: Path, parts: Iterable[Part]) -> int:
+    async def _write(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> int:
         """Write a file and make its bytes durable. Returns the file's size in bytes."""
         written = 0
         async with self._open(path, "wb") as file:
-            for part in parts:
-                written += await file.write(part)
+            async with contextlib.aclosing(each_part(parts)) as arriving:
+                async for part in arriving:
+                    written += await file.write(part)
             await file.flush()
             await self.run(_force_data, file.fileno())
         return written
+
+
+async def each_part(parts: Iterable[Part] | AsyncIterable[Part]) -> AsyncGenerator[Part, None]:
+    """Yield the parts of a file, which may arrive while it is written."""
+    if isinstance(parts, AsyncIterable):
+        async for part in parts:
+            yield part
+    else:
+        for part in parts:
+            yield part
 
 
 def name_beside(name: str, ending: str) -> str:

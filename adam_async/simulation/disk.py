@@ -9,14 +9,14 @@ with EIO, or get stuck.
 import asyncio
 import errno
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
-from adam_async.runtime.disk import Disk, FileFacts, Part, check_size
+from adam_async.runtime.disk import Disk, FileFacts, Part, check_size, each_part
 from adam_async.runtime.ordinary_files import MOST_READ_BYTES
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.disk_model import DiskModel, Inode
@@ -328,7 +328,7 @@ class SimulatedDisk(Disk):
     async def sync_folder(self, folder: Path) -> None:
         await self._force(lambda: [self._disk_model.folder(folder)[0]])
 
-    async def write_atomic(self, path: Path, parts: Iterable[Part]) -> None:
+    async def write_atomic(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> None:
         self._asides += 1
         aside = path.with_name(f"{path.name}.{self._asides}.aside")
         await self.make_folder(path.parent)
@@ -341,9 +341,9 @@ class SimulatedDisk(Disk):
             raise
         self._count_write(written)
 
-    async def _write(self, path: Path, parts: Iterable[Part]) -> int:
+    async def _write(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> int:
         """Write a file and sync it."""
-        content = b"".join([bytes(part) for part in parts])
+        content = b"".join([bytes(part) async for part in each_part(parts)])
 
         def write() -> list[Inode]:
             inode = self._disk_model.create(path)

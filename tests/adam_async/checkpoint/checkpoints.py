@@ -114,7 +114,7 @@ def checkpoint_of(groups=3, *, rows=100, epoch=2, weights=None, config=None, **f
     catalogue = Catalogue("model", store, arrays, 0.0)
     tensors = StoredPieces(catalogue).new_tensors()
     for name, array in (*tensors.weights.items(), *tensors.state.items()):
-        array[...] = groups if weights is None else weights[name]
+        array[...] = groups if weights is None else weights.get(name, 0)
     sets = {epoch: (0, groups)} if groups else {}
     losses = {epoch: LossSum(4 * groups, 1 << 70)} if groups else {}
     clock = 17 + groups

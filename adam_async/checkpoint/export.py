@@ -1,0 +1,111 @@
+"""A checkpoint as one file in the safetensors format, for other programs; one tensor in memory at a time.
+
+The file has the values by tensor, as the file of a trained model, and the state of the update rules under
+names of their own (`model_head.RULE_STATE`): elementwise arrays in the shape of their tensor, and counts with
+one number per shard of the tensor. Larger types come first, so each array is aligned.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.checkpoint import StoredCheckpoint
+from adam_async.checkpoint.model_head import RULE_STATE
+from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.checkpoint.trained_model import check_finite
+from adam_async.run.store_record import ArrayRecord
+
+_TYPES = {"<f8": "F64", "<i8": "I64", "<f4": "F32"}
+"""Names of types in the format, by those of NumPy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Export:
+    """A file that is written from a checkpoint.
+
+    Attributes:
+        head: Its first bytes, before the arrays.
+        nbytes: Size of the file, in bytes.
+    """
+
+    head: bytes
+    nbytes: int
+    _stored: StoredCheckpoint
+    _tensors: tuple[ArrayRecord, ...]
+    """The tensors in the order of the file."""
+    _counts: Mapping[str, NDArray[Any]]
+
+    async def parts(self) -> AsyncGenerator[bytes | memoryview, None]:
+        """Yield the bytes of the file. Raises CheckpointError: a piece of the checkpoint has changed."""
+        yield self.head
+        for _, counts in sorted(self._counts.items()):
+            yield counts.tobytes()
+        for record in self._tensors:
+            whole = await _read(self._stored, record)
+            for _, array in _arrays(whole):
+                yield array.tobytes()
+
+
+def _arrays(whole: WholeTensors) -> list[tuple[str, NDArray[Any]]]:
+    """Return the arrays of one tensor by their names in a file, without counts."""
+    ((name, values),) = whole.weights.items()
+    state = [(RULE_STATE + key, array) for key, array in whole.state.items() if array.shape == values.shape]
+    return [(name, values), *(each for each in state if not each[1].dtype.kind == "i")]
+
+
+async def _read(stored: StoredCheckpoint, record: ArrayRecord) -> WholeTensors:
+    pieces = stored.pieces
+    whole = WholeTensors([record], pieces.table, pieces.catalogue.record.rules)
+    async with aclosing(stored.source.shards_of(pieces.table.by_tensor.get(record.name, ()))) as parts:
+        async for shards in parts:
+            for shard in shards:
+                whole.take(shard)
+    return whole
+
+
+async def export_of(stored: StoredCheckpoint, metadata: Mapping[str, str]) -> Export:
+    """Check the values of a checkpoint, and return the file that it becomes.
+
+    Args:
+        metadata: Texts for the head, see `trained_model.metadata_of`.
+
+    Raises:
+        CheckpointError: A piece of the checkpoint has changed.
+        ConfigError: A value is not finite.
+    """
+    counts: dict[str, NDArray[Any]] = {}
+    entries: dict[str, NDArray[Any]] = {}
+    arrays = stored.pieces.catalogue.arrays
+    tensors = tuple(sorted(arrays, key=lambda each: (-np.dtype(each.dtype).itemsize, each.name)))
+    for record in tensors:
+        whole = await _read(stored, record)
+        check_finite(record.name, whole.weights[record.name])
+        found = _arrays(whole)
+        names = {name for name, _ in found}
+        # Only the shapes are kept.
+        entries |= {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in found}
+        counts |= {RULE_STATE + k: each for k, each in whole.state.items() if RULE_STATE + k not in names}
+    entries = {**dict(sorted(counts.items())), **entries}
+    head = _head_of(entries, metadata)
+    nbytes = len(head) + sum([each.nbytes for each in entries.values()])
+    return Export(head=head, nbytes=nbytes, _stored=stored, _tensors=tensors, _counts=counts)
+
+
+def _head_of(entries: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    for name, each in entries.items():
+        header[name] = {
+            "dtype": _TYPES[each.dtype.str],
+            "shape": list(each.shape),
+            "data_offsets": [at, at + each.nbytes],
+        }
+        at += each.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
