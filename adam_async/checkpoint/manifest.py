@@ -45,7 +45,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     """The run's options. A rate of 0 means that each run decides its own rate, because the rate depends on
     the number of replicas."""
-    rate: float = 0.0
     spec: dict[str, Any]
     """Description of the model, from `ModelSpec.to_dict`."""
     plan: dict[str, Any] | None = None
@@ -121,7 +120,6 @@ def saved_manifest(record: RunRecord, place: tuple[int, int] = (0, 0)) -> Manife
             "rate": program.asked_rate,
             "protocol": program.asked_protocol,
         },
-        rate=program.config.rate,
         spec=program.spec,
         plan=program.plan,
         transforms=program.transforms,

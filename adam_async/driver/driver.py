@@ -48,7 +48,9 @@ from adam_async.driver.saved_run import SavedRunReader, check_disks
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
 from adam_async.driver.submission import submit, take_over, update_program, with_evaluations
 from adam_async.driver.takeover import (
+    REPLACE,
     SavedRun,
+    check_has_ended,
     check_none_waits,
     check_options,
     next_epoch,
@@ -56,7 +58,7 @@ from adam_async.driver.takeover import (
     run_to_take,
 )
 from adam_async.driver.training_run import DriverParts, TrainingRun
-from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed, first_cause
+from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import PHOTO
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
@@ -300,19 +302,16 @@ class Driver:
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
         data = await self.wait_for_data()
-        saved = await self._find()
+        saved = await unless_stopped(self._find(), self._stopping)
         if saved is not None:
             self._go_on_with(saved, data)
-        is_served = saved is not None and saved.store is None  # by the servers in the map
-        if not is_served and not self._inputs.replace:
-            check_none_waits(self.map)
         prepared = await self._prepare_run(data)
         kept = await self._take_up_folder(saved)
         try:
-            if saved is not None and is_served:
+            if saved is not None and saved.store is None:  # the servers in the map have its shards
                 program, cluster = await self._take_over(saved, kept, prepared)
             else:
-                in_flight = await unless_stopped(self._wait_for_roles(), self._stopping)
+                in_flight = await unless_stopped(self._readiness.wait_for_workers(), self._stopping)
                 program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
             assert self._record is not None, "the run has begun"
             training = self._training_run = TrainingRun(
@@ -337,19 +336,6 @@ class Driver:
         manifest = resume.manifest if resume is not None else None
         return await in_time(folder, folder.take_up(manifest), self._waits)
 
-    async def _wait_for_roles(self) -> int:
-        """Wait for all roles; see `Readiness.wait_for_workers`.
-
-        Raises:
-            RunFailed: See `SavedRunReader.check_none_waits`.
-        """
-        in_flight, inputs = await self._readiness.wait_for_workers(), self._inputs
-        # Otherwise the disks were looked at before.
-        if self._runs == 1 and not (inputs.replace or inputs.attach or inputs.on_disks):
-            await self._readiness.wait_for_servers()
-            await self._saved_runs.check_none_waits()
-        return in_flight
-
     def _observe(self, cluster: ClusterMap) -> None:
         """Take the new results from a version of the map."""
         if self._record is not None:
@@ -363,24 +349,38 @@ class Driver:
         """Return the run to go on with: of the map, if it waits for a driver, or of the disks; None if a new
         run begins, or that of a checkpoint goes on.
 
+        A run that waits would lose its values to a new one, so it is refused without `RunInputs.replace`.
+
         Raises:
             CheckpointError: The disks lack shards of their run, or `RunInputs.resume` names another run.
             ConfigError: Servers with and without disks would keep the shards.
-            RunFailed: The named run is nowhere, or has a live driver.
+            RunFailed: The named run is nowhere, or has a live driver; or a new run would take the place of
+                one that waits, or that the disks have in part.
         """
         attach, on_disks = self._inputs.attach, self._inputs.on_disks
-        if self._runs > 1 or not (attach or on_disks):
+        if self._inputs.replace:
             return None
-        if attach is not None and self.map.in_progress:
-            run = run_to_take(self.map, attach)
-            assert run is not None, "a run is in progress"
-            return run_in(self.map, run)
+        if attach is not None and self._runs == 1 and self.map.in_progress:
+            if (run := run_to_take(self.map, attach)) is not None:
+                return run_in(self.map, run)
+        check_none_waits(self.map)
+        if self._runs > 1:
+            return None
         cluster = await self._readiness.wait_for_servers()
         if on_disks:
             check_disks(cluster)
         # Otherwise a new run begins if the first server that joins has no run, and others come later.
         patient = attach is not None and "servers" not in attach.given
-        saved = await self._saved_runs.find(patient=patient)
+        try:
+            saved = await self._saved_runs.find(patient=patient)
+        except (ConfigError, RunFailed) as error:
+            if attach is not None or on_disks:
+                raise
+            raise RunFailed(f"{error}; or {REPLACE}") from error
+        if attach is None and not on_disks:
+            if saved is not None:
+                check_has_ended(saved)
+            return None
         if attach is not None and not on_disks:
             if saved is None or attach.run not in ("", saved.manifest.run) or saved.has_finished:
                 run_to_take(self.map, attach)  # refuses a run that is nowhere

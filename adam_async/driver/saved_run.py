@@ -15,13 +15,12 @@ from adam_async.checkpoint.checkpoint import StoredCheckpoint, StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
 from adam_async.checkpoint.saved_shards import (
     SavedShards,
-    has_disks,
     newest_whole,
     stores_of_runs,
 )
 from adam_async.controller.client import Membership
 from adam_async.driver.takeover import SavedRun, at_first_gap
-from adam_async.errors import ConfigError, RunFailed
+from adam_async.errors import ConfigError
 from adam_async.messages import ShardState
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import state_of
@@ -50,25 +49,6 @@ class SavedRunReader:
         self._saved = saved
         self._progress = progress
         self._note = note
-
-    async def check_none_waits(self) -> None:
-        """Refuse to begin a new run if the disks have one that no driver has ended: its values would be lost.
-
-        Raises:
-            RunFailed: A run waits, or a run on the disks is not whole or cannot be read.
-        """
-        if not has_disks(self._membership.map):
-            return
-        remedy = "--replace begins a new run in its place, without its weights"
-        try:
-            saved = await self.find()
-        except (ConfigError, RunFailed) as error:
-            raise RunFailed(f"{error}; or {remedy}") from error
-        if saved is not None and saved.waits:
-            run = saved.manifest.run
-            raise RunFailed(
-                f"run {run} waits on the disks of its servers: --attach goes on with it, and {remedy}"
-            )
 
     async def find(self, *, patient: bool = False) -> SavedRun | None:
         """Return the newest run whose shards are whole on the disks of the servers; None if there is none.

@@ -48,6 +48,9 @@ OF_ROLES = frozenset(
 """Options of the roles. A role started by hand gets them from its own command; the values of a driver have no
 effect on it."""
 
+REPLACE = "--replace begins a new run in its place, without its weights"
+"""Remedy in the errors of a new run while another one waits."""
+
 OF_DRIVER = frozenset(("waits", "memory_budget", "checksum", "model", "transforms"))
 """Options of the driver alone, and names of files; the program has the content of these files."""
 
@@ -94,8 +97,17 @@ def check_none_waits(cluster: ClusterMap) -> None:
     run = cluster.run
     if run is not None and not run.over and not cluster.driven:
         raise RunFailed(
-            f"run {run.id} waits for a driver, because {run.driver} was lost: --attach takes it over, and "
-            "--replace begins a new run in its place, without its weights"
+            f"run {run.id} waits for a driver, because {run.driver} was lost: --attach takes it over, "
+            f"and {REPLACE}"
+        )
+
+
+def check_has_ended(saved: "SavedRun") -> None:
+    """Refuse to begin a new run while the disks have one that no driver has ended. Raises RunFailed."""
+    if saved.waits:
+        raise RunFailed(
+            f"run {saved.manifest.run} waits on the disks of its servers: --attach goes on with it, and "
+            f"{REPLACE}"
         )
 
 

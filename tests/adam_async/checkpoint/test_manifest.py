@@ -52,7 +52,7 @@ def test_a_manifest_has_the_facts_of_the_record_of_its_run():
     )
     found = saved_manifest(record, (2, 15))
     assert (found.run, found.training, found.name) == ("run-1", ("run-1", "a", "b"), "checkpoint-0002-000015")
-    assert (found.config["momentum"], found.config["rate"], found.rate, found.data) == (0.9, 0.05, 0.05, DATA)
+    assert (found.config["momentum"], found.config["rate"], found.data) == (0.9, 0.05, DATA)
     assert (found.resume.epoch, len(found.resume.results), found.resume.train_s) == (3, 2, 2.5)
     assert found.epochs == saved_manifest(record, (2, 15)).epochs, "also with a loss that is no number"
     first, second = found.epochs
@@ -87,7 +87,7 @@ def test_a_resumed_run_may_have_other_numbers_of_roles_and_more_epochs():
 
 def test_a_rate_that_was_left_open_is_left_open_for_it_depends_on_the_replicas():
     options = msgspec.to_builtins(Config(epochs=3))
-    manifest = manifest_of(config=options, rate=0.06)
+    manifest = manifest_of(config=options)
     assert resumed_config(manifest, make_config(resumed_options(manifest), {"replicas": 4})).rate == 0.0
     with pytest.raises(CheckpointError, match=r"rate=0.02 \(there 0.0\)"):
         resumed_config(manifest, make_config(resumed_options(manifest), {"rate": 0.02}))

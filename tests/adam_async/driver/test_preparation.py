@@ -177,7 +177,8 @@ async def test_the_command_train_begins_with_a_saved_model_and_notes_it(
 
     await run_training(asked, {}, Terminal())
 
-    assert "4 of 4 tensors come from the saved model 'saved'" in capsys.readouterr().out
+    printed = "".join(capsys.readouterr())
+    assert printed.count("4 of 4 tensors come from the saved model 'saved'") == 1
     with pytest.raises(ConfigError, match="--init and --resume both set the first weights"):
         async with Disk() as disk:
             await configure(TrainOptions(init=tmp_path, resume=tmp_path), {}, disk)
