@@ -174,6 +174,14 @@ def test_every_decision_says_what_would_change_it(record: str) -> None:
         assert f"**{part}**" in text
 
 
+def test_each_decision_has_its_own_number() -> None:
+    files = sorted((ROOT / "docs" / "decisions").iterdir())
+
+    for number, file in enumerate(files, 1):
+        assert file.name.startswith(f"{number:04}-")
+        assert file.read_text().startswith(f"# {number}. ")
+
+
 SPACED = re.compile(r"(?<![\w.])\d{1,3}(?: \d{3})+(?!\w)")
 """A number with spaces between its thousands; the style of all others is 60,000."""
 
