@@ -78,13 +78,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Ids of the run and of those that it continues, the newest first."""
         return self.resume.runs
 
-    def as_record(self, program: ProgramRecord) -> RunRecord:
-        """Return the record of a run that has trained so far."""
+    def as_record(self, program: ProgramRecord, *, evaluated: int) -> RunRecord:
+        """Return the record of a run that has trained so far, with its evaluations up to an epoch."""
         return RunRecord(
             program=program,
             ended=self.resume.epoch - 1,
             results=self.resume.results,
-            evaluated=tuple([each.evaluation for each in self.epochs]),
+            evaluated=tuple([each.evaluation for each in self.epochs if each.epoch <= evaluated]),
         )
 
     def at_clock_of(self, states: Sequence[ShardState]) -> "Manifest":

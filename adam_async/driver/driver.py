@@ -394,11 +394,8 @@ class Driver:
 
     def _go_on_with(self, saved: SavedRun, data: dict[str, Any]) -> None:
         """Take options and model of a run that waits in the map, or on the disks of its servers."""
-        asked, attach, inputs = (
-            self._asked,
-            self._inputs.attach,
-            replace(self._inputs, resume=saved, init=None),
-        )
+        asked, attach = self._asked, self._inputs.attach
+        inputs = replace(self._inputs, resume=saved, init=None)
         if saved.store is None:
             assert attach is not None, "no other driver takes a run over"
             check_options(attach.given, asked, saved.program.config, saved.manifest.title)
@@ -426,15 +423,19 @@ class Driver:
         Args:
             kept: The newest checkpoint of the run.
         """
-        newest_map = run_in(self.map, saved.record.program).record
-        self._record = newest((newest_map, kept.as_record(saved.record.program))) if kept else newest_map
+        there = run_in(self.map, saved.record.program).record
+        # The map lacks an evaluation if the earlier driver was lost between the checkpoint of an epoch's end
+        # and the change that begins the next epoch. This driver evaluates again, and makes the change.
+        last = there.evaluated[-1].epoch if there.evaluated else saved.start - 1
+        before = (kept.as_record(saved.record.program, evaluated=last),) if kept is not None else ()
+        record = self._record = newest((there, *before)) or there
         self._run, self._plan = saved.manifest.run, prepared.plan
         self._begin_progress(prepared.data)
         self.progress.plan = prepared.plan
         await take_over(self._membership, self._run)
         self._inputs = replace(self._inputs, attach=None, resume=None)  # later calls begin new runs
         self.note(f"took over run {self._run} from {saved.record.program.driver}, which was lost")
-        first, last = next_epoch(newest_map, saved.start), newest_map.ended
+        first, last = next_epoch(record, saved.start), record.ended
         if first <= last:
             alone = f"epochs {first} to {last}" if first < last else f"epoch {first}"
             self.note(f"{alone} ended without a driver: evaluated with the present weights")

@@ -24,6 +24,7 @@ from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.readiness import Readiness
 from adam_async.driver.settings import RunInputs
+from adam_async.driver.takeover import SavedRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, ShardUnavailable, first_cause
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
@@ -113,8 +114,10 @@ async def prepare_model(
             invalid, or not deterministic although the run is recorded.
         StepFailed: The `arrays` of the step raised.
     """
-    if inputs.resume is not None:
-        check_data(inputs.resume.manifest, data)
+    resume = inputs.resume
+    # The controllers compare the data of a run in the map with those of each data server that joins.
+    if resume is not None and not (isinstance(resume, SavedRun) and resume.store is None):
+        check_data(resume.manifest, data)
     check_size(config.size, data)
     check_validation(config.validation, data)
     if inputs.step is not None:

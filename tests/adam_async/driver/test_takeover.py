@@ -102,11 +102,13 @@ def waits(cluster, phase="between"):
     return now.run.phase == phase and not now.driven
 
 
-async def lose_driver(cluster, *, at=lambda cluster: in_epoch(cluster, 2), phase="between", **options):
+async def lose_driver(
+    cluster, *, at=lambda cluster: in_epoch(cluster, 2), phase="between", on_epoch=None, **options
+):
     """Train with a driver that disappears without a word, and wait until the run waits for another one."""
     cable = Cable(cluster.network)
     async with driver_of(cluster, 1, network=cable, **options) as driver:
-        training = asyncio.create_task(driver.train())
+        training = asyncio.create_task(driver.train(on_epoch))
         await until(lambda: at(cluster) or training.done())
         cable.cut()
         training.cancel()
@@ -277,6 +279,28 @@ async def test_a_driver_that_takes_a_run_over_writes_its_checkpoints_on(tmp_path
     for name, values in undisturbed.weights.items():
         assert np.array_equal(values, last.weights[name]), name
         assert np.array_equal(values, result.weights[name]), name
+
+
+async def test_a_driver_lost_after_the_checkpoint_of_an_epoch_leaves_the_next_epoch_to_its_successor(
+    tmp_path,
+):
+    """The folder has the evaluation of the epoch, and the map has not."""
+    latest = tmp_path / "latest"
+
+    async def stay(epoch):
+        if epoch.epoch == 2:
+            await asyncio.Event().wait()
+
+    async with Disk() as disk, cluster_of(config_of()) as cluster:
+        first = CheckpointFolder(tmp_path, disk)
+        await lose_driver(
+            cluster,
+            at=lambda _: latest.exists() and latest.read_text().startswith("checkpoint-0002"),
+            on_epoch=stay,
+            checkpoints=first,
+        )
+        result = await attach(cluster, checkpoints=CheckpointFolder(tmp_path, disk))
+    assert [epoch.epoch for epoch in result.epochs] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("mode", ["asp", "bsp"])
