@@ -96,9 +96,9 @@ class RoleCounts:
         controllers = [("", address) for address in self._membership.controllers]
         # The other controllers replace a lost leader, so a short wait for each of them is enough.
         dial_s = POLL_S if len(controllers) > 1 else None
-        found = await self._queries.all_statistics(controllers, run, on_silence=self._note, dial_s=dial_s)
-        others = self.addresses("ps", "data", "worker")
-        return found | await self._queries.all_statistics(others.items(), run, on_silence=self._note)
+        found = await self._queries.answers(controllers, run, on_silence=self._note, dial_s=dial_s)
+        others = self.addresses("ps", "data", "worker").items()
+        return found | await self._queries.answers(others, run, on_silence=self._note)
 
     async def profiles(self) -> list[Part]:
         """Return the timelines of roles in other processes; note roles that do not answer."""
@@ -109,7 +109,7 @@ class RoleCounts:
         self, addresses: Mapping[str, str], run: str, *, within_s: float
     ) -> dict[str, RoleStatistics]:
         """Ask several roles at once. See `RoleQueries.answers`."""
-        return await self._queries.answers(addresses, run, within_s=within_s)
+        return await self._queries.answers(addresses.items(), run, within_s=within_s)
 
     async def _ask(self, address: str) -> RoleStatistics:
         run = self._map.run

@@ -1,7 +1,7 @@
 """Queries of a driver to a role: its counts, its profile, and the log of a bundle for a replay."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -74,56 +74,46 @@ class RoleQueries:
                 values={**values, "role": sender.role},
             )
 
-    async def all_statistics(
+    async def answers(
         self,
         addresses: Iterable[tuple[str, str]],
         run: str,
         *,
-        on_silence: Callable[[str], None],
+        within_s: float | None = None,
         dial_s: float | None = None,
+        on_silence: Callable[[str], None] = lambda _: None,
     ) -> dict[str, RoleStatistics]:
-        """Return the counts of roles by node id; call `on_silence` for each role that did not answer.
+        """Return the counts of the roles that answer, by node id; requests to all are sent at once.
 
         Args:
             addresses: Node id and address of each role; an empty id for a controller, whose id may be
                 unknown.
+            within_s: Seconds for each role to connect and to answer; None: the deadlines of `statistics`.
+            dial_s: See `statistics`.
+            on_silence: Called for each role that did not answer.
         """
-        found: dict[str, RoleStatistics] = {}
-        for node, address in addresses:
+
+        async def ask(node: str, address: str) -> RoleStatistics | None:
+            """Return the counts of one role, if it answers in time."""
             try:
-                statistics = await self.statistics(address, run, dial_s=dial_s)
+                async with asyncio.timeout(within_s):
+                    statistics = await self.statistics(address, run, dial_s=dial_s)
                 # A node listens under any name that it likes.
                 if not (statistics.node == node if node else statistics.values["role"] == "controller"):
                     raise RemoteProtocolError("statistics", f"{statistics.node} answers for {node or 'it'}")
-                found[statistics.node] = statistics
-            except (TransportError, ValueError) as error:  # others may reach this role over another network
+            except (TransportError, TimeoutError, ValueError) as error:
+                # A node may publish an invalid address, or one that others reach over another network.
                 on_silence(f"the role at {address} did not report its counts: {error}")
-        return found
+                return None
+            return statistics
 
-    async def answers(
-        self, addresses: Mapping[str, str], run: str, *, within_s: float
-    ) -> dict[str, RoleStatistics]:
-        """Return the counts of the roles that answer in time; requests to all are sent at once.
-
-        Args:
-            within_s: Seconds for each role to connect and to answer.
-        """
-        found: dict[str, RoleStatistics] = {}
-
-        async def ask(node: str, address: str) -> None:
-            """Keep the counts of one role, if it answers in time."""
-            try:
-                async with asyncio.timeout(within_s):
-                    statistics = await self.statistics(address, run)
-            except (TransportError, TimeoutError, ValueError):  # a node may publish an invalid address
-                return
-            if statistics.node == node:
-                found[node] = statistics
-
+        asker = self._endpoint.identity.node
         async with asyncio.TaskGroup() as group:
-            for node, address in addresses.items():
-                group.create_task(ask(node, address), name=f"{self._endpoint.identity.node}/asks-{node}")
-        return {node: found[node] for node in addresses if node in found}
+            asking = [
+                group.create_task(ask(node, address), name=f"{asker}/asks-{node or address}")
+                for node, address in addresses
+            ]
+        return {each.node: each for task in asking if (each := task.result()) is not None}
 
     async def all_profiles(
         self, addresses: Iterable[str], *, on_silence: Callable[[str], None]

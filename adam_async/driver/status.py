@@ -118,10 +118,10 @@ async def read_status(
     run = cluster.run.id if cluster.run is not None else ""
     facts: dict[str, Mapping[str, Any]] = {}
     if queries is not None:
-        addresses = {name: cluster.nodes[name].address for role in ASKED for name in cluster.live(role)}
+        addresses = [(name, cluster.nodes[name].address) for role in ASKED for name in cluster.live(role)]
         controllers = [("", address) for address in membership.controllers]
         answers = await queries.answers(addresses, run, within_s=POLL_S)
-        answers |= await queries.all_statistics(controllers, run, on_silence=lambda _: None, dial_s=POLL_S)
+        answers |= await queries.answers(controllers, run, dial_s=POLL_S)
         facts = {node: answer.values for node, answer in answers.items()}
     return status_of(cluster, facts, leading=membership.leading, with_ended=with_ended)
 

@@ -121,7 +121,7 @@ async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
     async with node("worker-0", answers=False), node("worker-1", answers=True):
         driver = Identity(role="driver", node="driver", incarnation=1)
         queries = RoleQueries(Endpoint(network, driver), waits=PATIENT)
-        addresses = {name: f"local://{name}" for name in ("worker-0", "worker-1", "worker-2")}
+        addresses = [(name, f"local://{name}") for name in ("worker-0", "worker-1", "worker-2")]
         found = await queries.answers(addresses, "run", within_s=0.2)
 
     assert sorted(asked) == ["worker-0", "worker-1"]
@@ -137,7 +137,7 @@ async def test_an_answer_in_the_name_of_another_role_is_not_counted() -> None:
 
     async with answering(counts) as queries:
         for node in ("ps-0", "ps-1", ""):  # an empty name asks a controller
-            found = await queries.all_statistics([(node, ADDRESS)], "", on_silence=noted.append)
+            found = await queries.answers([(node, ADDRESS)], "", on_silence=noted.append)
             assert list(found) == (["ps-0"] if node == "ps-0" else [])
     assert [text.rpartition(": ")[2] for text in noted] == [
         "ps-0 answers for ps-1",
