@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import DTypeLike
 
-from adam_async.model.rules.rule import Array, Rule, RuleState, Shape, blocks_of, decayed
+from adam_async.model.rules.rule import Array, Epsilon, Rule, RuleState, Shape, blocks_of, decayed
 from adam_async.option_types import Amount
 
 
@@ -14,7 +14,7 @@ class Adagrad(Rule, frozen=True, kw_only=True, tag="adagrad"):
     start at `initial_accumulator_value`.
     """
 
-    eps: Amount = 1e-10
+    eps: Epsilon = 1e-10
     initial_accumulator_value: Amount = 0.0
 
     @property

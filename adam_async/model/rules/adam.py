@@ -1,18 +1,12 @@
 """Pure: Adam, and Adam with decoupled weight decay."""
 
 import math
-from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from adam_async.errors import ConfigError
-from adam_async.model.rules.rule import Array, Rule, RuleState, blocks_of, decayed
+from adam_async.model.rules.rule import Array, Epsilon, Rule, RuleState, blocks_of, decayed
 from adam_async.option_types import Amount, Fraction
-
-Epsilon = Annotated[float, msgspec.Meta(ge=1e-15, le=1e12)]
-"""A number that is added to a root before the root divides. A square can be 0 beside a mean of 3e-23, the
-root of the least float32; with a far smaller number than usual this mean alone would make a large step."""
 
 
 class Adam(Rule, frozen=True, kw_only=True, tag="adam"):

@@ -12,7 +12,7 @@ passes scratch memory; `apply` allocates none. Each application applies weight d
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -24,6 +24,10 @@ from adam_async.option_types import Amount, check_types
 BLOCK = 32 * 1024
 """Number of values per block: 128 KiB of float32. Smaller blocks would need more calls of NumPy, and each
 call may release the GIL."""
+
+Epsilon = Annotated[float, msgspec.Meta(ge=1e-15, le=1e12)]
+"""A number that is added to a root before the root divides. A square can be 0 beside a gradient or mean of
+3e-23, the root of the least float32; with a far smaller number this one would make a step without bound."""
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

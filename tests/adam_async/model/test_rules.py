@@ -232,8 +232,9 @@ def test_betas_out_of_range_are_refused(betas):
 def test_constants_that_would_make_a_step_without_bound_are_refused():
     with pytest.raises(ConfigError, match=r"AdamW: betas \(0.99, 0.9\) put no bound on a step"):
         AdamW(betas=(0.99, 0.9))
-    with pytest.raises(ConfigError, match="Adam: eps must be within 1e-15"):
-        Adam(eps=0.0)
+    for rule in (Adagrad, Adam):
+        with pytest.raises(ConfigError, match=f"{rule.__name__}: eps must be within 1e-15"):
+            rule(eps=0.0)
     with pytest.raises(ConfigError, match="Sgd: nesterov needs a momentum above 0"):
         Sgd(nesterov=True)
 
