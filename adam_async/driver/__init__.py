@@ -25,13 +25,13 @@ Files, in reading order:
     epoch_checkpoints.py             checkpoints within an epoch, without a pause of the training
 
     role_counts.py, role_queries.py  questions to roles: counts, profiles, logs for a replay
-    count_types.py                   counts of roles and epochs, checked because the driver trusts no role
+    count_types.py                   counts of roles, checked because the driver trusts no role
     events.py                        deaths, returns, successors, moved primaries, lack of copies; notices
     requests.py                      an operator's `logs`, `scale` and `stop`, by way of the map
     status.py                        state of a cluster: roles, run, copies, lag of each replica
 
     takeover.py                      a run of another driver: its options and record; where it goes on
     saved_run.py                     a run on the disks of its servers: found, and its shards read
-    recorder.py                      the record of a run: the driver's epochs, logs of servers and workers
+    recorder.py                      the record of a run: its epochs, and the logs of the bundles
     replay/                          the file of a record, and the repetition of the run to the last bit
 """

@@ -1,4 +1,4 @@
-"""Pure: the counts of roles and of epochs, with the types that a driver needs for its calculations.
+"""Pure: the counts of roles, with the types that a driver needs for its calculations.
 
 A role sends its counts as JSON text, and the driver trusts no role. Fields without a type here may have any
 type; a report checks them when it is written.

@@ -1,4 +1,4 @@
-"""The record of a run for its replay: notes of the driver, and the logs of the bundles."""
+"""The record of a run for its replay: its epochs, and the logs of the bundles."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -41,8 +41,8 @@ are in brackets:
                                                 PieceCopy [state] -> Held
                                                 each of these, from a replaced primary -> Superseded
                                                 Beat (heartbeat)
-    notes.py         driver - p. server, worker GetRecord -> RecordPart [bytes]
-                     driver - same, data server GetProfile -> Profile [events]
+    notes.py         driver - parameter server  GetRecord -> RecordPart [bytes]
+                     driver - server, worker    GetProfile -> Profile [events]
                      driver - same, controller  GetStatistics -> Statistics [values]
                      client, reader - p. server same, of one store
 """

@@ -12,9 +12,8 @@ A log is one run of bytes, all numbers little-endian:
                    uint32 clock, uint16 client, uint16 zero, uint32 size, and its reads, so many bytes
 
 A *client* is a pushing replica generation with its session (`ReplicaGeneration`); (client, clock) names a
-push. In `ENTRY` the number of the client is the field `life`. The workers make the reads
-(`worker/step_reads.py`), and each message of a step has them: a worker may be lost before another bundle
-gets the step.
+push. The workers make the reads (`worker/step_reads.py`), and each message of a step has them: a worker may
+be lost before another bundle gets the step.
 
 Flags: `JOINED`: applied in one batch with the entry before. `NOT_APPLIED`: refused; the shard did not change.
 `SUMMED` (in bsp): a contribution to a sum; the entries of one sum are joined, in the order of addition. A sum
@@ -50,7 +49,7 @@ _SHARD = Struct("<IIQ")
 _ENTRY = Struct("<IHBx")
 _STEP = Struct("<IHxxI")
 
-ENTRY = np.dtype([("clock", "<u4"), ("life", "<u2"), ("flags", "u1"), ("zero", "u1")])
+ENTRY = np.dtype([("clock", "<u4"), ("client", "<u2"), ("flags", "u1"), ("zero", "u1")])
 """Type of one entry."""
 
 
@@ -187,7 +186,7 @@ def read_order_log(data: bytes) -> LogContent:
     for shard, _zero, entries in heads:
         found[shard] = np.frombuffer(data, ENTRY, entries, at)
         at += entries * _ENTRY.size
-        if entries and int(found[shard]["life"].max()) >= clients_count:
+        if entries and int(found[shard]["client"].max()) >= clients_count:
             raise ValueError(f"the pushes of shard {shard} are of a client that an order log does not list")
     return LogContent(tuple(clients), found, _read_steps(data, at, clients_count))
 

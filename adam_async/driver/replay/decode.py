@@ -138,7 +138,7 @@ def _order(shard: int, clients: Numbers, entries: NDArray[Any], home: str) -> Or
     summed = (flags & SUMMED) != 0
     return Order(
         shard=shard,
-        clients=clients[entries["life"]],
+        clients=clients[entries["client"]],
         clocks=entries["clock"].astype(np.int64),
         refused=~applied,
         skipped=(flags & SKIPPED) != 0,

@@ -472,7 +472,7 @@ def test_shards_are_read_behind_the_pushes_before():
 def entries_of(server, number):
     log = read_order_log(server.state.bundle.log.packed())
     return [
-        (log.clients[entry["life"]].replica, int(entry["clock"]), int(entry["flags"]))
+        (log.clients[entry["client"]].replica, int(entry["clock"]), int(entry["flags"]))
         for entry in log.entries[number]
     ]
 

@@ -44,7 +44,7 @@ def test_a_log_is_read_as_it_was_noted(clients, notes):
     found = read_order_log(data)
     known = [(each.replica, each.session, each.incarnation) for each in found.clients]
     assert {
-        shard: [(int(each["clock"]), known[each["life"]], int(each["flags"])) for each in entries]
+        shard: [(int(each["clock"]), known[each["client"]], int(each["flags"])) for each in entries]
         for shard, entries in found.entries.items()
     } == expected
     read = {client: [] for client in steps}
