@@ -5,9 +5,9 @@ start of an epoch, and if it trains faster than the data servers prepare groups;
 
 One data server leases the groups of the run. Two tasks share the link to it: one requests leases when it has
 room, and the server may delay the answer; the other reports finished groups. After the link breaks, or after
-a change of the data server, both begin again on a new link. A request contains the number of received leases,
-so a lost answer loses none. A third task reads the images of the leased groups from any data server
-(`group_reader`).
+a change of the data server, both begin again on a new link, and first the client tells which leases it holds:
+another data server goes on from them. A request contains the number of received leases, so a lost answer
+loses none. A third task reads the images of the leased groups from any data server (`group_reader`).
 
 In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
 clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.
@@ -28,7 +28,9 @@ from adam_async.data_server.group_reader import GroupReader
 from adam_async.errors import RoleFailed
 from adam_async.messages import (
     MOST_GROUPS,
+    MOST_HELD,
     Finished,
+    HeldLease,
     Lease,
     LeaseGroups,
     Leases,
@@ -120,15 +122,19 @@ class DataClient:
         self._leased: list[tuple[Lease, int, int]] = []
         """Leased groups, the oldest first, until their images are read, with `clock` and `sync_clock`."""
         self._groups: deque[ImageGroup] = deque()
-        self._position = 0
-        self._open: set[tuple[int, int, int]] = set()
-        """Epoch, number and attempt of the groups that are not finished."""
+        self._epoch = self._position = 0
+        self._held: dict[tuple[int, int, int], HeldLease] = {}
+        """Leases of the epoch that are not settled, and the newest one, by epoch, number and attempt."""
+        self._reported: dict[tuple[int, int, int], Finished] = {}
+        """Acknowledged reports of held groups, which another data server does not have."""
         self._known_end = -1
         self._reports: list[Finished] = []
         self._has_leases = asyncio.Event()
         self._has_group = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_reports = asyncio.Event()
+        self._is_known = asyncio.Event()
+        """Whether the server at the link knows what this client holds."""
         self._received = 0
         self._blocked_fetches = 0
         self._blocked_s = 0.0
@@ -194,6 +200,7 @@ class DataClient:
         Returns whether the link had an answer, and all answers were correct.
         """
         self._answered, self._refused = False, ""
+        self._is_known.clear()
         node = self._identity.node
         try:
             async with asyncio.TaskGroup() as group:
@@ -225,39 +232,49 @@ class DataClient:
                 self._refused = self._refused or str(error)
             link.abort()
 
+    async def _ask(self, link: Link, count: int) -> Leases:
+        body = LeaseGroups(
+            run=self._slot.run,
+            replica=self._slot.replica,
+            replica_generation=self._slot.replica_generation,
+            partition=self._slot.partition,
+            epoch=self._epoch,
+            position=self._position,
+            count=count,
+            wait_s=self._waits.call_s / 2,
+            heard=self._known_end,
+            held=() if count else tuple(self._held.values()),
+        )
+        answer = unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Leases)
+        self._answered = True
+        return answer
+
     async def _lease_on(self, link: Link) -> None:
+        while (await self._ask(link, 0)).settled < 0:
+            pass  # it waits for other workers
+        self._reports[:0] = self._reported.values()
+        self._reported.clear()
+        self._is_known.set()
         while True:
             # One request for half of the groups costs less than one request per group.
             while (held := len(self._leased) + len(self._groups)) > self._ahead // 2:
                 self._has_room.clear()
                 await self._has_room.wait()
-            body = LeaseGroups(
-                run=self._slot.run,
-                replica=self._slot.replica,
-                replica_generation=self._slot.replica_generation,
-                partition=self._slot.partition,
-                position=self._position,
-                # After the last group the next groups arrive only after the training of all received ones.
-                count=self._ahead - (0 if self._last else held),
-                wait_s=self._waits.call_s / 2,
-                heard=self._known_end,
-            )
-            self._take_up(
-                body.count, unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Leases)
-            )
-            self._answered = True
+            # After the last group the next groups arrive only after the training of all received ones.
+            count = self._ahead - (0 if self._last else held)
+            self._take_up(count, await self._ask(link, count))
 
     def _take_up(self, asked: int, answer: Leases) -> None:
         self._limits.check_leases(answer.leases)
-        tags = {(lease.epoch, lease.number, lease.attempt) for lease in answer.leases}
-        if len(answer.leases) > asked or len(tags) < len(answer.leases) or not tags.isdisjoint(self._open):
+        tags = [(lease.epoch, lease.number, lease.attempt) for lease in answer.leases]
+        epochs = {lease.epoch for lease in answer.leases} - {self._epoch}
+        if len(tags) > asked or len({*tags, *self._held}) < len(tags) + len(self._held) or len(epochs) > 1:
             raise RemoteProtocolError("groups", f"{asked} requested groups are not held")
         if not answer.leases and not answer.last:
             return
         self._leased += [(lease, answer.clock, self.end) for lease in answer.leases[:1]]
         self._leased += [(lease, 0, 0) for lease in answer.leases[1:]]
-        self._open |= tags
-        self._position += len(answer.leases)
+        self._hold(tags, answer)
         self._known_end = answer.end if answer.last else -1
         self._last = answer.last
         self.end = answer.end if answer.last else 0
@@ -267,6 +284,24 @@ class DataClient:
             self._has_leases.set()
         else:
             self._has_group.set()
+
+    def _hold(self, tags: Sequence[tuple[int, int, int]], answer: Leases) -> None:
+        """Keep new leases for another data server, and forget settled ones."""
+        for tag in tags:
+            if tag[0] != self._epoch:
+                self._epoch, self._position = tag[0], 0
+                self._held.clear()
+                self._reported.clear()
+            _, number, attempt = tag
+            sync_clock = self._known_end if tag == tags[0] else -1
+            self._held[tag] = HeldLease(number, attempt, answer.clock, sync_clock)
+            self._position += 1
+        while len(self._held) > 1 and self._position - len(self._held) < answer.settled:
+            tag = next(iter(self._held))
+            del self._held[tag]
+            self._reported.pop(tag, None)
+        if len(self._held) > MOST_HELD:
+            raise RemoteProtocolError("groups", f"{len(self._held)} groups are not settled")
 
     async def _read(self) -> None:
         """Read the images of the leased groups in their order, until cancelled."""
@@ -287,6 +322,7 @@ class DataClient:
             self._has_group.set()
 
     async def _report(self, link: Link) -> None:
+        await self._is_known.wait()
         while True:
             # A few at a time; at once if the epoch, or further groups, may wait for these reports.
             while not self._reports or not (len(self._reports) >= self._ahead // 2 or self._is_short):
@@ -303,6 +339,8 @@ class DataClient:
             unpack(await link.call(pack(body), timeout_s=self._waits.call_s), Reported)
             self._answered = True
             del self._reports[: len(reports)]
+            tagged = {(report.epoch, report.number, report.attempt): report for report in reports}
+            self._reported |= {tag: report for tag, report in tagged.items() if tag in self._held}
 
     @property
     def exhausted(self) -> bool:
@@ -347,7 +385,6 @@ class DataClient:
 
     def finished(self, report: Finished) -> None:
         """Note a trained group with an acknowledged push; the client reports it soon."""
-        self._open.discard((report.epoch, report.number, report.attempt))
         self._reports.append(report)
         if self._is_short or len(self._reports) >= self._ahead // 2:
             self._has_reports.set()

@@ -40,9 +40,9 @@ class ClockTargets:
         """Highest clock that a replica has received or reported."""
         self._courses: dict[Replica, _Course] = {}
 
-    def join(self, replica: Replica) -> None:
-        """Add a replica, at the sync clock."""
-        self._courses[replica] = _Course(self.end)
+    def join(self, replica: Replica, clock: int | None = None, given: int = 0) -> None:
+        """Add a replica, at the sync clock; or one that has received groups since another clock."""
+        self._courses[replica] = _Course(self.end if clock is None else clock, given)
 
     def leave(self, replica: Replica) -> None:
         """Remove a lost replica."""

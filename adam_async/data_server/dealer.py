@@ -5,14 +5,15 @@ is in memory only. Two events need the *sets*, the groups that the shards have (
 of a replica they settle its leases. The other event is the begin of an epoch of which the shards may have
 groups already: an epoch that an earlier dealer began, or any epoch of a resumed run, because shards that
 return from disks may be ahead of others. Groups that all shards have are finished, and groups that only some
-have are steps of their own. The map names the dealer and ends all replica generations in one version, so no
-worker uses leases of the earlier dealer.
+have are steps of their own.
+
+The workers keep what an earlier dealer has leased to them, and go on. So the dealer reads the sets after the
+workers of all live replicas have told what they hold. If a replica is lost meanwhile, it reads them anew.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
 
 from adam_async.data_server.epoch import EpochBegan, SetsRead
 from adam_async.data_server.set_reader import SetReader
@@ -26,7 +27,7 @@ from adam_async.data_server.state import (
     TimePassed,
     joined,
 )
-from adam_async.run.cluster_map import ClusterMap, EpochRecord, failure_of, must_train_all
+from adam_async.run.cluster_map import ClusterMap, EpochRecord, must_train_all
 from adam_async.run.config import Waits
 from adam_async.run.epoch_shares import most_clock, share_out, warm_groups
 from adam_async.run.ids import Replica
@@ -73,14 +74,7 @@ class Dealer:
         """Newest epoch in the map, and the time at which this server saw it first."""
         self._group: asyncio.TaskGroup
         self._reading: asyncio.Task[None] | None = None
-        self._sets: SetsRead | None = None
-        """Sets from which this dealer begins an epoch as soon as all replicas are ready."""
-        self._prepare_s = waits.prepare_s
-        self._begin_by = inf
-        """Time at which this dealer no longer waits for replicas that are not ready."""
-        self._waits = True
-        """Whether an epoch waits for these replicas."""
-        self._timer = Timer(self._next_deadline, self._time_passed)
+        self._timer = Timer(lambda: self.state.next_deadline(), lambda: self.enter(TimePassed()))
 
     async def run(self) -> None:
         """Read sets and keep deadlines, until cancelled."""
@@ -118,7 +112,8 @@ class Dealer:
             return
         if dealer.term != self.term:
             self._end_term()
-            self.term, self.state = dealer.term, DataState(partitions=cluster.partitions)
+            self.term = dealer.term
+            self.state = DataState(partitions=cluster.partitions, follows=self.term > 1)
             logger.info("%s deals out the groups of run %s, term %d", me.node, self._run, self.term)
         live = {
             Replica(replica): replica_generation
@@ -127,14 +122,13 @@ class Dealer:
         if not cluster.in_progress:
             self._cancel_reading()  # the store leaves the map with its run
         if live != self.state.replica_generations:
+            if self.state.needs_held:
+                self._cancel_reading()  # the sets are final for replicas that were lost before the reading
             self.enter(ReplicasChanged(live, cluster.version))
         if epoch is None or epoch.ended:
             return
-        if epoch.number > self.state.epoch:
-            if not self._needs_sets:
-                self._begin(epoch, None)
-            elif self._sets is not None and not (self._waits and _waits_for_replicas(cluster, epoch)):
-                self._begin(epoch, self._sets)
+        if epoch.number > self.state.epoch and not self._needs_sets:
+            self._begin(epoch, None)
         if epoch.drain and epoch.number == self.state.epoch and not self.state.draining:
             self.enter(DrainAsked(epoch.number))
         self._read_if_due()
@@ -146,23 +140,11 @@ class Dealer:
             self._timer.rearm()
         self._read_if_due()
 
-    def _next_deadline(self) -> float | None:
-        deadline = min(self.state.next_deadline() or inf, self._begin_by)
-        return deadline if deadline < inf else None
-
-    def _time_passed(self) -> None:
-        self.enter(TimePassed())
-        if _now() >= self._begin_by:
-            # The map may have no epoch to begin: a time that stays in the past would wake the timer for ever.
-            self._waits, self._begin_by = False, inf
-            self.map_changed(self._cluster())
-
     def _end_term(self) -> None:
         self.term = 0
         self._cancel_reading()
 
     def _cancel_reading(self) -> None:
-        self._sets, self._begin_by = None, inf
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
@@ -172,7 +154,7 @@ class Dealer:
     @property
     def _needs_sets(self) -> bool:
         """Whether shards may have groups of the next epoch that this dealer begins."""
-        return self._program.resumed is not None or (self.term > 1 and not self.state.epoch)
+        return self._program.resumed is not None or self.state.needs_held
 
     def _read_if_due(self) -> None:
         """Begin to read the sets if an epoch, its result or unsettled leases need them."""
@@ -181,13 +163,14 @@ class Dealer:
             return  # every question of a worker comes here
         cluster = self._cluster()
         epoch, dealer = cluster.epoch, cluster.dealer
-        if not self.deals or self._reading is not None or self._sets is not None or dealer is None:
+        if not self.deals or self._reading is not None or dealer is None:
             return
         store = cluster.run_store
         if epoch is None or epoch.run != self._run or epoch.ended or not cluster.in_progress or store is None:
             return
         if epoch.number > self.state.epoch:
-            version = dealer.changed
+            # Replicas that are not in this version of the map tell nothing.
+            version = cluster.version if not self.state.lacks_held else 0
         if version or ends:
             name, homes = f"{self._identity.node}/sets-{version}", sorted(set(store.buckets))
             self._reading = self._group.create_task(self._read(epoch, homes, version), name=name)
@@ -202,14 +185,13 @@ class Dealer:
         if epoch.number == self.state.epoch:
             self.enter(sets)
         elif newest is not None and (newest.run, newest.number) == (epoch.run, epoch.number):
-            self._sets, self._waits, self._begin_by = sets, True, _now() + self._prepare_s
-            self._timer.rearm()
-            logger.info("%s begins epoch %d once its replicas are ready", self._identity.node, epoch.number)
-            self.map_changed(self._cluster())
+            # A worker that tells anew what it holds begins the next reading.
+            if not newest.ended and not self.state.lacks_held:
+                self._begin(newest, sets)
+                self.map_changed(self._cluster())
 
     def _begin(self, epoch: EpochRecord, sets: SetsRead | None) -> None:
         """Begin an epoch; with sets, the groups that all shards have are finished."""
-        self._sets, self._begin_by = None, inf
         config, resumed = self._program.config, self._program.resumed
         results = (*(resumed.results if resumed is not None else ()), *self._cluster().results)
         ends = resumed.skipped_from(epoch.number) if resumed is not None else ()
@@ -223,11 +205,7 @@ class Dealer:
         absent = {number for each in skipped for number in range(*each)}
         finished = joined(sets.every - absent) if sets is not None else ()
         warm = warm_groups(
-            config.warm_start,
-            epoch=epoch.number,
-            groups=epoch.groups,
-            finished=(*finished, *skipped),
-            round_groups=epoch.round_groups,
+            config.warm_start, epoch=epoch.number, groups=epoch.groups, round_groups=epoch.round_groups
         )
         shares = epoch.shares
         if finished or skipped:  # equal parts of the groups left
@@ -247,7 +225,8 @@ class Dealer:
                 groups=epoch.groups,
                 shares={Replica(int(replica)): share for replica, share in shares.items()},
                 round_groups=epoch.round_groups,
-                first_clock=max(epoch.first_clock, sets.clock if sets is not None else 0),
+                first_clock=epoch.first_clock,
+                clock=sets.clock if sets is not None else 0,
                 finished=finished,
                 skipped=skipped,
                 ragged=sets.some if sets is not None else (),
@@ -264,21 +243,6 @@ class Dealer:
                 num_images=self._images,
             )
         )
-
-
-def _waits_for_replicas(cluster: ClusterMap, epoch: EpochRecord) -> bool:
-    """Return whether a replica of an epoch in rounds is about to be ready: later it would take no part.
-
-    A worker that cannot become ready leaves the cluster, or reports that it has failed.
-    """
-    if not epoch.round_groups or epoch.drain:
-        return False
-    coming = set(map(int, epoch.shares)).difference(cluster.live_replicas())
-    return any(
-        cluster.replica_generation(replica)
-        and not any(failure_of(cluster.nodes[name], epoch.run) for name in cluster.members(replica))
-        for replica in coming
-    )
 
 
 def _now() -> float:

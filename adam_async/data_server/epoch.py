@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
+from typing import NamedTuple
 
 from adam_async.data_server.clock_targets import ClockTargets
 from adam_async.run.epoch_shares import POOL, Ranges, assign, assign_pool
@@ -62,6 +63,8 @@ class EpochBegan:
     """Number of groups of a replica's round; 0: shares are ranges, and there are no clocks."""
     first_clock: int = 0
     """Clock of all replicas at the start, with rounds."""
+    clock: int = 0
+    """Highest clock of a push or tick that a bundle had ordered by then."""
     finished: Ranges = ()
     """Ranges of groups that were trained before this dealer began the epoch."""
     skipped: Ranges = ()
@@ -75,7 +78,7 @@ class EpochBegan:
     train_s: float = 0.0
     """Training time of the epoch before this dealer began it, in seconds."""
     warm: int = 0
-    """Number of groups of the warm start."""
+    """Number of the first groups of the epoch that belong to the warm start."""
     carried: int = 0
     """Number of groups at the front, which have the images that the epoch before has skipped."""
     behind: Collection[Replica] = ()
@@ -110,13 +113,27 @@ class SetsRead:
     """Sum of the losses of these images."""
 
 
+class Restored(NamedTuple):
+    """The groups that the workers of a live replica hold, of an epoch that another dealer began."""
+
+    leases: Sequence[tuple[int, int]]
+    """Number and attempt of their groups, some of which may be finished."""
+    clock: int | None
+    """Earliest clock at which the first of the `given` groups begins; None if they have received none."""
+    given: int
+    """Number of groups that they have received since that clock."""
+
+
 class Epoch:
     """Groups of one epoch.
 
-    The epoch begins with the event `EpochBegan` and the live replicas.
+    The epoch begins with the event `EpochBegan` and the live replicas; also with what they hold, if another
+    dealer has dealt it out.
     """
 
-    def __init__(self, began: EpochBegan, live: Collection[Replica]) -> None:
+    def __init__(
+        self, began: EpochBegan, live: Collection[Replica], restored: Mapping[Replica, Restored] | None = None
+    ) -> None:
         self.number, self.groups = began.number, began.groups
         self._round_groups = began.round_groups
         self._carried, self._fraction, self._pooled = began.carried, began.fraction, began.pooled
@@ -132,36 +149,47 @@ class Epoch:
                 finished=done,
                 carried=began.carried,
                 behind=began.behind,
+                follows=restored is not None,
             )
+        restored = restored or {}
         self._images_per_group, self._images = began.images_per_group, began.num_images
         self._progress = assigned.progress
         self.draining = False
         """Whether the run stops when the leased groups are finished."""
         self.queues: dict[Replica, Queue] = {}
-        self.leases: dict[int, GroupLease] = {}
+        self.leases = {
+            number: GroupLease(replica, attempt)
+            for replica, each in restored.items()
+            for number, attempt in each.leases
+            if number in assigned.progress
+        }
         self.unsettled: dict[int, GroupLease] = {}
         """Leases of lost replicas, until the sets of the shards decide."""
-        self.ragged = set(began.ragged).intersection(assigned.progress)
+        self.ragged = set(began.ragged).intersection(assigned.progress).difference(self.leases)
         """Unfinished groups that only some shards have."""
         self.closed = False
         self.skipped = {number: POOL for start, stop in began.skipped for number in range(start, stop)}
         """Skipped groups, and the replicas in whose shares they were."""
         self.finished = began.groups - len(assigned.progress) - len(self.skipped)
-        self._given: set[Replica] = set()
+        self._given = {lease.replica for lease in self.leases.values()}
         self._later = {  # after the warm start
             replica: self._new_queue(queue) for replica, queue in assigned.queues.items()
         }
         self._live = tuple(sorted(live))
         self._members = set(began.shares) & set(live)
-        self.clock_targets = (
-            ClockTargets(round_groups=began.round_groups, clock=began.first_clock)
-            if began.round_groups
-            else None
-        )
-        if self.clock_targets is not None:
+        self._warming = bool(assigned.warm)
+        self.clock_targets: ClockTargets | None = None
+        if began.round_groups:
+            clocks = [each.clock for each in restored.values() if each.clock is not None]
+            # Replicas that hold groups stand at several clocks, and no other one may skip a clock of theirs.
+            start = min(clocks, default=max(began.first_clock, began.clock))
+            self.clock_targets = ClockTargets(round_groups=began.round_groups, clock=start)
             for replica in self._live:
-                self.clock_targets.join(replica)
-        self._warming = began.warm > 0
+                _, clock, given = restored.get(replica, Restored((), None, 0))
+                if not self._warming and replica == min(began.shares):
+                    given = max(given - began.warm, 0)
+                self.clock_targets.join(replica, clock, given)
+            self.clock_targets.seen(began.clock)
         self._open(assigned.warm, began.shares)
 
     def _open(self, warm: Sequence[int], shares: Collection[Replica]) -> None:
@@ -171,7 +199,7 @@ class Epoch:
             lowest = min(self._members or shares)
             self.queues[lowest] = self._new_queue(warm)
         else:
-            self._end_warm_start()
+            self._open_shares()
         for replica in self._live:
             self._take_in(replica)
         self._pass_on()
@@ -179,7 +207,8 @@ class Epoch:
 
     def _new_queue(self, numbers: Sequence[int]) -> Queue:
         # An attempt above the first makes a ragged group a step of its own.
-        return deque((number, 2 if number in self.ragged else 1) for number in numbers)
+        left = [number for number in numbers if number not in self.leases]
+        return deque((number, 2 if number in self.ragged else 1) for number in left)
 
     def images_of(self, number: int) -> int:
         """Return the number of images of a group."""
@@ -188,7 +217,8 @@ class Epoch:
 
     def progress(self, number: int) -> float:
         """Return the progress of the run at a group, in epochs, for the replica whose share has the group."""
-        return self.number - 1 + self._progress[number]
+        # A part of a replica may receive a group after all shards have it, if it trains no arrays.
+        return self.number - 1 + self._progress.get(number, number / self.groups)
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -239,13 +269,16 @@ class Epoch:
                     self.clock_targets.grow([(replica, _attempts(ragged))])
 
     def _end_warm_start(self) -> None:
+        if self.clock_targets is not None:
+            self.clock_targets.end_warm_start()
+        self._open_shares()
+
+    def _open_shares(self) -> None:
         self._warming = False
         for replica, later in self._later.items():
             self.queues.setdefault(replica, deque()).extend(later)
             later.clear()
-        if self.clock_targets is not None:
-            self.clock_targets.end_warm_start()
-            self._grow()
+        self._grow()
 
     def _grow(self) -> None:
         if self.clock_targets is not None and not self.draining:

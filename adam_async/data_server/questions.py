@@ -115,10 +115,12 @@ class Questions:
                 replica=replica,
                 replica_generation=body.replica_generation,
                 partition=body.partition,
+                epoch=body.epoch,
                 position=body.position,
                 heard=body.heard,
                 count=min(body.count, MOST_GROUPS),
                 wait_s=min(body.wait_s, self._wait_s),
+                held=body.held,
             )
         )
 
@@ -133,13 +135,16 @@ class Questions:
         taker = self.takers.get((body.replica, body.replica_generation, part))
         if taker is not None and taker != (peer.node, peer.incarnation):
             return "not-yours", f"{peer.node} is not the worker with part {part} of replica {body.replica}"
+        # On a link from an earlier term the worker has not told what it holds.
+        if self._dealer.state.needs_held and (isinstance(body, ReportGroups) or body.count):
+            return "no-leases", f"{self._node} does not know yet which groups the workers hold"
         if isinstance(body, ReportGroups):
             check_report(body, self._partitions, images_of=self._orders.images_of)
             return None
         if part >= self._partitions:
             return "no-part", f"replicas have parts 0 to {self._partitions - 1}, not {part}"
-        if body.count < 1:
-            return "no-groups", f"a question is for at least one group, not {body.count}"
+        if len(body.held) > body.position:
+            return "no-groups", f"a worker with {body.position} groups does not hold {len(body.held)}"
         return busy_refusal(request.link, self._asking)
 
     # --- out ---------------------------------------------------------------------------------
@@ -154,7 +159,13 @@ class Questions:
         leases = [Lease(epoch, number, attempt, images_of(number), at) for (number, attempt), at in groups]
         begin = timeline.clock() if timeline is not None else 0.0
         self._asking.discard(request.link)
-        answer = Leases(leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end)
+        answer = Leases(
+            leases=tuple(leases),
+            last=grant.last,
+            clock=grant.clock,
+            end=grant.end,
+            settled=grant.settled,
+        )
         reply_or_fail(request, pack(answer))
         if timeline is not None and leases:
             timeline.leased(self._node, self._run, request.link.peer.node, leases, begin)

@@ -3,16 +3,21 @@
 A replica's workers train the same groups, each at its own pace. The leases of the replica are written to its
 log, and each worker reads the log from its own *position*, the number of groups that it has received. A
 question names the position, so a repeated question gets the same groups. A worker has all groups before its
-position; groups that all workers have are dropped.
+position. Positions begin at 0 in each epoch.
 
 Between two groups of the log there may be a *mark*: at this position the replica got the sync clock, because
 it had no more groups. Every worker that passes the mark must get the sync clock, because the step before the
 mark may have fewer groups. The clock of the last mark may rise until a group follows.
+
+The workers keep the groups of the log that are not *settled*: received by all workers, and finished. From
+these the next dealer makes the log again (`restore`).
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+
+from adam_async.messages import MOST_HELD, HeldLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +42,62 @@ class ReplicaLeases:
         """Number of groups that each worker has received."""
 
     @property
+    def settled(self) -> int:
+        """Number of the first groups of the epoch that all workers have received and finished."""
+        return self._first
+
+    @property
     def stop(self) -> int:
-        """Number of leases of this generation."""
+        """Number of leases of this generation in the epoch."""
         return self._first + len(self._groups)
 
     def holds(self, position: int) -> bool:
         """Return whether the log has the group at a position, or ends there."""
         return self._first <= position <= self.stop
 
+    @property
+    def room(self) -> int:
+        """Number of further groups that the workers can hold."""
+        return MOST_HELD - len(self._groups)
+
     def confirm(self, partition: int, position: int) -> None:
         """Record that a worker has all groups before a position."""
         self._positions[partition] = max(self._positions[partition], position)
-        behind = min(min(self._positions), self.stop) - self._first
-        if behind > 0:
+
+    def settle(self, unfinished: Container[int]) -> None:
+        """Drop the settled groups."""
+        most = min(min(self._positions), self.stop) - self._first
+        behind = 0
+        while behind < most and self._groups[behind].number not in unfinished:
+            behind += 1
+        if behind:
             del self._groups[:behind]
             self._first += behind
             self._marks = {at: end for at, end in self._marks.items() if at >= self._first}
 
     def begin_epoch(self) -> None:
         """Drop all groups, which are received and finished at the start of an epoch."""
-        self._first, self._groups, self._marks = self.stop, [], {}
+        self._first, self._groups, self._marks = 0, [], {}
+        self._positions = [0] * len(self._positions)
+
+    def restore(self, sent: Sequence[tuple[int, int, Sequence[HeldLease]]]) -> list[Logged]:
+        """Begin an epoch with the log of an earlier dealer; return the groups in it.
+
+        Args:
+            sent: Position of each worker, the sync clock that it has received there (-1: none), and the
+                groups before its position that it holds.
+        """
+        self.begin_epoch()
+        stop, heard, held = max(sent, key=lambda each: each[:2])
+        # Groups before those that a worker holds are settled.
+        self._first = min(max(position - len(groups) for position, _, groups in sent), stop)
+        for at, each in enumerate(held[len(held) - (stop - self._first) :], start=self._first):
+            self._groups.append(Logged(each.number, each.attempt, each.clock))
+            if each.sync_clock >= 0:
+                self._marks[at] = each.sync_clock
+        if heard >= 0:
+            self._marks[stop] = heard
+        return list(self._groups)
 
     def read(self, position: int, count: int) -> list[Logged]:
         """Return the groups from a position on, `count` at most, up to the next mark."""

@@ -185,9 +185,10 @@ class DataServer(Role):
             if cluster.run is not None and cluster.run.id == self._run:
                 self._follow_epoch(cluster)
             self._images.map_changed(self._questions.takers)
+            term = self._dealer.term
             if cluster.run is not None and cluster.run.id == self._run:
                 self._dealer.map_changed(cluster)
-            if not self._dealer.deals:
+            if not self._dealer.deals or self._dealer.term != term:
                 self._questions.refuse_all(
                     "no-leases", f"{self._identity.node} does not deal out the groups of run {self._run}"
                 )

@@ -1,7 +1,9 @@
 """Pure: leases of image groups to replicas, questions that wait, and the end of an epoch.
 
-The state belongs to the *dealer*, the data server that leases the groups of a run. It is in memory only: the
-next dealer begins the epoch from the *sets* of groups that the shards have.
+The state belongs to the *dealer*, the data server that leases the groups of a run. It is in memory only. The
+next dealer *follows*: it begins the epoch in progress from the leases that all workers tell it, and from the
+*sets* of groups that the shards have, which are read afterwards. So each lease of the dealer before is known:
+a worker holds it, or the group is in all sets, or the replica is lost and the sets are final for it.
 
 A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
 finished. When the replica is lost, or begins another *generation* because a worker is replaced, its leases
@@ -17,10 +19,11 @@ about the group. The report is counted, and changes at most the known clocks. So
 finished twice, and the epoch is over when all of them are finished or skipped (`epoch`). Then its result
 waits for the losses, which the shards count with their sets.
 
-A question without work is *parked* until groups are available, the epoch changes, or its time is up; so is a
-question of a generation that has not begun or is over. If a worker has not learnt yet that its replica has no
-more groups, or with `ssp` and `bsp` has not got the sync clock, the state answers its question at once. Times
-are absolute seconds on the caller's clock.
+A worker first tells on each link what it holds (`LeaseAsked.held`). A question without work is *parked* until
+groups are available, the epoch changes, or its time is up; so is a question of a generation that has not
+begun or is over, and what a worker tells until the epoch begins. If a worker has not learnt yet that its
+replica has no more groups, or with `ssp` and `bsp` has not got the sync clock, the state answers its question
+at once. Times are absolute seconds on the caller's clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,11 +31,11 @@ from dataclasses import dataclass
 from itertools import chain, starmap
 from typing import assert_never
 
-from adam_async.data_server.epoch import Epoch, EpochBegan, SetsRead
+from adam_async.data_server.epoch import Epoch, EpochBegan, Restored, SetsRead
 from adam_async.data_server.lease_limits import LeaseLimits
 from adam_async.data_server.replica_leases import Logged, ReplicaLeases
 from adam_async.data_server.statistics import DataStatistics
-from adam_async.messages import Finished
+from adam_async.messages import Finished, HeldLease
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
 
@@ -57,13 +60,22 @@ class LeaseAsked:
     replica: Replica
     replica_generation: int
     partition: int
+    epoch: int
+    """Epoch of the last group that the worker has received; 0 if none."""
     position: int
-    """Number of groups that the worker has received."""
+    """Number of groups of this epoch that the worker has received."""
     heard: int
     """Sync clock that the worker has received at `position`; -1 if none."""
     count: int
+    """Maximum number of groups; 0: the worker tells what it holds."""
     wait_s: float
     """Maximum time for which the question is parked, in seconds."""
+    held: Sequence[HeldLease] = ()
+    """The newest of the received groups."""
+
+    def position_in(self, epoch: int) -> int:
+        """Return the position of the worker in an epoch; 0 if its last group is of an earlier one."""
+        return self.position if self.epoch == epoch else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,9 @@ class Grant:
     """Earliest clock at which the first of the groups begins."""
     end: int = 0
     """Sync clock, with `last`."""
+    settled: int = 0
+    """Number of groups of the epoch that all workers of the replica have received and finished; -1: see
+    `Leases.settled`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +173,15 @@ def _worker(asked: LeaseAsked) -> tuple[Replica, int, int]:
 
 
 class DataState:
-    """Leases of the epoch in progress."""
+    """Leases of the epoch in progress.
 
-    def __init__(self, *, partitions: int = 1) -> None:
+    Args:
+        follows: Whether another dealer has leased groups of the run.
+    """
+
+    def __init__(self, *, partitions: int = 1, follows: bool = False) -> None:
         self._partitions = partitions
+        self._follows = follows
         self._epoch: Epoch | None = None
         self.outcome: EpochEnded | None = None
         """End of the newest epoch; None before it."""
@@ -233,16 +253,58 @@ class DataState:
         self._started = None
         self._before_s = self._train_s = event.train_s
         # Clocks never fall, whatever the controllers report.
-        self._clock = max(self._clock, event.first_clock)
+        self._clock = max(self._clock, event.first_clock, event.clock)
         self._most_clock = most_clock(stands_at=self._clock, epochs=1, groups=event.groups)
         # All leased groups of the last epoch are finished, so no worker asks for them again.
-        for log in self._logs.values():
-            log.begin_epoch()
         self._limits = LeaseLimits(event.step)
-        self._epoch = epoch = Epoch(event, self._logs)
+        restored = self._restored(event) if self.needs_held else None
+        for log in self._logs.values() if restored is None else ():
+            log.begin_epoch()
+        self._epoch = epoch = Epoch(event, self._logs, restored)
+        for replica in {lease.replica for lease in epoch.leases.values()}:
+            held = [lease for lease in epoch.leases.values() if lease.replica == replica]
+            self._limits.leased(replica, len(held), now)
+            self._started = now
         self._images = sum(map(epoch.images_of, chain.from_iterable(starmap(range, event.finished))))
         self.outcome = None
         return self._answer_parked(now)
+
+    # --- the dealer before -------------------------------------------------------------------
+
+    @property
+    def needs_held(self) -> bool:
+        """Whether the workers may hold leases of another dealer, and the next epoch begins from them."""
+        return self._follows and self._epoch is None
+
+    @property
+    def lacks_held(self) -> bool:
+        """Whether a worker of a live replica has not told what it holds, and the next epoch needs it."""
+        return self.needs_held and any(None in sent for sent in self._held().values())
+
+    def _held(self) -> dict[Replica, list[LeaseAsked | None]]:
+        """Return what each worker of the live replicas has told."""
+        sent = {_worker(parked.asked): parked.asked for parked in self._parked if not parked.asked.count}
+        return {
+            replica: [sent.get((replica, log.replica_generation, part)) for part in range(self._partitions)]
+            for replica, log in self._logs.items()
+        }
+
+    def _restored(self, event: EpochBegan) -> dict[Replica, Restored]:
+        """Make the logs of the live replicas again, from what their workers have told."""
+        restored = {}
+        for replica, sent in self._held().items():
+            workers = [
+                (each.position_in(event.number), each.heard, each.held if each.epoch == event.number else ())
+                for each in sent
+                if each is not None
+            ]
+            log = self._logs[replica]
+            groups = log.restore(workers)
+            marked = log.mark_at(log.stop)
+            clock = marked if marked >= 0 else groups[-1].clock if groups else None
+            leases = [(group.number, group.attempt) for group in groups if group.number < event.groups]
+            restored[replica] = Restored(leases, clock, 0 if marked >= 0 else log.stop)
+        return restored
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -258,10 +320,12 @@ class DataState:
         # A worker that claims unleased groups waits for them, and confirms none.
         if (
             log is not None
+            and self._epoch is not None
             and log.replica_generation == event.replica_generation
-            and event.position <= log.stop
+            and (position := event.position_in(self._epoch.number)) <= log.stop
         ):
-            log.confirm(event.partition, event.position)
+            log.confirm(event.partition, position)
+            log.settle(self._epoch.leases)
         # The void questions are answered too, because the server keeps them open.
         return [Grant(parked.asked.request, 0, (), last=False) for parked in void]
 
@@ -276,6 +340,8 @@ class DataState:
             self.late_reports += len(event.finished)
             return []
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
+        if self._epoch is not None:
+            log.settle(self._epoch.leases)
         # A slow replica may get more groups after it has finished some (`lease_limits`).
         if any(parked.asked.replica == event.replica for parked in self._parked):
             effects += self._answer_parked(now)
@@ -397,28 +463,34 @@ class DataState:
         epoch, log = self._epoch, self._logs.get(asked.replica)
         late = parked.deadline <= now
         number = epoch.number if epoch is not None else 0
+        if not asked.count:
+            if self.needs_held:
+                return Grant(asked.request, 0, (), last=False, settled=-1) if late else None
+            return Grant(asked.request, number, (), last=False)
+        position = asked.position_in(number)
         # The generation has not begun or is over, or the log does not have the position.
         if (
             epoch is None
             or log is None
             or log.replica_generation != asked.replica_generation
-            or not log.holds(asked.position)
+            or not log.holds(position)
         ):
             return Grant(asked.request, number, (), last=True) if late else None
         # A late question is answered in any case, if necessary with a sync clock that the worker has.
         heard = asked.heard if not late else -1
-        if asked.position == log.stop and not epoch.has_work(asked.replica):
+        if position == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, heard)
         # The step before a mark may have fewer groups, so every worker of the replica must get the mark.
-        mark = log.mark_at(asked.position)
+        mark = log.mark_at(position)
         if mark > heard:
-            return Grant(asked.request, number, (), last=True, end=mark)
+            return Grant(asked.request, number, (), last=True, end=mark, settled=log.settled)
         # Another worker of the replica may have extended the log.
-        groups = log.read(asked.position, asked.count)
-        stop = asked.position + len(groups)
+        groups = log.read(position, asked.count)
+        stop = position + len(groups)
         # New leases only follow the log's end, so all workers of the replica get the same groups.
         if stop == log.stop and (not groups or log.mark_at(stop) < 0):
-            groups += self._lease(epoch, asked.replica, log, asked.count - len(groups), now)
+            count = min(asked.count - len(groups), log.room)
+            groups += self._lease(epoch, asked.replica, log, count, now)
             stop = log.stop
         # The replica's limit is reached, or its worker has the sync clock: it waits for work.
         if not groups:
@@ -436,6 +508,7 @@ class DataState:
             progress=tuple(epoch.progress(group.number) for group in groups),
             clock=groups[0].clock,
             end=max(end, 0),
+            settled=log.settled,
         )
 
     def _lease(

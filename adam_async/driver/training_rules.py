@@ -5,8 +5,7 @@ The permanent rules, each of which reads the map and may change it:
     fail      the run's store is lost, or too few workers can train the run, or a data server refuses the run
               and no other one may serve it, or the driver is lost before training: the run has failed
     number    a live worker without a slot gets one: a replica, and a part of its model
-    deal      the run has no dealer, and a data server is ready: it deals out the groups; from the first epoch
-              on all replica generations end
+    deal      the run has no dealer, and a data server is ready: it deals out the groups
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
     advance   the epoch has ended: the map gets its result; the next epoch is due: its groups are shared out
 
@@ -18,9 +17,8 @@ A run has as many replicas as its workers allow: replicas beyond the wanted numb
 as soon as they are ready. A run that continues another run begins with that run's current epoch, its finished
 groups and its clock.
 
-The dealer keeps no state that outlives it. The next one reads which groups of the epoch the shards have. The
-answers must be final, so the change that names the dealer ends all replica generations: from its version on
-no shard takes groups that workers got from the dealer before. A run without a data server waits for one.
+The dealer keeps no state that outlives it. The workers tell the next one which groups they hold, and then it
+reads which groups of the epoch the shards have. A run without a data server waits for one.
 
 The driver submits the run, and then its store with the arrays of its model. The loss of a worker
 fails no run that has enough other workers; the lost worker's slot is free for the next worker.
@@ -364,21 +362,9 @@ def _name_dealer(cluster: ClusterMap) -> ClusterMap:
         data=record.data if record is not None else facts,
         changed=cluster.version + 1,
     )
-    cluster = _with(cluster, dealer=dealer)
-    # Also after an epoch: the new dealer does not know how many groups a worker of a generation has received.
-    return _end_replica_generations(cluster) if cluster.epoch is not None else cluster
-
-
-def _end_replica_generations(cluster: ClusterMap) -> ClusterMap:
-    """End all replica generations. A late report of the dealer before on the epoch is then a conflict."""
-    changed = cluster.version + 1
-    placed = {
-        name: msgspec.structs.replace(node, placed=changed, ready="", changed=changed)
-        for name, node in cluster.nodes.items()
-        if node.role == "worker" and node.live and node.replica >= 0
-    }
-    epoch = msgspec.structs.replace(cluster.epoch, changed=changed) if cluster.epoch is not None else None
-    return _with(cluster, nodes={**cluster.nodes, **placed}, epoch=epoch)
+    # With a new version of the epoch, a late report of its end by the dealer before is a conflict.
+    epoch = cluster.epoch and msgspec.structs.replace(cluster.epoch, changed=cluster.version + 1)
+    return _with(cluster, dealer=dealer, epoch=epoch)
 
 
 def _begin(cluster: ClusterMap) -> ClusterMap:
@@ -425,7 +411,6 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
         terms.warm_start,
         epoch=run.epoch,
         groups=groups,
-        finished=(),
         round_groups=round_groups,
     )
     carried = min(-(-skipped // terms.images_per_group), groups)

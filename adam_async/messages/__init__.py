@@ -70,8 +70,10 @@ from adam_async.messages.data_service import ReadTest, Serve, Serving, TestImage
 from adam_async.messages.group_sets import BundleSets, ReadGroupSets, read_group_sets
 from adam_async.messages.leases import (
     MOST_GROUPS,
+    MOST_HELD,
     Finished,
     Groups,
+    HeldLease,
     Lease,
     LeaseGroups,
     Leases,

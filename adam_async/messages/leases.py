@@ -27,6 +27,9 @@ from adam_async.messages.bounds import (
 MOST_GROUPS = 64
 """Maximum number of groups in one request or answer of a data server."""
 
+MOST_HELD = MOST_IN_A_META
+"""Maximum number of leases that a worker holds."""
+
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """One trained group with an acknowledged push."""
@@ -40,10 +43,23 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     """Step of the replica in which the group was trained."""
 
 
+class HeldLease(msgspec.Struct, frozen=True, array_like=True):
+    """One received lease, as a worker tells it to the next dealer."""
+
+    number: GroupNumber
+    attempt: Attempt
+    clock: Clock = 0
+    """`Leases.clock` of the answer with the group."""
+    sync_clock: After = -1
+    """Sync clock that the worker received before the group; -1: none."""
+
+
 class LeaseGroups(Body, frozen=True, kw_only=True):
     """Request for up to `count` groups. The answer waits for work, at most `wait_s`.
 
-    All workers of a replica receive the same groups in the same order, each at its own pace.
+    All workers of a replica receive the same groups in the same order, each at its own pace. The first
+    request on a link has `count` 0: it tells the dealer what the worker holds, and is answered without
+    groups.
     """
 
     run: RunId
@@ -51,14 +67,18 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     replica_generation: DrawnId
     """Generation of the replica in the cluster map."""
     partition: Partition
+    epoch: Epoch
+    """Epoch of the last group that this worker has received; 0: none."""
     position: Count
-    """Number of groups that this worker has received in this replica generation: the answer begins after
-    them. A request repeated after a broken link gets the same groups."""
+    """Number of groups of this epoch that this worker has received in this replica generation: the answer
+    begins after them. A request repeated after a broken link gets the same groups."""
     count: Count
     wait_s: Seconds
     heard: After = -1
     """Sync clock after the first `position` groups, if this worker has already received it (`Leases.end`,
     with `last`); -1: not received."""
+    held: Annotated[tuple[HeldLease, ...], msgspec.Meta(max_length=MOST_HELD)] = ()
+    """In the first request on a link, the newest of the received groups, from `Leases.settled` on."""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +103,9 @@ class Leases(Body, frozen=True, kw_only=True):
     """Minimum clock of the first of these groups, up to which the replica ticks; 0 in asp."""
     end: Clock = 0
     """Sync clock if `last` is set: after the push of these groups the replica ticks up to this clock."""
+    settled: After = 0
+    """Number of the first groups of the epoch that all workers of the replica have received and finished; -1:
+    the dealer has not begun, and the worker tells again what it holds."""
 
 
 class ReadGroups(Body, frozen=True, kw_only=True):

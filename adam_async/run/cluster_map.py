@@ -121,8 +121,7 @@ class DealerRecord(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
     """The `DATA_FACTS` of the first dealer, so that no data server with other data goes on with the run."""
     changed: int = 0
-    """Version of the map at which the term began. All replica generations before it have then ended, unless
-    the run had no epoch yet."""
+    """Version of the map at which the term began."""
 
 
 class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):

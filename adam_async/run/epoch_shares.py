@@ -1,16 +1,17 @@
 """Pure: the shares of an epoch's groups among its replicas, and the progress of the epoch at each group.
 
 The controller gives each replica its share (`share_out`), and a data server makes queues of the shares
-(`assign`). Both use the groups *left* of the epoch, in order: all except those that the run trained before it
-was resumed. The first `warm` of these are only for the lowest replica. The first `carried` groups of the
-epoch have the images that the epoch before skipped. In ranges these groups come next, in equal shares for the
-replicas that skipped none of them, or for all replicas if each skipped some. The rest is shared out
+(`assign`). The groups *left* of an epoch are all except those that the shards have when a dealer begins it.
+The first `warm` groups are only for the lowest replica. The first `carried` groups of the epoch have the
+images that the epoch before skipped. In ranges these groups come next, in equal shares for the replicas that
+skipped none of them, or for all replicas if each skipped some. The rest is shared out
 
     in a pool   each replica takes the next group
     in ranges   a contiguous range of group numbers per replica, with equally many groups left, or one more
     in rounds   of `round_groups` groups, as many as in one step: rounds are dealt out in order, so that
                 step k of all replicas together is one contiguous piece of the epoch's order, like a step of
-                one replica with as many images
+                one replica with as many images. A dealer that follows another one deals out the rounds of
+                the whole epoch, whatever is left of them, so it continues the steps of the one before
 """
 
 from bisect import bisect_left
@@ -53,17 +54,16 @@ def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
     return [number for number in range(groups) if number not in done]
 
 
-def warm_groups(warm_start: int, *, epoch: int, groups: int, finished: Ranges, round_groups: int) -> int:
-    """Return the number of groups left of an epoch that belong to the warm start of the run.
+def warm_groups(warm_start: int, *, epoch: int, groups: int, round_groups: int) -> int:
+    """Return the number of the first groups of an epoch that belong to the warm start of the run.
 
     Args:
         warm_start: Groups of the run that one replica trains alone; rounded up to whole rounds.
         epoch: Number of the epoch, from 1; earlier epochs had as many groups.
         round_groups: Groups of a round; 0 if the epoch is shared out in ranges.
     """
-    done = sum(stop - start for start, stop in finished)
     whole = -(-warm_start // round_groups) * round_groups if round_groups else warm_start
-    return min(max(whole - (epoch - 1) * groups - done, 0), groups - done)
+    return min(max(whole - (epoch - 1) * groups, 0), groups)
 
 
 def share_out(
@@ -101,6 +101,7 @@ def assign(
     finished: Ranges = (),
     carried: int = 0,
     behind: Collection[Replica] = (),
+    follows: bool = False,
 ) -> Assignment:
     """Make queues of the shares of `share_out`.
 
@@ -109,33 +110,38 @@ def assign(
         round_groups: Groups of a round; 0: shares are ranges.
         carried: Number of groups, from the first, of images skipped by the epoch before.
         behind: Replicas that skipped these groups, and get none of them if other replicas have shares.
+        follows: Whether another dealer has dealt out the epoch.
     """
     left = groups_left(groups, finished)
+    rest_at = bisect_left(left, warm)
     if round_groups:
-        rest = left[warm:]
+        progress = _in_order(left, groups)
+        rest = range(warm, groups) if follows else left[rest_at:]
         rounds = {
-            replica: _rounds(rest, round_groups, place, places) for replica, (place, places) in shares.items()
+            replica: [each for each in _rounds(rest, round_groups, place, places) if each in progress]
+            for replica, (place, places) in shares.items()
         }
-        return Assignment(warm=left[:warm], queues=rounds, progress=_in_order(left, groups))
+        return Assignment(warm=left[:rest_at], queues=rounds, progress=progress)
     lead = _lead(left, warm, carried)
     takers = sorted(set(shares).difference(behind)) or sorted(shares)
-    cuts = [warm + (lead - warm) * place // len(takers) for place in range(len(takers) + 1)]
+    cuts = [rest_at + (lead - rest_at) * place // len(takers) for place in range(len(takers) + 1)]
     first = {replica: left[cuts[place] : cuts[place + 1]] for place, replica in enumerate(takers)}
     queues: dict[Replica, Sequence[int]] = {
         replica: (*first.get(replica, ()), *_within(left[lead:], share)) for replica, share in shares.items()
     }
     before = 1 - len(left) / groups
-    progress: dict[int, float] = {}
+    progress = {}
     for replica, queue in queues.items():
-        own = [*left[:warm], *queue] if replica == min(shares) else queue
+        own = [*left[:rest_at], *queue] if replica == min(shares) else queue
         progress.update((number, before + (1 - before) * at / len(own)) for at, number in enumerate(own))
-    return Assignment(warm=left[:warm], queues=queues, progress=progress)
+    return Assignment(warm=left[:rest_at], queues=queues, progress=progress)
 
 
 def assign_pool(groups: int, *, warm: int = 0, finished: Ranges = ()) -> Assignment:
     """Make one queue of all groups left after the warm start."""
     left = groups_left(groups, finished)
-    return Assignment(warm=left[:warm], queues={POOL: left[warm:]}, progress=_in_order(left, groups))
+    rest_at = bisect_left(left, warm)
+    return Assignment(warm=left[:rest_at], queues={POOL: left[rest_at:]}, progress=_in_order(left, groups))
 
 
 def _in_order(left: Sequence[int], groups: int) -> dict[int, float]:
@@ -144,7 +150,7 @@ def _in_order(left: Sequence[int], groups: int) -> dict[int, float]:
 
 def _lead(left: Sequence[int], warm: int, carried: int) -> int:
     """Return the number of groups left that come before the groups of the ranges."""
-    return max(warm, bisect_left(left, carried))
+    return bisect_left(left, max(warm, carried))
 
 
 def _rounds(numbers: Sequence[int], round_groups: int, place: int, places: int) -> list[int]:

@@ -8,6 +8,8 @@ EPOCH, DEALER = "adam_async/data_server/epoch.py", "adam_async/data_server/deale
 RULES = "adam_async/driver/training_rules.py"
 SETTLING = "tests/adam_async/data_server/test_settling.py::"
 PARTY = "tests/adam_async/data_server/test_dealer.py::"
+FOLLOWING = "tests/adam_async/data_server/test_following.py::"
+CLIENT = "tests/adam_async/data_server/test_client.py::"
 CHANGES = "tests/adam_async/driver/test_training_rules.py::"
 
 _row = partial(Ablation, scenario="members")
@@ -24,7 +26,7 @@ DEALERS = (
     _row(
         "a dealer that follows another one reads the sets",
         DEALER,
-        "or (self.term > 1 and not self.state.epoch)",
+        "or self.state.needs_held",
         "",
         PARTY + "test_when_the_dealer_is_lost_another_goes_on_and_every_group_is_counted_once",
         breaks="each group once",
@@ -40,18 +42,50 @@ DEALERS = (
     _row(
         "ragged groups that an epoch begins with are steps of their own",
         EPOCH,
-        "deque((number, 2 if number in self.ragged else 1) for number in numbers)",
-        "deque((number, 1) for number in numbers)",
+        "deque((number, 2 if number in self.ragged else 1) for number in left)",
+        "deque((number, 1) for number in left)",
         SETTLING + "test_a_dealer_goes_on_with_the_groups_that_not_all_shards_have",
         seldom="the workers of the scenario push group by group",
     ),
     _row(
-        "a new dealer ends all replica generations",
-        RULES,
-        "return _end_replica_generations(cluster) if cluster.epoch is not None else cluster",
-        "return cluster",
-        CHANGES + "test_another_ready_data_server_replaces_a_lost_dealer_and_ends_all_replica_generations",
-        seldom="in members the map checker does not run; workers of the old generation ask the new dealer",
+        "a dealer that follows another one leaves to the workers what they hold",
+        EPOCH,
+        "            if number in assigned.progress\n        }",
+        "            if number < 0\n        }",
+        FOLLOWING + "test_what_the_workers_hold_stays_with_them_and_the_rest_is_dealt_out",
+        breaks="each group once",
+    ),
+    _row(
+        "a dealer that follows another one reads the sets after all workers have told what they hold",
+        DEALER,
+        "version = cluster.version if not self.state.lacks_held else 0",
+        "version = cluster.version",
+        PARTY + "test_a_dealer_reads_no_sets_before_all_workers_have_told_what_they_hold",
+        seldom="a reading takes longer than the first questions of the workers",
+    ),
+    _row(
+        "a dealer reads the sets anew if a replica is lost meanwhile",
+        DEALER,
+        "self._cancel_reading()  # the sets are final for replicas that were lost before the reading",
+        "pass",
+        PARTY + "test_a_replica_that_is_lost_while_a_dealer_begins_costs_no_group",
+        seldom="a replica must be lost within the milliseconds of a reading",
+    ),
+    _row(
+        "a dealer that follows another one continues its rounds",
+        "adam_async/run/epoch_shares.py",
+        "rest = range(warm, groups) if follows else left[rest_at:]",
+        "rest = left[rest_at:]",
+        FOLLOWING + "test_rounds_go_on_with_the_same_groups_clocks_and_end",
+        seldom="the scenario compares no bits of two runs",
+    ),
+    _row(
+        "a worker reports again to the next dealer what the one before has acknowledged",
+        "adam_async/data_server/client.py",
+        "        self._reports[:0] = self._reported.values()\n",
+        "",
+        CLIENT + "test_another_data_server_is_told_what_the_client_holds_and_gets_the_reports_again",
+        seldom="the sets have the groups, unless another part of the replica lacks them",
     ),
     _row(
         "a ragged group is never skipped",
@@ -80,8 +114,8 @@ DEALERS = (
     _row(
         "a late end of an epoch by a replaced dealer is a conflict",
         RULES,
-        "    epoch = msgspec.structs.replace(cluster.epoch, changed=changed) if",
-        "    epoch = cluster.epoch if",
+        "epoch = cluster.epoch and msgspec.structs.replace(cluster.epoch, changed=cluster.version + 1)",
+        "epoch = cluster.epoch",
         CHANGES + "test_a_late_end_of_an_epoch_by_a_replaced_dealer_is_void",
         seldom="a frozen dealer must have sent the end of the epoch, and not heard of its successor",
     ),

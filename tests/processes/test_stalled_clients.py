@@ -182,6 +182,7 @@ def first_groups(cluster: Cluster, replica: int, *, replica_generation: int = 0)
             replica=replica,
             replica_generation=replica_generation or cluster.replica_generations[replica],
             partition=0,
+            epoch=0,
             position=0,
             count=64,
             wait_s=1.0,

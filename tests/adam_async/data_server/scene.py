@@ -1,7 +1,7 @@
 """A data server's state with workers around it that ask and hear as real ones do."""
 
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 
 from adam_async.data_server.epoch import EpochBegan, SetsRead
 from adam_async.data_server.state import (
@@ -13,7 +13,7 @@ from adam_async.data_server.state import (
     TimePassed,
     joined,
 )
-from adam_async.messages import Finished
+from adam_async.messages import Finished, HeldLease
 from adam_async.run.ids import Replica
 
 WAIT_S = 5.0
@@ -43,6 +43,7 @@ class Asker:
     replica: Replica
     replica_generation: int
     part: int
+    epoch: int = 0
     position: int = 0
     heard: int = -1
     request: int | None = None
@@ -50,24 +51,35 @@ class Asker:
     answer: Grant | None = None
     """Last answer to it; None while its request waits."""
     attempts: dict[int, int] = field(default_factory=dict)
+    held: list[HeldLease] = field(default_factory=list)
+    """Its leases of the epoch that are not settled."""
 
     def question(self, count, *, now=0.0):
+        """Ask for groups; with count 0 tell what it holds."""
         self.request, self.answer = next(_QUESTIONS), None
         return LeaseAsked(
             request=self.request,
             replica=self.replica,
             replica_generation=self.replica_generation,
             partition=self.part,
+            epoch=self.epoch,
             position=self.position,
             heard=self.heard,
             count=count,
             wait_s=WAIT_S,
+            held=() if count else tuple(self.held),
         )
 
     def receive(self, grant):
         self.answer, self.request = grant, None
         if grant.groups or grant.last:
+            if grant.groups and grant.epoch != self.epoch:
+                self.epoch, self.position, self.held = grant.epoch, 0, []
+            for at, (number, attempt) in enumerate(grant.groups):
+                self.held.append(HeldLease(number, attempt, grant.clock, -1 if at else self.heard))
             self.position += len(grant.groups)
+            while len(self.held) > 1 and self.position - len(self.held) < grant.settled:
+                del self.held[0]
             self.heard = grant.end if grant.last else -1
             self.attempts.update(grant.groups)
 
@@ -84,6 +96,7 @@ class Scene:
         self.losses = 0, 0.0
         """Images whose losses the shards have, and the sum of the losses."""
         self.version = 0
+        self.partitions = partitions
         self.state = DataState(partitions=partitions)
         self.replica_generations: dict[Replica, int] = {}
         self.askers: dict[tuple[Replica, int, int], Asker] = {}
@@ -136,6 +149,16 @@ class Scene:
             else:
                 self.void.append(effect)
         return others
+
+    def follow(self, epoch, *, now=0.0):
+        """Lose the dealer: another one is told what the workers hold, and begins the epoch."""
+        self.state = DataState(partitions=self.partitions, follows=True)
+        self.enter(self.change(), now=now)
+        for replica, part in product(self.replica_generations, range(self.partitions)):
+            assert self.state.lacks_held
+            self.enter(self.worker(replica, part).question(0, now=now), now=now)
+        assert not self.state.lacks_held
+        return self.enter(epoch, now=now)
 
     def live(self, *replicas, anew=()):
         """Change the live replicas; new ones, and those of `anew`, begin a generation."""

@@ -12,6 +12,7 @@ from adam_async.errors import RoleDied, first_cause
 from adam_async.messages import (
     Finished,
     Groups,
+    HeldLease,
     Lease,
     LeaseGroups,
     Leases,
@@ -35,7 +36,9 @@ class Server:
     """Keeps every question for leases until the test answers it, and sends images at once."""
 
     def __init__(self):
-        self.links, self.asked, self.reported, self.read, self.leased = [], [], [], [], 0
+        self.links, self.asked, self.told, self.reported, self.read, self.leased = [], [], [], [], [], 0
+        self.settled: int | None = 0
+        """Answer to what the client holds; None: no answer."""
         self.wrong = None
         """Tensors of the next answer with images; None: the right ones."""
 
@@ -56,16 +59,18 @@ class Server:
             request.reply(pack(Groups(count=count), pictures(body) if wrong is None else wrong))
         else:
             assert isinstance(body, LeaseGroups)
-            self.asked.append((body, request))
+            (self.asked if body.count or self.settled is None else self.told).append((body, request))
+            if not body.count and self.settled is not None:
+                request.reply(pack(Leases(settled=self.settled)))
 
-    async def grant(self, count=None, *, last=False, clock=0, end=0):
+    async def grant(self, count=None, *, last=False, clock=0, end=0, settled=0):
         """Answer the oldest question, when there is one, with as many groups as it asks for."""
         await until(lambda: bool(self.asked))
         body, request = self.asked.pop(0)
         numbers = range(self.leased, self.leased + (body.count if count is None else count))
         self.leased = numbers.stop
         leases = tuple(Lease(1, number, 1, 2) for number in numbers)
-        request.reply(pack(Leases(leases=leases, last=last, clock=clock, end=end)))
+        request.reply(pack(Leases(leases=leases, last=last, clock=clock, end=end, settled=settled)))
         return body
 
 
@@ -155,6 +160,26 @@ async def test_every_request_has_the_number_of_groups_before_it_also_on_a_new_li
         again = await server.grant(1)
         assert (again.position, len(server.links)) == (AHEAD + 1, 3)
         assert [group.lease.number for group in await take(client, 3)] == [3, 4, 5]
+
+
+async def test_another_data_server_is_told_what_the_client_holds_and_gets_the_reports_again(network):
+    async with client_of(network) as (client, server):
+        await server.grant(clock=7)
+        groups = await take(client, AHEAD)
+        await server.grant(1, last=True, end=9, settled=1)
+        client.finished(finished(groups[0]))
+        client.finished(finished(groups[1]))
+        await until(lambda: server.reported == [(0, 1)])
+        server.settled = -1
+        server.links[0].abort()
+        await until(lambda: len(server.told) > 3)
+        server.settled = 0
+        await until(lambda: len(server.reported) == 2)
+        told, _ = server.told[-1]
+        assert (told.epoch, told.position, told.heard) == (1, AHEAD + 1, 9)
+        held = [HeldLease(number, 1, 7) for number in range(1, AHEAD)]
+        assert [*told.held] == [*held, HeldLease(AHEAD, 1, 0)]
+        assert server.reported[1] == (1,), "group 0 is settled, and the dealer does not have the other report"
 
 
 async def test_a_request_repeats_the_known_end_and_its_sync_clock(network):
@@ -272,7 +297,8 @@ async def test_a_server_that_answers_nothing_is_given_up_by_name(network):
     impatient = msgspec.structs.replace(PATIENT, call_s=0.01, patience_s=0.05)
     with pytest.raises(RoleDied, match="the data server") as failure:
         try:
-            async with client_of(network, waits=impatient):
+            async with client_of(network, waits=impatient) as (_, server):
+                server.settled = None
                 await asyncio.Event().wait()
         except ExceptionGroup as errors:
             raise first_cause(errors) from None

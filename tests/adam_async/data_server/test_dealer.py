@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from random import Random
 
 import msgspec
 import numpy as np
@@ -17,7 +19,6 @@ from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
-from adam_async.data_server.set_reader import SetReader
 from adam_async.data_server.state import LeaseAsked, ReplicasChanged
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
@@ -50,6 +51,7 @@ from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster.test_elastic import IMAGES, elastic
 from tests.adam_async.cluster.test_local import QUICK as CLUSTER_WAITS
 from tests.adam_async.cluster_maps import training
+from tests.adam_async.exactness.serial import assert_equal_bits
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of, entropy_of, tiny_dataset, turns, until
 from transport import Identity, RemoteError
 
@@ -337,39 +339,6 @@ async def test_a_run_that_is_replaced_before_the_first_question_for_its_sets_end
         assert not task.done()
 
 
-async def test_an_epoch_begins_without_a_replica_that_does_not_get_ready_in_time(monkeypatch):
-    async def read(*_, **__):
-        return SetsRead(epoch=1, version=1, every=frozenset(), some=frozenset())
-
-    monkeypatch.setattr(SetReader, "read", read)
-    monkeypatch.setattr("adam_async.data_server.dealer._waits_for_replicas", lambda *_: True)
-    cluster = training(resumed=ResumeRecord(epoch=1, clock=0))
-    waits = msgspec.structs.replace(QUICK, prepare_s=0.05)
-    async with dealer_of([cluster.map], read_training(cluster.map.run), waits) as (dealer, _):
-        await turns(5)
-        assert not dealer.state.epoch
-        await until(lambda: dealer.state.epoch == 1)
-
-
-async def test_a_dealer_whose_epoch_ended_meanwhile_stops_waiting_for_replicas(monkeypatch):
-    async def read(*_, **__):
-        return SetsRead(epoch=1, version=1, every=frozenset(), some=frozenset())
-
-    monkeypatch.setattr(SetReader, "read", read)
-    monkeypatch.setattr("adam_async.data_server.dealer._waits_for_replicas", lambda *_: True)
-    cluster = training(resumed=ResumeRecord(epoch=1, clock=0))
-    maps, asked = [cluster.map], []
-    waits = msgspec.structs.replace(QUICK, prepare_s=0.05)
-    async with dealer_of(maps, read_training(cluster.map.run), waits) as (dealer, _):
-        await turns(5)
-        ended = msgspec.structs.replace(cluster.map.epoch, ended=True)
-        maps.append(msgspec.structs.replace(cluster.map, epoch=ended))
-        dealer._cluster = lambda: asked.append(None) or maps[-1]
-        await until(lambda: asked)
-        await turns(50)
-        assert len(asked) < 10, "the timer woke again and again"
-
-
 async def test_skipped_groups_that_no_epoch_has_are_left_out():
     """A false record may name them, and each would take memory."""
     cluster = training()
@@ -393,6 +362,7 @@ async def test_a_dealer_that_has_ended_reads_no_sets():
                 replica=Replica(0),
                 replica_generation=cluster.map.replica_generation(0),
                 partition=0,
+                epoch=0,
                 position=0,
                 heard=-1,
                 count=1,
@@ -496,21 +466,6 @@ async def test_a_dealer_may_be_lost_between_two_epochs(network):
         await party.result()
 
 
-async def test_all_replicas_take_part_in_the_rounds_of_the_next_dealer(network):
-    async with party_of(network, 2, consistency="bsp") as party:
-        await party.train()
-        await until(lambda: party.finished >= GROUPS // 4)
-        late = party.workers[1]
-        late.may_be_ready.clear()
-        await party.end(party.dealer)
-        await until(lambda: party.readings and party.map.live_replicas() == (0,))
-        await turns(50)
-        before = len(late.trained)
-        late.may_be_ready.set()
-        await party.result()
-        assert len(late.trained) > before, "a replica that joins within an epoch takes no part in its rounds"
-
-
 async def test_one_dealer_after_the_other_may_be_lost(network):
     async with party_of(network, 3) as party:
         await party.train()
@@ -532,6 +487,44 @@ async def test_all_data_servers_may_be_lost_and_another_one_goes_on(network):
         await party.join("data-7")
         await party.result()
         assert party.map.dealer.node == "data-7"
+
+
+async def test_a_dealer_reads_no_sets_before_all_workers_have_told_what_they_hold(network, monkeypatch):
+    lease_on, may_tell = DataClient._lease_on, asyncio.Event()
+
+    async def tell_late(client, link):
+        if client._slot.replica == 1 and client._position:
+            await may_tell.wait()
+        await lease_on(client, link)
+
+    monkeypatch.setattr(DataClient, "_lease_on", tell_late)
+    async with party_of(network, 2) as party:
+        await party.train()
+        await until(lambda: party.finished >= GROUPS // 4)
+        await party.end(party.dealer)
+        await until(lambda: party.dealer and party.map.dealer.term == 2)
+        await turns(100)
+        assert not party.readings
+        may_tell.set()
+        await party.result()
+
+
+async def test_a_replica_that_is_lost_while_a_dealer_begins_costs_no_group(network):
+    async with party_of(network, 2) as party:
+        await party.train()
+        await until(lambda: party.finished >= GROUPS // 4)
+        asked = []
+        answer, party._send_sets = party._send_sets, asked.append
+        await party.end(party.dealer)
+        await until(lambda: asked)
+        lost = party.workers[1].member.member[0]
+        await party.driver.report_death(lost)
+        await until(lambda: party.map.live_replicas() == (0,))
+        await until(lambda: len(asked) > 1)
+        party._send_sets = answer
+        answer(asked[-1])
+        await party.result()
+        assert party.readings[0].map_version > party.map.dealer.changed
 
 
 async def test_a_reading_waits_for_a_bundle_without_an_answer(network):
@@ -626,7 +619,7 @@ async def test_only_the_worker_that_has_a_part_asks_the_dealer_for_its_groups_an
             "partition": 0,
         }
         questions = (
-            LeaseGroups(**part, position=0, count=1, wait_s=0.0),
+            LeaseGroups(**part, epoch=0, position=0, count=1, wait_s=0.0),
             ReportGroups(**part, finished=(Finished(1, 0, 1, 1, 0.5),)),
         )
         for name, server in party.servers.items():
@@ -683,6 +676,64 @@ async def test_in_every_mode_another_data_server_goes_on_where_the_dealer_was(mo
             server.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
     assert all(np.isfinite(values).all() for values in result.weights.values())
+
+
+EXACT = {
+    "short-group": {"images_per_group": 7},
+    "steps": {"images_per_group": 1, "replicas": 3, "push_every": 4},
+    "short-steps": {"images_per_group": 3, "replicas": 2, "push_every": 4},
+    "lag": {"replicas": 3, "lag": 1, "push_every": 3},
+    "warm": {"replicas": 3, "warm_start": 5, "push_every": 2},
+    "cut": {"partitions": 2, "push_every": 2},
+}
+
+
+async def bits_of(monkeypatch, *kills, **options):
+    """Train in bsp, and kill each dealer when it has entered so many events.
+
+    Returns the weights, and the number of events of each dealer.
+    """
+    events = Counter()
+    due = asyncio.Event()
+    enter = Dealer.enter
+
+    def counted(dealer, event):
+        enter(dealer, event)
+        events[dealer.term] += 1
+        if dealer.term <= len(kills) and events[dealer.term] == kills[dealer.term - 1]:
+            due.set()
+
+    monkeypatch.setattr(Dealer, "enter", counted)
+    options = {"data_servers": 1 + len(kills), "replicas": 2, "waits": REPLACED, **options}
+    async with elastic(consistency="bsp", **options) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        servers = {server._identity.node: server for server in cluster.data_servers}
+        for term in range(1, 1 + len(kills)):
+            await due.wait()
+            due.clear()
+            await kill(servers[cluster.controller.map.dealing])
+            await until(lambda term=term: cluster.controller.map.dealer.term > term)
+        result = await training
+        assert cluster.controller.map.dealer.term == 1 + len(kills)
+        for server in cluster.data_servers:
+            server.state.check_invariants()
+    monkeypatch.setattr(Dealer, "enter", enter)
+    assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
+    return result.weights, events
+
+
+@pytest.mark.parametrize("mode", EXACT)
+async def test_in_bsp_the_loss_of_dealers_at_any_moment_changes_no_bit(mode, monkeypatch):
+    whole, events = await bits_of(monkeypatch, **EXACT[mode])
+    dice = Random(mode)
+    moments = [
+        (dice.randint(1, 9),),
+        (events[1] // 2 - dice.randint(0, 9),),
+        (dice.randint(1, events[1] - 9),),
+    ]
+    for kills in (*moments, (dice.randint(9, events[1] // 2), dice.randint(1, 9))):
+        weights, _ = await bits_of(monkeypatch, *kills, **EXACT[mode])
+        assert_equal_bits(weights, whole)
 
 
 @pytest.mark.parametrize("mode", ["asp", "bsp"])

@@ -17,6 +17,7 @@ from adam_async.data_server.state import (
     DrainAsked,
     EpochEnded,
     GroupsReported,
+    joined,
 )
 from adam_async.run.epoch_shares import groups_left, share_out, warm_groups
 from adam_async.run.ids import Replica
@@ -36,7 +37,7 @@ class Part(Asker):
         super().__init__(*key)
         self.clock = ReplicaClock(start=start, push_every=max(round_groups, 1), slack=0, synchronous=False)
         self.round_groups = round_groups
-        self.held: dict[int, tuple[int, int]] = {}
+        self.to_train: dict[int, tuple[int, int]] = {}
         """Groups to train: attempt, and the clock of the step."""
         self.course: list[tuple[int, int, int]] = []
         """Number, attempt and clock of each group that it received."""
@@ -57,7 +58,7 @@ class Part(Asker):
             step = self.clock.join()[0] + 1 if self.round_groups else 0
             if attempt > 1:
                 self.clock.sync_at(self.clock.base)
-            self.held[number] = (attempt, step)
+            self.to_train[number] = (attempt, step)
             self.course.append((number, attempt, step))
         if grant.last and self.round_groups:
             self.clock.sync_at(grant.end)
@@ -92,6 +93,8 @@ class Leases(RuleBasedStateMachine):
         self.gone: list[Part] = []
         self.done: list[int] = []
         self.ends: list[EpochEnded] = []
+        self.followed = False
+        """Whether the dealer follows another one, so that it learns some clocks from reports only."""
         self.change(0, 1)
         self.begin()
 
@@ -139,9 +142,13 @@ class Leases(RuleBasedStateMachine):
         finished = self.FINISHED if self.epoch == 1 else ()
         left = groups_left(self.GROUPS, finished)
         self.done = [number for number in range(self.GROUPS) if number not in left]
-        warm = warm_groups(
-            self.WARM, epoch=self.epoch, groups=self.GROUPS, finished=finished, round_groups=self.ROUND_GROUPS
-        )
+        for part in self.parts:
+            part.to_train = {}
+        self.enter(self.began(finished))
+
+    def began(self, finished, clock=0):
+        """The epoch, of which all shards have some groups."""
+        warm = warm_groups(self.WARM, epoch=self.epoch, groups=self.GROUPS, round_groups=self.ROUND_GROUPS)
         replicas = self.live or range(2)
         shares = share_out(
             tuple(replicas),
@@ -151,22 +158,19 @@ class Leases(RuleBasedStateMachine):
             finished=finished,
             carried=self.CARRIED,
         )
-        for part in self.parts:
-            part.held = {}
-        self.enter(
-            EpochBegan(
-                self.epoch,
-                self.GROUPS,
-                {Replica(int(replica)): share for replica, share in shares.items()},
-                round_groups=self.ROUND_GROUPS,
-                first_clock=self.ends[-1].clock if self.ends and self.ROUND_GROUPS else 0,
-                finished=finished,
-                warm=warm,
-                carried=self.CARRIED,
-                behind=(Replica(1),),
-                fraction=self.FRACTION,
-                pooled=self.POOLED,
-            )
+        return EpochBegan(
+            self.epoch,
+            self.GROUPS,
+            {Replica(int(replica)): share for replica, share in shares.items()},
+            round_groups=self.ROUND_GROUPS,
+            first_clock=self.ends[-1].clock if self.ends and self.ROUND_GROUPS else 0,
+            clock=clock,
+            finished=finished,
+            warm=warm,
+            carried=self.CARRIED,
+            behind=(Replica(1),),
+            fraction=self.FRACTION,
+            pooled=self.POOLED,
         )
 
     def enter(self, event):
@@ -200,12 +204,12 @@ class Leases(RuleBasedStateMachine):
     def asks(self, which, count, lost):
         self.ask(self.parts[which % len(self.parts)], count, lost=lost)
 
-    @precondition(lambda self: any(part.held for part in self.parts))
+    @precondition(lambda self: any(part.to_train for part in self.parts))
     @rule(which=numbers, twice=st.booleans())
     def reports(self, which, twice):
-        busy = [part for part in self.parts if part.held]
+        busy = [part for part in self.parts if part.to_train]
         part = busy[which % len(busy)]
-        number, (attempt, clock) = part.held.popitem()
+        number, (attempt, clock) = part.to_train.popitem()
         for _ in range(1 + twice):
             self.report(part, number, attempt, clock)
 
@@ -214,7 +218,7 @@ class Leases(RuleBasedStateMachine):
     def one_that_is_gone_asks_and_reports_late(self, which):
         part = self.gone[which % len(self.gone)]
         before = self.scene.state.statistics()
-        for number, (attempt, clock) in part.held.items():
+        for number, (attempt, clock) in part.to_train.items():
             self.report(part, number, attempt, clock)
         part.lost = True
         self.enter(part.question(2, now=self.now))
@@ -236,6 +240,24 @@ class Leases(RuleBasedStateMachine):
     @rule(which=numbers)
     def lives_anew_unnoticed(self, which):
         self.change(*self.live, anew=[self.live[which % len(self.live)]])
+
+    @precondition(lambda self: not self.scene.state.draining and self.scene.state.outcome is None)
+    @rule()
+    def the_dealer_is_lost(self):
+        """Reports of some parts of a replica come again; whatever nobody holds is dealt out anew."""
+        for asker in self.scene.askers.values():
+            asker.request = None
+        for part in self.parts:
+            part.lost = False
+        self.followed = True
+        clock = max((part.clock.step for part in (*self.parts, *self.gone)), default=0)
+        epoch = self.began(joined(self.done), clock if self.ROUND_GROUPS else 0)
+        self.take(self.scene.follow(epoch, now=self.now))
+        for part in self.parts:
+            held = {(lease.number, lease.attempt) for lease in part.held}
+            for number, attempt, step in part.course:
+                if (number, attempt) in held and number not in {*self.done, *part.to_train}:
+                    self.report(part, number, attempt, step)
 
     @precondition(lambda self: len(self.done) > self.GROUPS // 2 and not self.scene.state.draining)
     @rule()
@@ -287,7 +309,7 @@ class Leases(RuleBasedStateMachine):
 
     @invariant()
     def no_clock_is_beyond_the_end(self):
-        if self.ROUND_GROUPS:
+        if self.ROUND_GROUPS and not self.followed:
             end = self.scene.state.statistics().clock
             assert all(part.clock.step + (part.clock.groups > 0) <= end for part in self.parts)
 
@@ -302,8 +324,8 @@ class Leases(RuleBasedStateMachine):
                 self.the_sets_are_read()
             for part in self.parts:
                 self.ask(part, 9)
-                for number in list(part.held):
-                    self.report(part, number, *part.held.pop(number))
+                for number in list(part.to_train):
+                    self.report(part, number, *part.to_train.pop(number))
         is_drained = self.scene.state.statistics().drained
         trained = [number for start, stop in self.scene.trained for number in range(start, stop)]
         assert sorted(self.done) == trained
@@ -396,12 +418,12 @@ class UnevenLeases(Leases):
     def all_train_for_a_while(self, seconds):
         for _ in range(seconds):
             for part in self.parts:
-                if len(part.held) < 16 and part.request is None:
+                if len(part.to_train) < 16 and part.request is None:
                     self.ask(part, 16)
             self.time_passes(1.0)
             for part in self.parts:
-                for number in sorted(part.held)[: self.SPEEDS[part.replica]]:
-                    self.report(part, number, *part.held.pop(number))
+                for number in sorted(part.to_train)[: self.SPEEDS[part.replica]]:
+                    self.report(part, number, *part.to_train.pop(number))
 
 
 class UnevenPool(UnevenLeases):

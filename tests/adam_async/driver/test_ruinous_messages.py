@@ -26,7 +26,9 @@ from tests.adam_async.runs import address_of, servers_of, tiny_dataset, until
 from transport import LinkConfig, LocalNetwork, RemoteError
 
 FAR = 1 << 40
-LEASE = LeaseGroups(run="run", replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=0.0)
+LEASE = LeaseGroups(
+    run="run", replica=0, replica_generation=1, partition=0, epoch=0, position=0, count=1, wait_s=0.0
+)
 LINKS = LinkConfig(max_message_bytes=60 << 10)
 """Links with a message limit below the size of the model."""
 

@@ -65,7 +65,9 @@ def test_a_field_without_bounds_is_found(bare):
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
-LEASE = LeaseGroups(run="r", replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=0.0)
+LEASE = LeaseGroups(
+    run="r", replica=0, replica_generation=1, partition=0, epoch=0, position=0, count=1, wait_s=0.0
+)
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)

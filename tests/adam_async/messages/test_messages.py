@@ -196,6 +196,7 @@ EXAMPLES = [
         replica=0,
         replica_generation=1 << 55,
         partition=1,
+        epoch=2,
         position=7,
         count=4,
         wait_s=1.5,

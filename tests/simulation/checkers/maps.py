@@ -3,8 +3,7 @@
 Each placement of a store has one table of buckets, each generation of a bundle one primary, and each term of
 a run one dealer. The numbers of placements, generations and terms never decrease. A server is in
 sync only after it was a member. A store keeps its id, its phases change in one order, and a removed store
-never returns. A replaced incarnation of a node is never live again. A new dealer within an epoch ends all
-replica generations.
+never returns. A replaced incarnation of a node is never live again.
 """
 
 from adam_async.controller.replicated_state import ReplicatedState
@@ -68,7 +67,7 @@ class Maps:
         for key, bundle in after.bundles.items():
             if bundle is not before.bundles.get(key):
                 self._check_bundle(key, before.bundles.get(key), bundle, is_next=is_next)
-        self._check_dealer(before, after, is_next=is_next)
+        self._check_dealer(before, after)
 
     def _check_node(self, name: str, was: NodeRecord | None, node: NodeRecord) -> None:
         if was is not None:
@@ -119,7 +118,7 @@ class Maps:
         if alien and is_next:
             raise Violation("I4", f"{alien[0]} is in sync in {key}, and had not joined")
 
-    def _check_dealer(self, before: ClusterMap, after: ClusterMap, *, is_next: bool) -> None:
+    def _check_dealer(self, before: ClusterMap, after: ClusterMap) -> None:
         dealer, old = after.dealer, before.dealer
         if dealer is None or dealer == old:
             return
@@ -130,8 +129,3 @@ class Maps:
         if first != member:
             where = f"term {dealer.term} of {dealer.run}"
             raise Violation("I3", f"{first} and {member} both deal out groups in {where}")
-        generations = before.replica_generations().items() & after.replica_generations().items()
-        epoch, was = after.epoch, before.epoch
-        goes_on = epoch is not None and was is not None and (epoch.run, epoch.number) == (was.run, was.number)
-        if is_next and generations and goes_on and epoch is not None and not epoch.ended:
-            raise Violation("I4", f"generation {min(generations)} uses leases of two dealers")

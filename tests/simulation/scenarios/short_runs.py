@@ -30,6 +30,7 @@ from adam_async.messages import (
     Body,
     BundleSets,
     Finished,
+    HeldLease,
     LeaseGroups,
     ReadGroups,
     ReadGroupSets,
@@ -412,12 +413,19 @@ class ShortRuns:
             if run is None or not address:
                 continue
             plain = LeaseGroups(
-                run=run.id, replica=0, replica_generation=1, partition=0, position=0, count=1, wait_s=1.0
+                run=run.id,
+                replica=0,
+                replica_generation=1,
+                partition=0,
+                epoch=0,
+                position=0,
+                count=1,
+                wait_s=1.0,
             )
             replace = msgspec.structs.replace
             wrong = {
                 "no-part": replace(plain, partition=9),
-                "no-groups": replace(plain, count=0),
+                "no-groups": replace(plain, held=(HeldLease(0, 1),)),
                 "no-rows": ReadGroups(run=run.id, epoch=1, numbers=(0,), rows=(0, 9)),
                 "wrong-run": replace(plain, run="run-0"),
             }

@@ -10,14 +10,10 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import (
     ClusterMap,
     DealerRecord,
-    EpochRecord,
     NodeRecord,
-    ready_word,
-    replica_generation,
 )
 from adam_async.run.map_changes import difference
 from adam_async.run.store_record import StoreRecord
-from adam_async.run.training_program import ProgramRecord
 from adam_async.simulation.scenario import Violation
 from tests.simulation.checkers.maps import Maps
 
@@ -176,20 +172,3 @@ def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
     replicated_state.history.add(difference(before, replicated_state.map))
     with pytest.raises(Violation, match="as incarnation 1 after a later one"):
         maps.saw(replicated_state)
-
-
-def trains(term, *, placed, number=1):
-    """A map in which one worker trains, placed in a version of the map."""
-    generation = replica_generation([(1, placed)], 1)
-    worker = NodeRecord(
-        role="worker", address="x", incarnation=1, replica=0, placed=placed, ready=ready_word("r", generation)
-    )
-    run = ProgramRecord(id="r", driver="driver", incarnation=1)
-    epoch = EpochRecord(run="r", number=number, groups=4, shares={"0": (0, 4)})
-    return {"nodes": {"w": worker}, "run": run, "epoch": epoch, "dealer": dealer(term, f"data-{term}")}
-
-
-def test_a_new_dealer_within_an_epoch_ends_all_replica_generations():
-    follow(trains(1, placed=1), trains(2, placed=2), trains(3, placed=2, number=2))
-    with pytest.raises(Violation, match=r"I4: generation .* uses leases of two dealers"):
-        follow(trains(1, placed=1), trains(2, placed=1))
