@@ -284,8 +284,8 @@ async def open_checkpoints(
     if is_folder_name(path.name):
         raise CheckpointError(f"--checkpoint {path} has the name of one checkpoint: choose another name")
     disk = await stack.enter_async_context(Disk(name="checkpoints"))
-    await _lock(stack, path, disk)
     found = await open_checkpoint(resume, disk, path) if resume is not None else None
+    await _lock(stack, path, disk)  # after the choice, so that a wrong name makes no folder
     return CheckpointFolder(path, disk), found
 
 

@@ -50,6 +50,7 @@ def test_a_run_killed_within_an_epoch_goes_on_where_its_last_checkpoint_was(
     assert found.checkpoints
     assert sorted(file.name for file in folder.iterdir() if not is_folder_name(file.name)) == [
         "latest",
+        "lock",
     ]
 
 

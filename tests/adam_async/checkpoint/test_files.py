@@ -153,6 +153,9 @@ async def test_a_second_run_cannot_write_to_the_folder_of_a_first_one_until_that
                     await open_checkpoints(second, link, None)
     async with AsyncExitStack() as second:
         await open_checkpoints(second, tmp_path / "runs", None)
+        with pytest.raises(CheckpointError, match="No such file"):
+            await open_checkpoints(second, None, tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
 
 
 LOCKER = """
