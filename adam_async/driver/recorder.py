@@ -83,24 +83,19 @@ class Recorder:
     ) -> bytes | RecordError:
         """Read the logs of all bundles; returns the record file, or the reason for its absence.
 
-        The log of a bundle stays on the server that began it: a run in which a primary moved has no record.
-
         Args:
             statistics: Counts by node id; the counts of workers name their kernels.
         """
         logs: list[Log] = []
         for home in sorted(set(cluster.buckets)):
             primary = primary_of(cluster, self._run, home)
-            node = primary.node if primary is not None else "no server"
-            if node != home:
-                return RecordError(
-                    f"the run was not recorded: the primary of bundle {home} is {node} now, and the log of "
-                    f"its pushes began on {home}; record a run in which no primary moves"
-                )
+            if primary is None:
+                return RecordError(f"the run was not recorded: bundle {home} has no primary")
             try:
-                data = await self._queries.record(cluster.nodes[node].address, self._run, home)
+                data = await self._queries.record(primary.address, self._run, home)
             except TransportError as error:
-                return RecordError(f"the run was not recorded: {node} did not send its log: {error}")
+                text = f"{primary.node} did not send the log of bundle {home}: {error}"
+                return RecordError(f"the run was not recorded: {text}")
             logs.append(Log(home=home, data=data))
         try:
             header = Header(

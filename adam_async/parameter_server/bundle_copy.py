@@ -578,7 +578,7 @@ class BundleCopy:
         specs, position = self._pieces[asked.piece], self._core.log.applied
         arrays = piece_arrays(bundle, specs)
         is_there = entry_bytes([arrays]) <= DIGEST_BYTES and self._offers.is_unchanged(asked, position)
-        tensors = copy_piece(bundle, specs, has_arrays=False)
+        tensors = copy_piece(bundle, specs, has_arrays=False, has_log=True)
         nbytes = entry_bytes([tensors] if is_there else [tensors, arrays])
         if nbytes > MOST_BYTES:  # the other member takes no more
             if len(tensors) > 1 and entry_bytes([arrays]) <= MOST_BYTES:

@@ -106,8 +106,11 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         return sum(
-            part.x_IK.nbytes + part.errors_RK.nbytes if isinstance(part, FactorPart) else part.flat.nbytes
-            for part in self.parts
+            (
+                part.x_IK.nbytes + part.errors_RK.nbytes if isinstance(part, FactorPart) else part.flat.nbytes
+                for part in self.parts
+            ),
+            start=0 if self.reads is None else self.reads.nbytes,
         )
 
     @property

@@ -20,11 +20,12 @@ Flags: `JOINED`: applied in one batch with the entry before. `NOT_APPLIED`: refu
 is one version, and so is each other applied push. `SKIPPED`: not applied whatever the gradient is, because
 the shard had the groups already, or the contribution came too late for its sum.
 
-The log is a function of the entries of the bundle, so each copy of the bundle has the same one.
+The log is a function of the entries of the bundle, so each copy of the bundle has the same one. Only in bsp
+copies may note a refused contribution before or after a sum in progress.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -35,7 +36,8 @@ MAGIC = b"adamord2"
 JOINED, NOT_APPLIED, SUMMED, SKIPPED = 1, 2, 4, 8
 
 MOST_LOG_BYTES = 512 << 20
-"""Maximum size of the log of a bundle, in bytes; the run of a larger one has no record."""
+"""Maximum size of the log of a bundle, in bytes; the run of a larger one has no record. It is half of what a
+piece may have, so a server that joins can take the log."""
 
 MOST_CLIENTS = 1 << 16
 """Maximum number of clients of a log."""
@@ -138,6 +140,30 @@ class OrderLog:
         self._clocks.clear()
         for entries in self._entries.values():
             entries.clear()
+
+    def take(self, part: LogContent | None) -> None:
+        """Take the log of some shards, or the steps, from a piece of the primary; see `part`."""
+        if part is None:
+            self.end("it had ended on the primary that this copy was taken from")
+            return
+        # Each copy numbers the clients in the order in which it met them.
+        numbers = np.array([self.client(*astuple(each)) for each in part.clients], "<u2")
+        for shard, entries in part.entries.items():
+            if self._has_room(0, entries.nbytes - len(self._entries[shard])):
+                mine = entries.copy()
+                mine["life"] = numbers[entries["life"]]
+                self._entries[shard] = bytearray(mine.tobytes())
+        for step in part.steps:
+            self.note_reads(step.clock, int(numbers[step.client]), np.frombuffer(step.reads, np.uint8))
+
+    def part(self, shards: Sequence[int]) -> bytes:
+        """Return the log of some shards, for a joining server; without shards the steps.
+
+        Empty if the log has ended.
+        """
+        if self.fault:
+            return b""
+        return self._pack({shard: self._entries[shard] for shard in shards}, b"" if shards else self._steps)
 
     def packed(self) -> bytes:
         """Return the log so far, in the layout above; the same object until the next entry."""

@@ -7,11 +7,14 @@ shards into the same pieces. A piece is a copy, taken between two entries, so it
 of the log. If pending pushes make a piece too large for a member, the primary copies it after the next
 complete sum.
 
+In a recorded run a piece for a server also has the log of its shards (`replay_log.py`), and piece 0 has the
+reads of all steps.
+
 In place a bundle has one piece of shards, which goes to the disk only. So all shards there have the same
 groups: a run that continues in place can refuse none.
 
 The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
-arrays, in the order of their names, and then the tensors of the pushes.
+arrays, in the order of their names, then the tensors of the pushes, and then the log in parts.
 """
 
 from collections import Counter
@@ -47,6 +50,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.gradients import FactorPart
 from adam_async.parameter_server.log_entries import Part, PushDetails, push_part, queued_push
+from adam_async.parameter_server.replay_log import LogContent, read_order_log
 from adam_async.parameter_server.replica_clocks import ClocksState
 from adam_async.parameter_server.shard import (
     EARLY_KEPT,
@@ -142,6 +146,8 @@ class ShardsState(msgspec.Struct, frozen=True, array_like=True):
     """Each push with pending contributions, and the number of its tensors."""
     sets: list[Annotated[list[tuple[Epoch, _Ranges]], Meta(max_length=KEPT_EPOCHS)]]
     """Counted groups of each epoch, for tables with the same ones."""
+    log: Count = 0
+    """Number of tensors with the log of the shards."""
 
 
 class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
@@ -149,6 +155,8 @@ class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: Epoch
     clocks: ClocksState
+    log: Count = 0
+    """Number of tensors with the reads of all steps."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -173,16 +181,22 @@ def pieces_of(shards: Sequence[ShardSpec], *, in_place: bool) -> list[tuple[Shar
     return pieces
 
 
-def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool = True) -> Part:
+def copy_piece(
+    bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool = True, has_log: bool = False
+) -> Part:
     """Copy the shards of a piece; without shards, copy piece 0.
 
     Args:
         has_arrays: Whether the copy has the arrays, and shares no memory with the bundle, so that another
             thread may read it. Otherwise `with_arrays` adds the arrays, and the pushes are not copied.
+        has_log: Whether the copy has the log of a recorded run. A state on a disk has none.
     """
+    log: Part = []
+    if has_log and bundle.log is not None:
+        log = _cut(bundle.log.part([int(spec.id) for spec in specs]))
     if not specs:
-        state = ReplicasState(bundle.epoch, bundle.replicas.state())
-        return [np.frombuffer(_encoder.encode(state), np.uint8)]
+        state = ReplicasState(bundle.epoch, bundle.replicas.state(), len(log))
+        return [np.frombuffer(_encoder.encode(state), np.uint8), *log]
     shards = [bundle.shards[spec.id] for spec in specs]
     tables = {id(shard.tables): shard.tables for shard in shards}
     table_at = {key: at for at, key in enumerate(tables)}
@@ -209,13 +223,21 @@ def copy_piece(bundle: Bundle, specs: Sequence[ShardSpec], *, has_arrays: bool =
         [_tables_state(each, set_at[_ids(each.groups)]) for each in tables.values()],
         [(part.details, len(part.tensors)) for part in parts],
         [list(each.items()) for each in sets.values()],
+        len(log),
     )
     arrays = [array.copy() for array in piece_arrays(bundle, specs)] if has_arrays else []
     return [
         np.frombuffer(_encoder.encode(encoded), np.uint8),
         *arrays,
         *[tensor.copy() if has_arrays else tensor for part in parts for tensor in part.tensors],
+        *log,
     ]
+
+
+def _cut(log: bytes) -> Part:
+    """Return a log as tensors of at most `PART_BYTES`."""
+    data = np.frombuffer(log, np.uint8)
+    return [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)]
 
 
 def piece_arrays(bundle: Bundle, specs: Sequence[ShardSpec]) -> list[NDArray[Any]]:
@@ -245,6 +267,8 @@ class Piece:
     arrays: Sequence[tuple[NDArray[Any], NDArray[Any]]] = ()
     """Arrays of the shards on this server, each paired with its new values."""
     pushes: Sequence[QueuedPush] = ()
+    log: LogContent | None = None
+    """The log of the shards, or the reads of all steps; None if there is none, or it has ended."""
 
 
 def read_piece(
@@ -265,7 +289,7 @@ def read_piece(
             clocks = replicas.clocks
             if {replica for replica, _ in clocks.over} - clocks.newest.keys():
                 raise RemoteProtocolError("piece", "it has ended generations of a replica without the newest")
-            return Piece(replicas)
+            return Piece(replicas, log=_read_log(tensors[1:], replicas.log, specs))
         details = _shards.decode(tensors[0].tobytes())
     except (*UNREADABLE, IndexError) as error:
         raise RemoteProtocolError("piece", f"its details: {error}") from None
@@ -283,8 +307,7 @@ def read_piece(
             check_tensor(source, f"shard {shard.spec.id}", target.shape, target.dtype)
             arrays.append((target, source))
     pushes = [queued_push(push, list(islice(rest, count)), bundle, table) for push, count in details.pushes]
-    if next(rest, None) is not None:
-        raise RemoteProtocolError("piece", "it has more tensors than its details name")
+    log = _read_log([*rest], details.log, specs)
     for each in details.shards:
         _check_shard(each, len(details.tables), pushes, is_summed=bundle.summed)
     if len(details.sets) <= max([tables.sets for tables in details.tables], default=-1):
@@ -295,7 +318,24 @@ def read_piece(
     for _, images, packed in (kept for tables in details.tables for kept in tables.losses):
         if text := LossSum.read(images, packed).fault:
             raise RemoteProtocolError("piece", text)
-    return Piece(details, arrays, pushes)
+    return Piece(details, arrays, pushes, log)
+
+
+def _read_log(tensors: Part, count: int, specs: Sequence[ShardSpec]) -> LogContent | None:
+    """Read the log of a piece from the last tensors of the piece. Raises RemoteProtocolError."""
+    if len(tensors) != count:
+        raise RemoteProtocolError(
+            "piece", f"it has {len(tensors)} tensors of its log, its details name {count}"
+        )
+    if not tensors:
+        return None
+    try:
+        log = read_order_log(b"".join([tensor.tobytes() for tensor in tensors]))
+    except ValueError as error:
+        raise RemoteProtocolError("piece", str(error)) from None
+    if [*log.entries] != [int(spec.id) for spec in specs]:
+        raise RemoteProtocolError("piece", f"it has the log of shards {[*log.entries][:8]}")
+    return log
 
 
 def _check_shard(
@@ -316,6 +356,8 @@ def _check_shard(
 def load_piece(bundle: Bundle, piece: Piece) -> None:
     """Set the shards of a piece, or the state of piece 0."""
     details = piece.details
+    if bundle.log is not None:
+        bundle.log.take(piece.log)
     if isinstance(details, ReplicasState):
         bundle.epoch = details.epoch
         bundle.replicas.restore(details.clocks)

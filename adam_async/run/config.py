@@ -308,24 +308,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
 
     def _check_copies(self) -> None:
-        single = (
-            ("weights=aliased", self.weights == "aliased", "all servers share one memory there"),
-            (
-                "record",
-                self.record,
-                "a replay needs the whole record, and a lost server takes its part along",
-            ),
-        )
+        aliased = self.weights == "aliased"
         if self.copies > self.servers:
             raise ConfigError(
                 f"copies={self.copies} need as many servers, and there are {self.servers}: raise servers"
             )
         if self.min_in_sync > self.copies_in_force:
-            by = next((name for name, asked, _ in single if asked), "")
             raise ConfigError(
                 f"min_in_sync={self.min_in_sync} needs as many copies, and there "
                 f"{'is 1' if self.copies_in_force == 1 else f'are {self.copies_in_force}'}"
-                f"{f' with {by}: leave one of them out' if by and not self.copies else ': raise copies'}"
+                f"{' with weights=aliased: leave one of them out' if aliased else ': raise copies'}"
             )
         if self.ack == "single" and self.copies_in_force > 1:
             raise ConfigError(
@@ -336,14 +328,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(
                 "ack=replicated needs several copies, and there is one: raise servers and copies"
             )
-        if self.ack == "durable" and (self.record or self.weights == "aliased"):
+        if self.ack == "durable" and (self.record or aliased):
             raise ConfigError(
                 "ack=durable is about pushes, each of which goes to the disk: it excludes record and "
                 "weights=aliased; leave one of them out"
             )
-        for name, asked, why in single:
-            if self.copies > 1 and asked:
-                raise ConfigError(f"copies={self.copies} exclude {name}: {why}; leave one of them out")
+        if self.copies > 1 and aliased:
+            raise ConfigError(
+                f"copies={self.copies} exclude weights=aliased: all servers share one memory there; leave "
+                "one of them out"
+            )
 
     def _check_choices(self) -> None:
         for name, value in {"patience": self.patience, "keep_best": self.keep_best}.items():
@@ -387,7 +381,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Number of servers with each shard: `copies`, or the default."""
         if self.copies:
             return self.copies
-        if self.controllers == 1 or self.record or self.weights == "aliased":
+        if self.controllers == 1 or self.weights == "aliased":
             return 1
         return min(DEFAULT_COPIES, self.servers)
 

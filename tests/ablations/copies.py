@@ -17,6 +17,10 @@ KILLED = SCENARIO + "a_killed_server_costs_no_push_and_returns_with_all_copies"
 SESSION = "tests/adam_async/client/test_session.py::test_"
 SESSION += "open_pushes_are_sent_again_in_order_and_under_their_numbers"
 EQUAL = TESTS + "test_shard_pieces.py::test_a_copy_made_of_pieces_is_equal_to_the_last_bit"
+JOINED = TESTS + "test_bundle.py::test_a_copy_that_joins_by_pieces_amid_entries_ends_with_the_same_bits"
+REPLAYED = "tests/adam_async/driver/replay/test_run.py::test_"
+REPLAYED += "steps_that_only_some_shards_took_are_replayed_there_alone"
+UNRECORDED = "the runs of the scenario are not recorded"
 
 _row = partial(Ablation, scenario="pushes")
 _training = partial(Ablation, scenario="training")
@@ -163,6 +167,30 @@ COPIES = (
         EQUAL,
         breaks="equal copies",
     ),
+    _row(
+        "a joining server takes the log of a recorded run",
+        PIECES,
+        "        bundle.log.take(piece.log)\n",
+        "        pass\n",
+        EQUAL,
+        seldom=UNRECORDED,
+    ),
+    _row(
+        "the log has the reads of a step also if no shard here takes its push",
+        FOLDER + "bundle.py",
+        "if self.log is not None and reads is not None:",
+        "if self.log is not None and reads is not None and queued.accepted:",
+        JOINED,
+        seldom=UNRECORDED,
+    ),
+    _row(
+        "a replay passes over pushes of groups that the shard had",
+        "adam_async/driver/replay/run.py",
+        "if order.skipped[begin]:",
+        "if False:",
+        REPLAYED,
+        seldom=UNRECORDED,
+    ),
     _training(
         "pieces have the groups that shards have counted",
         PIECES,
@@ -217,7 +245,7 @@ COPIES = (
     _row(
         "a piece has the ended replica generations",
         PIECES,
-        "ReplicasState(bundle.epoch, bundle.replicas.state())",
+        "ReplicasState(bundle.epoch, bundle.replicas.state(), len(log))",
         "ReplicasState(\n"
         "            bundle.epoch, msgspec.structs.replace(bundle.replicas.state(), over=[], newest={})\n"
         "        )",

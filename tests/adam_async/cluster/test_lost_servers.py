@@ -13,7 +13,15 @@ from adam_async.parameter_server.service import ParameterServer
 from tests.adam_async.checkpoint.test_resume import latest, same_bits
 from tests.adam_async.cluster.test_elastic import joiner, trained
 from tests.adam_async.cluster.test_local import QUICK, config_of
-from tests.adam_async.runs import NETWORKS, address_of, cluster_of, entropy_of, tiny_dataset, until
+from tests.adam_async.runs import (
+    NETWORKS,
+    address_of,
+    check_replay,
+    cluster_of,
+    entropy_of,
+    tiny_dataset,
+    until,
+)
 from transport import Identity
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -134,6 +142,26 @@ async def test_every_kind_of_run_trains_all_images_though_it_loses_a_primary(kin
         result = await training
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 100
     assert any("moved from ps-0 to ps-" in each["event"] for each in result.events)
+
+
+@pytest.mark.parametrize("kind", [*MODES.values(), {"push_every": 2, "pull_every": 2}], ids=str)
+async def test_a_recorded_run_is_replayed_from_the_log_of_a_server_that_joined_it(kind):
+    cluster = replicated(epochs=80, record=True, min_in_sync=1, **kind)
+    async with cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        await trains_with_three_copies(cluster)
+        await lose(cluster, "ps-0")
+        async with starting_again(cluster, "ps-0"):
+            await until(lambda: all(len(members) == 3 for members in in_sync(cluster).values()))
+            await lose(cluster, "ps-1", "ps-2")
+            assert in_sync(cluster) == {node: ["ps-0"] for node in NODES}
+            assert not training.done()
+            async with joiner(cluster, "worker-9"):
+                await cluster.workers[0].__aexit__(None, None, None)
+                result = await training
+    assert isinstance(result.record, bytes), result.record
+
+    check_replay(result.record, cluster.dataset)
 
 
 async def test_a_bsp_run_across_a_failover_has_the_weights_of_one_without_to_the_last_bit():

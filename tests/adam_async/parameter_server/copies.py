@@ -19,6 +19,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.gradients import DeltaPart, read_gradients
 from adam_async.parameter_server.log_entries import decode_entry, encode_entry, without_shards
+from adam_async.parameter_server.replay_log import NOT_APPLIED, OrderLog, read_order_log
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
@@ -70,6 +71,7 @@ class Copy:
             clocked=clocked,
             summed_weight=summed_weight,
             scale_by_staleness=scales,
+            log=OrderLog([spec.id for spec in HERE]),
         )
         self.state.alone = False
         self.applier = Applier(rule, HERE, "float64")
@@ -106,7 +108,20 @@ class Copy:
     def digest(self):
         """Everything that is a function of the log."""
         replicas = self.bundle.replicas.state()
-        return self.bundle.epoch, replicas, {spec.id: self.digest_of(spec.id) for spec in HERE}
+        shards = {spec.id: self.digest_of(spec.id) for spec in HERE}
+        return self.bundle.epoch, replicas, shards, self.digest_of_log()
+
+    def digest_of_log(self):
+        log = read_order_log(self.bundle.log.packed())
+        steps = [(log.clients[step.client], step.clock, step.reads) for step in log.steps]
+        entries = {
+            shard: [(log.clients[each["life"]], int(each["clock"]), int(each["flags"])) for each in found]
+            for shard, found in log.entries.items()
+        }
+        # In bsp a refusal may be noted before or after the sums in progress, which it does not touch.
+        refused = {shard: sorted(e for e in found if e[2] & NOT_APPLIED) for shard, found in entries.items()}
+        applied = {shard: [e for e in found if not e[2] & NOT_APPLIED] for shard, found in entries.items()}
+        return steps, refused, applied
 
     def digest_of(self, number):
         shard = self.bundle.shards[number]
@@ -158,7 +173,7 @@ class Joiner:
 
     def load(self, primary):
         specs = PIECES[len(self.positions)]
-        tensors = [tensor.copy() for tensor in copy_piece(primary.bundle, specs)]
+        tensors = [tensor.copy() for tensor in copy_piece(primary.bundle, specs, has_log=True)]
         piece = read_piece(self.copy.bundle, specs, TABLE, tensors)
         load_piece(self.copy.bundle, piece)
         self.positions.append(primary.position)
@@ -244,8 +259,10 @@ class RandomPrimary:
             epoch=self.epoch if state.clocked and kind != "assign" else 0,
             assign=kind == "assign",
             groups=() if kind == "assign" else self.some_groups(),
+            recorded=True,
         )
-        tensors = self.tensors(parts, shards)
+        reads = np.frombuffer(b"%d, %d" % (replica, clock), np.uint8)
+        tensors = [*self.tensors(parts, shards), reads]
         group = state.bundle.group(push.shards)
         gradients = read_gradients(push, tensors, TABLE, np.dtype("float64"), group)
         finite = None

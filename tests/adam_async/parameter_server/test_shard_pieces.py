@@ -10,6 +10,7 @@ from adam_async.parameter_server import shard_pieces
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.gradients import DeltaPart
 from adam_async.parameter_server.piece_states import piece_state
+from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.replica_generations import OVER_KEPT, REMEMBERED
 from adam_async.parameter_server.shard import EARLY_KEPT, EXACT, MOST_REFUSALS, ShardTables
 from adam_async.parameter_server.shard_pieces import (
@@ -35,7 +36,7 @@ BSP = {"clocked": True, "summed_weight": WEIGHT}
 
 
 def copied(bundle, specs):
-    return [tensor.copy() for tensor in copy_piece(bundle, specs)]
+    return [tensor.copy() for tensor in copy_piece(bundle, specs, has_log=True)]
 
 
 def busy_primary(rule, seed=3, **options):
@@ -212,7 +213,8 @@ def with_sets(tensors, first):
 
 
 SESSION = (7, 9)
-NESTED = np.frombuffer(b"\x95\x90\x90\x90\x90" + b"\x91" * 5000 + b"\xc0", np.uint8)
+OTHER_LOG = np.frombuffer(OrderLog([2]).packed(), np.uint8)
+NESTED = np.frombuffer(b"\x96\x90\x90\x90\x90\x00" + b"\x91" * 5000 + b"\xc0", np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,10 @@ NESTED = np.frombuffer(b"\x95\x90\x90\x90\x90" + b"\x91" * 5000 + b"\xc0", np.ui
         (lambda tensors: [np.zeros(5, np.uint8)], "its details"),
         (lambda tensors: [NESTED], "its details: maximum recursion depth"),
         (lambda tensors: tensors[:2], "lacks arrays|of tensors|fewer tensors"),
-        (lambda tensors: [*tensors, np.zeros(3)], "more tensors"),
+        (lambda tensors: [*tensors, np.zeros(3)], "it has 2 tensors of its log, its details name 1"),
+        (lambda tensors: tensors[:-1], "it has 0 tensors of its log, its details name 1"),
+        (lambda tensors: [*tensors[:-1], np.zeros(9, np.uint8)], "an order log begins with"),
+        (lambda tensors: [*tensors[:-1], OTHER_LOG], r"it has the log of shards \[2\]"),
         (lambda tensors: [tensors[0], tensors[1][:-1], *tensors[2:]], "shard 0"),
         (lambda tensors: [tensors[0], tensors[1].astype("float32"), *tensors[2:]], "shard 0"),
         (lambda tensors: changed(tensors, shards=[]), "it has 0 shards"),
@@ -278,14 +283,32 @@ def test_an_invalid_piece_is_refused_and_changes_nothing(spoil, text):
 )
 def test_an_invalid_state_of_the_replicas_is_refused_before_it_changes_any(fields, text):
     bundle = busy_primary(Sgd(), **BSP).bundle
-    (tensor,) = copied(bundle, ())
+    tensor, *log = copied(bundle, ())
     state = shard_pieces._replicas.decode(tensor.tobytes())
     state = msgspec.structs.replace(state, clocks=msgspec.structs.replace(state.clocks, **fields))
     other = Copy(Sgd(), **BSP)
     before = other.digest()
     with pytest.raises(RemoteProtocolError, match=text):
-        read_piece(other.bundle, (), TABLE, [np.frombuffer(msgspec.msgpack.encode(state), np.uint8)])
+        read_piece(other.bundle, (), TABLE, [np.frombuffer(msgspec.msgpack.encode(state), np.uint8), *log])
     assert other.digest() == before
+
+
+def test_a_log_travels_in_parts_and_only_to_servers(monkeypatch):
+    monkeypatch.setattr(shard_pieces, "PART_BYTES", 100)
+    primary, other = busy_primary(Sgd()), Copy(Sgd())
+    assert len(copied(primary.bundle, ())) > 3
+    for specs in PIECES:
+        of_disk, tensors = copy_piece(primary.bundle, specs), copied(primary.bundle, specs)
+        assert len(tensors) > len(of_disk)
+        load_piece(other.bundle, read_piece(other.bundle, specs, TABLE, tensors))
+    assert other.digest_of_log() == primary.digest_of_log()
+
+
+def test_a_copy_of_a_primary_whose_log_has_ended_has_none_either():
+    primary, other = busy_primary(Sgd()), Copy(Sgd())
+    primary.bundle.log.end("it is too long")
+    load_piece(other.bundle, read_piece(other.bundle, (), TABLE, copied(primary.bundle, ())))
+    assert other.bundle.log.fault == "it had ended on the primary that this copy was taken from"
 
 
 def test_contributions_are_refused_in_a_store_that_adds_nothing_up():

@@ -226,12 +226,12 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
         ({"min_in_sync": 2}, "min_in_sync=2 needs as many copies, and there is 1"),
         ({"servers": 2, "copies": 2, "weights": "aliased"}, "copies=2 exclude weights=aliased"),
         (
-            {"servers": 2, "copies": 2, "record": True},
-            "copies=2 exclude record: a replay needs the whole record",
+            {"servers": 3, "copies": 2, "ack": "durable", "record": True},
+            "ack=durable is about pushes, each of which goes to the disk: it excludes record",
         ),
         (
-            {"servers": 3, "controllers": 3, "min_in_sync": 2, "record": True},
-            "min_in_sync=2 needs as many copies, and there is 1 with record: leave one of them out",
+            {"servers": 3, "controllers": 3, "min_in_sync": 2, "weights": "aliased"},
+            "min_in_sync=2 needs as many copies, and there is 1 with weights=aliased: leave one of them out",
         ),
         ({"servers": 9, "copies": 9}, "copies must be within 0 and 8, not 9"),
         ({"copies": -1}, "copies must be within 0 and 8, not -1"),
@@ -243,10 +243,10 @@ def test_copies_that_cannot_be_kept_are_refused(options, message):
         Config(**options)
 
 
-def test_a_recorded_run_and_one_in_place_keep_one_copy_by_default():
+def test_a_run_in_place_keeps_one_copy_by_default():
     cluster = {"servers": 3, "controllers": 3}
     assert Config(**cluster).copies_in_force == 3
-    assert Config(**cluster, record=True).copies_in_force == 1
+    assert Config(**cluster, record=True).copies_in_force == 3
     assert Config(**cluster, weights="aliased").copies_in_force == 1
     assert Config(**cluster).weights_in(one_process=True) == "copy"
     assert Config(**cluster, copies=1).weights_in(one_process=True) == "aliased"

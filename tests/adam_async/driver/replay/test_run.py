@@ -170,10 +170,11 @@ def test_a_run_that_loses_workers_is_replayed_with_all_that_the_shards_took(
     assert_same(replayed(recording), run.weights)
 
 
-def test_the_simulated_losses_leave_steps_that_only_some_shards_took() -> None:
+def test_steps_that_only_some_shards_took_are_replayed_there_alone() -> None:
     generations = ragged = known = 0
     for seed in range(8):
-        _, recording = simulated(seed, losses=3.0, replicas=2, servers=3)
+        run, recording = simulated(seed, losses=3.0, replicas=2, servers=3)
+        assert_same(replayed(recording), run.weights)
         generations += len(recording.reads) - 2
         known += sum(int(order.skipped.sum()) for order in recording.orders)
         lasts = [
