@@ -80,7 +80,8 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 RuleName = Literal["auto", "sgd", "adagrad", "adam", "adamw"]
-"""Names of the rules of `adam_async.model.rules`, which imports NumPy, and auto."""
+"""``auto``, and the names in `adam_async.model.rules.RULES`, a module that this file does not import, because
+it loads NumPy."""
 
 SUMS_BYTES = 64 << 20
 """Maximum size of a model whose workers send sums in one process by default, in bytes."""
@@ -167,12 +168,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight_decay: Amount = 0.0
     """Weight decay: of the gradient, or with rule adamw of the values."""
     betas: tuple[Fraction, Fraction] | None = None
-    """Shares of the two averages of rules adam and adamw that stay at each update; by default 0.9 0.999."""
+    """Shares of the mean and of the mean square that stay at each update, of rules adam and adamw; by default
+    0.9 and 0.999."""
     eps: Amount = 0.0
-    """Number that rules adagrad, adam and adamw add to a root before they divide by it; 0 is the rule's
+    """Number that is added to the root before the division, of rules adagrad, adam and adamw; 0 is the rule's
     default."""
     initial_accumulator_value: Amount = 0.0
-    """First value of the sums of squares of rule adagrad."""
+    """First value of the sums of squares, of rule adagrad."""
     push_every: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS_OF_STEP)] = 1
     """Groups whose gradients are summed into one push."""
     pull_every: Annotated[int, msgspec.Meta(ge=1)] = 1

@@ -99,7 +99,7 @@ def read_run_record(packed: bytes | memoryview) -> RunRecord:
 
 
 class _Parts(msgspec.Struct):
-    """The part of a program of any depth, not decoded."""
+    """The terms of a program, not decoded: a peer may have nested them to any depth."""
 
     terms: msgspec.Raw = msgspec.Raw()
 
