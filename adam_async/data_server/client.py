@@ -5,9 +5,9 @@ start of an epoch, and if it trains faster than the data servers prepare groups;
 
 One data server leases the groups of the run. Two tasks share the link to it: one requests leases when it has
 room, and the server may delay the answer; the other reports finished groups. After the link breaks, or after
-a change of the data server, both begin again on a new link, and first the client tells which leases it holds:
-another data server goes on from them. A request contains the number of received leases, so a lost answer
-loses none. A third task reads the images of the leased groups from any data server (`group_reader`).
+a change of the data server, both begin again on a new link, and first the client sends the leases that it
+holds: another data server goes on from them. A request contains the number of received leases, so a lost
+answer loses none. A third task reads the images of the leased groups from any data server (`group_reader`).
 
 In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
 clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.

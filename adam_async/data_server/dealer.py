@@ -8,7 +8,7 @@ return from disks may be ahead of others. Groups that all shards have are finish
 have are steps of their own.
 
 The workers keep what an earlier dealer has leased to them, and go on. So the dealer reads the sets after the
-workers of all live replicas have told what they hold. If a replica is lost meanwhile, it reads them anew.
+workers of all live replicas have sent their leases. If a replica is lost meanwhile, it reads the sets anew.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class Dealer:
         if epoch is None or epoch.run != self._run or epoch.ended or not cluster.in_progress or store is None:
             return
         if epoch.number > self.state.epoch:
-            # Replicas that are not in this version of the map tell nothing.
+            # Replicas that are not in this version of the map send no leases.
             version = cluster.version if not self.state.lacks_held else 0
         if version or ends:
             name, homes = f"{self._identity.node}/sets-{version}", sorted(set(store.buckets))
@@ -185,7 +185,7 @@ class Dealer:
         if epoch.number == self.state.epoch:
             self.enter(sets)
         elif newest is not None and (newest.run, newest.number) == (epoch.run, epoch.number):
-            # A worker that tells anew what it holds begins the next reading.
+            # A worker that sends its leases again begins the next reading.
             if not newest.ended and not self.state.lacks_held:
                 self._begin(newest, sets)
                 self.map_changed(self._cluster())

@@ -135,7 +135,7 @@ class Questions:
         taker = self.takers.get((body.replica, body.replica_generation, part))
         if taker is not None and taker != (peer.node, peer.incarnation):
             return "not-yours", f"{peer.node} is not the worker with part {part} of replica {body.replica}"
-        # On a link from an earlier term the worker has not told what it holds.
+        # On a link from an earlier term the worker has not sent its leases.
         if self._dealer.state.needs_held and (isinstance(body, ReportGroups) or body.count):
             return "no-leases", f"{self._node} does not know yet which groups the workers hold"
         if isinstance(body, ReportGroups):

@@ -1,7 +1,7 @@
 """Pure: leases of image groups to replicas, questions that wait, and the end of an epoch.
 
 The state belongs to the *dealer*, the data server that leases the groups of a run. It is in memory only. The
-next dealer *follows*: it begins the epoch in progress from the leases that all workers tell it, and from the
+next dealer *follows*: it begins the epoch in progress from the leases that all workers send it, and from the
 *sets* of groups that the shards have, which are read afterwards. So each lease of the dealer before is known:
 a worker holds it, or the group is in all sets, or the replica is lost and the sets are final for it.
 
@@ -19,11 +19,11 @@ about the group. The report is counted, and changes at most the known clocks. So
 finished twice, and the epoch is over when all of them are finished or skipped (`epoch`). Then its result
 waits for the losses, which the shards count with their sets.
 
-A worker first tells on each link what it holds (`LeaseAsked.held`). A question without work is *parked* until
-groups are available, the epoch changes, or its time is up; so is a question of a generation that has not
-begun or is over, and what a worker tells until the epoch begins. If a worker has not learnt yet that its
-replica has no more groups, or with `ssp` and `bsp` has not got the sync clock, the state answers its question
-at once. Times are absolute seconds on the caller's clock.
+On each link a worker first sends the leases that it holds (`LeaseAsked.held`). A question without work is
+*parked* until groups are available, the epoch changes, or its time is up. So is a question of a generation
+that has not begun or is over, and a first question until the epoch begins. If a worker has not learnt yet
+that its replica has no more groups, or with `ssp` and `bsp` has not got the sync clock, the state answers its
+question at once. Times are absolute seconds on the caller's clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ class LeaseAsked:
     heard: int
     """Sync clock that the worker has received at `position`; -1 if none."""
     count: int
-    """Maximum number of groups; 0: the worker tells what it holds."""
+    """Maximum number of groups; 0: the worker sends its leases."""
     wait_s: float
     """Maximum time for which the question is parked, in seconds."""
     held: Sequence[HeldLease] = ()
@@ -278,11 +278,11 @@ class DataState:
 
     @property
     def lacks_held(self) -> bool:
-        """Whether a worker of a live replica has not told what it holds, and the next epoch needs it."""
+        """Whether the next epoch needs the leases of a worker of a live replica that has not sent them."""
         return self.needs_held and any(None in sent for sent in self._held().values())
 
     def _held(self) -> dict[Replica, list[LeaseAsked | None]]:
-        """Return what each worker of the live replicas has told."""
+        """Return the first question of each worker of the live replicas; None: the worker has not asked."""
         sent = {_worker(parked.asked): parked.asked for parked in self._parked if not parked.asked.count}
         return {
             replica: [sent.get((replica, log.replica_generation, part)) for part in range(self._partitions)]
@@ -290,7 +290,7 @@ class DataState:
         }
 
     def _restored(self, event: EpochBegan) -> dict[Replica, Restored]:
-        """Make the logs of the live replicas again, from what their workers have told."""
+        """Make the logs of the live replicas again, from the leases of their workers."""
         restored = {}
         for replica, sent in self._held().items():
             workers = [

@@ -17,8 +17,8 @@ A run has as many replicas as its workers allow: replicas beyond the wanted numb
 as soon as they are ready. A run that continues another run begins with that run's current epoch, its finished
 groups and its clock.
 
-The dealer keeps no state that outlives it. The workers tell the next one which groups they hold, and then it
-reads which groups of the epoch the shards have. A run without a data server waits for one.
+The dealer keeps no state that outlives it. The workers send the next one the leases that they hold, and then
+it reads which groups of the epoch the shards have. A run without a data server waits for one.
 
 The driver submits the run, and then its store with the arrays of its model. The loss of a worker
 fails no run that has enough other workers; the lost worker's slot is free for the next worker.

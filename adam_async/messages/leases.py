@@ -44,7 +44,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeldLease(msgspec.Struct, frozen=True, array_like=True):
-    """One received lease, as a worker tells it to the next dealer."""
+    """One received lease, as a worker sends it to the next dealer."""
 
     number: GroupNumber
     attempt: Attempt
@@ -58,8 +58,7 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
     """Request for up to `count` groups. The answer waits for work, at most `wait_s`.
 
     All workers of a replica receive the same groups in the same order, each at its own pace. The first
-    request on a link has `count` 0: it tells the dealer what the worker holds, and is answered without
-    groups.
+    request on a link has `count` 0 and the worker's leases; the answer has no groups.
     """
 
     run: RunId
@@ -105,7 +104,7 @@ class Leases(Body, frozen=True, kw_only=True):
     """Sync clock if `last` is set: after the push of these groups the replica ticks up to this clock."""
     settled: After = 0
     """Number of the first groups of the epoch that all workers of the replica have received and finished; -1:
-    the dealer has not begun, and the worker tells again what it holds."""
+    the dealer has not begun, and the worker sends its leases again."""
 
 
 class ReadGroups(Body, frozen=True, kw_only=True):
