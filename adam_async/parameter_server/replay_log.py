@@ -151,7 +151,7 @@ class OrderLog:
         for shard, entries in part.entries.items():
             if self._has_room(0, entries.nbytes - len(self._entries[shard])):
                 mine = entries.copy()
-                mine["life"] = numbers[entries["life"]]
+                mine["client"] = numbers[entries["client"]]
                 self._entries[shard] = bytearray(mine.tobytes())
         for step in part.steps:
             self.note_reads(step.clock, int(numbers[step.client]), np.frombuffer(step.reads, np.uint8))

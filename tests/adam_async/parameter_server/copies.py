@@ -115,7 +115,7 @@ class Copy:
         log = read_order_log(self.bundle.log.packed())
         steps = [(log.clients[step.client], step.clock, step.reads) for step in log.steps]
         entries = {
-            shard: [(log.clients[each["life"]], int(each["clock"]), int(each["flags"])) for each in found]
+            shard: [(log.clients[each["client"]], int(each["clock"]), int(each["flags"])) for each in found]
             for shard, found in log.entries.items()
         }
         # In bsp a refusal may be noted before or after the sums in progress, which it does not touch.
