@@ -19,7 +19,7 @@ The way of a push through its primary:
     answers.py                                      acknowledgements, copies of values, refusals
 Shards, clocks and consistency (asp, ssp, bsp):
     shard.py, shard_group.py, storage.py            values, rule state, dedup and clock tables; their memory
-    replica_clocks.py, replica_generations.py       clocks of live replicas; generations that have ended
+    replica_clocks.py                               clocks of live replicas; generations that have ended
     waiting_requests.py                             pulls that wait for a clock, pushes that wait for an epoch
     bsp_barrier.py                                  bsp: contributions that wait for the other replicas
     clock_snapshot.py                               bsp: shards at one clock, for a checkpoint during training

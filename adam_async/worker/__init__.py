@@ -13,7 +13,7 @@ Files, in reading order:
     service.py                          the role: joins a cluster, and trains one run after the other
     training_mode.py                    what the training modes get, and their calls to the session
 
-    copy_mode.py                        mode on a copy of the values, over any link: asp, ssp and bsp
+    copy_mode.py                        modes on a copy of the values, of a model or of one part of it
     training.py                         one group on a compute thread, on a copy or in place; its graph
     push_plan.py                        deltas or factors per tensor, messages per server, push buffers
     gradient_clipping.py                clipping by the norm, layer-wise rate control
@@ -25,8 +25,7 @@ Files, in reading order:
     in_place_mode.py                    mode in one process: the rule applied to the servers' memory, no locks
     step_reports.py                     reports of steps in place, which servers count as they count pushes
 
-    partition_mode.py                   mode on one part of a cut model (model parallelism)
-    partition_trainer.py                segments of the part, and their graph, which waits for blocks
+    partition_trainer.py                segments of a part of a model, and their graph, which waits for blocks
     peer_workers.py                     links among the workers of a replica: activations, error gradients
     reliable_stream.py                  numbered blocks: repeated on a new link, accepted exactly once
 

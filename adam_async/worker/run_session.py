@@ -42,10 +42,9 @@ from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import pinned_cpus, usable_cores
 from adam_async.runtime.timeline import Timeline
-from adam_async.worker.copy_mode import CopyMode
+from adam_async.worker.copy_mode import CopyMode, PartitionMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
 from adam_async.worker.kernel_change import KernelChange
-from adam_async.worker.partition_mode import PartitionMode
 from adam_async.worker.peer_workers import PeerWorkers
 from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Trained

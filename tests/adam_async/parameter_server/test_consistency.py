@@ -19,7 +19,7 @@ from adam_async.messages import (
     Ticked,
     Values,
 )
-from adam_async.parameter_server import bsp_barrier, events, replica_generations, state
+from adam_async.parameter_server import bsp_barrier, events, replica_clocks, state
 from adam_async.parameter_server.events import (
     Answer,
     Applied,
@@ -742,12 +742,12 @@ class ForgetfulReplicas(Replicas):
 
     def __init__(self):
         super().__init__()
-        self.kept, replica_generations.REMEMBERED = replica_generations.REMEMBERED, 1
+        self.kept, replica_clocks.REMEMBERED = replica_clocks.REMEMBERED, 1
         self.workers = {replica: Worker(replica, 1000 * (replica + 1), 0) for replica in range(3)}
         self.tell_replica_generations()
 
     def teardown(self):
-        replica_generations.REMEMBERED = self.kept
+        replica_clocks.REMEMBERED = self.kept
         super().teardown()
 
     @invariant()

@@ -1,6 +1,7 @@
 """The list of the stores on the disk of a server."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import msgspec
@@ -35,12 +36,24 @@ class Membership:
     map = ClusterMap()
 
 
+@asynccontextmanager
+async def disk_of(folder):
+    async with opened_disk(folder, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
+        yield disk, lambda name, work: group.create_task(work, name=name)
+
+
+async def answered(stores, **question):
+    """Ask for the list of stores, with room for it; return the request and the listed stores."""
+    request = HeldRequest()
+    stores.answer(request, ListSaved(name="a-name", **question))
+    await until(lambda: request.go_on is not None)
+    request.go_on()
+    listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+    return request, listed
+
+
 async def test_a_list_is_charged_before_it_is_packed(tmp_path, monkeypatch):
-    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
-
-        def spawn(name, work):
-            return group.create_task(work, name=name)
-
+    async with disk_of(tmp_path) as (disk, spawn):
         store = disk.of("store-1")
         await store.reopen()
         store.begin(catalogue_of(buckets=("ps-" + "0" * 77,) * 64), spawn)
@@ -88,12 +101,8 @@ async def test_stores_that_do_not_fit_into_a_list_are_in_the_next_one(monkeypatc
             notice=print,
         )
         while more:
-            request = HeldRequest()
-            stores.answer(request, ListSaved(name="a-name", known=known))
-            await until(lambda request=request: request.go_on is not None)
-            request.go_on()
+            request, listed = await answered(stores, known=known)
             answer = unpack(request.answer, SavedList)
-            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
             lists.append(([each.id for each in listed], request.charged))
             known, more = (*known, *[each.id for each in listed]), answer.more
             assert answer.followed == ("store-4",)
@@ -104,11 +113,7 @@ async def test_a_list_names_a_store_that_the_disk_still_follows(tmp_path):
     """A map may be late: the asker may know that the store is over."""
     catalogue = catalogue_of(phase="open")
     membership = SimpleNamespace(map=ClusterMap(stores={"a-name": catalogue.record}))
-    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
-
-        def spawn(name, work):
-            return group.create_task(work, name=name)
-
+    async with disk_of(tmp_path) as (disk, spawn):
         store = disk.of("store-1")
         await store.reopen()
         store.begin(catalogue, spawn)
@@ -116,11 +121,7 @@ async def test_a_list_names_a_store_that_the_disk_still_follows(tmp_path):
         await until(lambda: store.is_complete)
         stores = SavedStores(disk, node="ps-0", membership=lambda: membership, spawn=spawn, notice=print)
         for followed in (("store-1",), ()):
-            request = HeldRequest()
-            stores.answer(request, ListSaved(name="a-name"))
-            await until(lambda request=request: request.go_on is not None)
-            request.go_on()
-            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+            request, listed = await answered(stores)
             assert unpack(request.answer, SavedList).followed == followed
             assert [each.id for each in listed] == ["store-1"] * (not followed)
             membership.map = ClusterMap()  # the store is over
@@ -128,11 +129,7 @@ async def test_a_list_names_a_store_that_the_disk_still_follows(tmp_path):
 
 async def test_a_list_names_a_store_whose_folder_is_being_read(tmp_path, monkeypatch):
     """An asker that takes such a store for absent would begin another one in its place."""
-    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
-
-        def spawn(name, work):
-            return group.create_task(work, name=name)
-
+    async with disk_of(tmp_path) as (disk, spawn):
         states, reading, go_on = disk.ports.states, asyncio.Event(), asyncio.Event()
         make = states.make_folder
 
@@ -152,11 +149,7 @@ async def test_a_list_names_a_store_whose_folder_is_being_read(tmp_path, monkeyp
         retiring = spawn("retires", store.retire(is_over=False))
         await reading.wait()
         for is_read in (False, True):
-            request = HeldRequest()
-            stores.answer(request, ListSaved(name="a-name"))
-            await until(lambda request=request: request.go_on is not None)
-            request.go_on()
-            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+            request, listed = await answered(stores)
             assert unpack(request.answer, SavedList).followed == ("store-1",) * (not is_read)
             assert [each.id for each in listed] == ["store-1"] * is_read
             go_on.set()
@@ -166,11 +159,7 @@ async def test_a_list_names_a_store_whose_folder_is_being_read(tmp_path, monkeyp
 @pytest.mark.parametrize("after", [0, 6, 12])
 async def test_a_list_during_the_last_write_has_all_pieces_or_names_the_store(tmp_path, after):
     """Another list may wait for the same write, and be answered before the folder is read."""
-    async with opened_disk(tmp_path, flush_s=0.01) as disk, asyncio.TaskGroup() as group:
-
-        def spawn(name, work):
-            return group.create_task(work, name=name)
-
+    async with disk_of(tmp_path) as (disk, spawn):
         store = disk.of("store-1")
         store.begin(catalogue_of(), spawn)
         saver = joined(store, "ps-0", ready={"ps-0"})
@@ -180,10 +169,6 @@ async def test_a_list_during_the_last_write_has_all_pieces_or_names_the_store(tm
         stores = SavedStores(disk, node="ps-0", membership=Membership, spawn=spawn, notice=print)
         await turns(after)
         for _ in range(3):
-            request = HeldRequest()
-            stores.answer(request, ListSaved(name="a-name"))
-            await until(lambda request=request: request.go_on is not None)
-            request.go_on()
-            listed = msgspec.msgpack.decode(request.answer.tensors[0].tobytes(), type=tuple[SavedStore, ...])
+            request, listed = await answered(stores)
             followed = unpack(request.answer, SavedList).followed
             assert (followed, [len(each.pieces) for each in listed]) in ((("store-1",), []), ((), [4]))

@@ -11,7 +11,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.gradients import DeltaPart
 from adam_async.parameter_server.piece_states import piece_state
 from adam_async.parameter_server.replay_log import OrderLog
-from adam_async.parameter_server.replica_generations import OVER_KEPT, REMEMBERED
+from adam_async.parameter_server.replica_clocks import OVER_KEPT, REMEMBERED
 from adam_async.parameter_server.shard import EARLY_KEPT, EXACT, MOST_REFUSALS, ShardTables
 from adam_async.parameter_server.shard_pieces import (
     MOST_ENTRIES,

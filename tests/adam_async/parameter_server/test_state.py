@@ -33,7 +33,7 @@ from adam_async.parameter_server.events import (
 from adam_async.parameter_server.gradients import DeltaPart, PushGradients
 from adam_async.parameter_server.log_entries import MOST_BYTES
 from adam_async.parameter_server.push_queue import MAX_BATCH
-from adam_async.parameter_server.replica_generations import REMEMBERED
+from adam_async.parameter_server.replica_clocks import REMEMBERED
 from adam_async.parameter_server.served_store import DETAILS_BYTES
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import count_server

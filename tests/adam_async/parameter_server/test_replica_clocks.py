@@ -2,14 +2,14 @@
 
 import pytest
 
-from adam_async.parameter_server import replica_generations
-from adam_async.parameter_server.replica_generations import REMEMBERED, EndedGenerations
+from adam_async.parameter_server import replica_clocks
+from adam_async.parameter_server.replica_clocks import REMEMBERED, EndedGenerations
 from adam_async.run.ids import Replica
 
 
 @pytest.fixture(autouse=True)
 def few_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_generations, "OVER_KEPT", 20)
+    monkeypatch.setattr(replica_clocks, "OVER_KEPT", 20)
 
 
 def test_replicas_that_leave_for_good_take_bounded_memory() -> None:
