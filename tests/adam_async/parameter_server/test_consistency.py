@@ -789,14 +789,18 @@ def test_a_store_that_leaves_refuses_what_waits():
     assert server.state.next_deadline() is None
 
 
-def test_a_replica_has_bounded_gradients_in_memory_and_its_repetitions_are_answered(monkeypatch):
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_replica_has_bounded_gradients_in_memory_and_its_repetitions_are_answered(monkeypatch, is_recorded):
     monkeypatch.setattr(bsp_barrier, "PENDING_BYTES", 0)
     monkeypatch.setattr(bsp_barrier, "CONTRIBUTION_BYTES", 0)
     server = Server(synchronous=True, live=(0, 1))
 
     def push(request, replica, clock, number):
         size = 32 if replica == 0 else 2  # 8 values of 8 bytes are four times those of the two shards
-        gradients = PushGradients((DeltaPart(np.zeros(size), (size,), 0.5, finite=True),))
+        flat, reads = np.zeros(size), None
+        if is_recorded:  # the push has the same size, with the reads of its groups
+            flat, reads = flat[:1], np.zeros(flat[1:].nbytes, np.uint8)
+        gradients = PushGradients((DeltaPart(flat, (len(flat),), 0.5, finite=True),), reads=reads)
         return server.tell(PushArrived(request, push_of(replica, clock, {0: number}), gradients))
 
     assert isinstance(push("a", 0, 1, 1)[0], Answer)
