@@ -105,6 +105,8 @@ class Driver:
         self._identity = settings.identity
         self._asked = self.config = config_of(config, inputs)
         self._inputs = _resuming(inputs)
+        self._given = self._inputs, self._asked
+        """Inputs and options of the first run."""
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._endpoint = Endpoint(settings.network, self._identity, self._traffic)
@@ -144,6 +146,8 @@ class Driver:
         self._run = ""
         """Id of the run that was submitted or taken over last."""
         self._runs = 0
+        self._has_begun = False
+        """Whether a run of this driver has begun to train; earlier calls of `train` look for the same run."""
         self._training = False
         self._stopping = asyncio.Event()
         self._training_run: TrainingRun | None = None
@@ -252,7 +256,7 @@ class Driver:
         With `RunInputs.attach` the first call takes over the run that waits for a driver, if there is one.
         For each epoch that ended while the run had no driver, the call evaluates the present weights of the
         servers. With `attach` or `RunInputs.on_disks` the first call continues the run on the disks of the
-        servers, if there is one.
+        servers, if there is one. A call that ended before any training does not count as the first one.
 
         Raises:
             CheckpointError: The folder has checkpoints of another run, or the data are not the checkpoint's;
@@ -299,6 +303,9 @@ class Driver:
         self._events.begin(anew=self._runs > 0)
         self._training_run = self._recorder = None
         self._runs += 1
+        if not self._has_begun:
+            self._inputs, self._asked = self._given
+            self._take_options(self._asked)
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
         data = await self.wait_for_data()
@@ -314,6 +321,7 @@ class Driver:
                 in_flight = await unless_stopped(self._readiness.wait_for_workers(), self._stopping)
                 program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
             assert self._record is not None, "the run has begun"
+            self._has_begun = True
             training = self._training_run = TrainingRun(
                 self._parts,
                 program=program,
@@ -360,11 +368,11 @@ class Driver:
         attach, on_disks = self._inputs.attach, self._inputs.on_disks
         if self._inputs.replace:
             return None
-        if attach is not None and self._runs == 1 and self.map.in_progress:
+        if attach is not None and not self._has_begun and self.map.in_progress:
             if (run := run_to_take(self.map, attach)) is not None:
                 return run_in(self.map, run)
         check_none_waits(self.map)
-        if self._runs > 1:
+        if self._has_begun:
             return None
         cluster = await self._readiness.wait_for_servers()
         if on_disks:
@@ -404,16 +412,20 @@ class Driver:
                     asked.model, data, text=inputs.model_text, init=None, layers=inputs.layers
                 )
                 inputs = replace(inputs, spec=model)
-            self.config = msgspec.structs.replace(saved.program.config, waits=asked.waits)
+            config = msgspec.structs.replace(saved.program.config, waits=asked.waits)
         else:
             if attach is not None:
                 given = {name: getattr(asked, name) for name in attach.given - {"waits"}}
                 asked = make_config(resumed_options(saved.manifest), given)
                 asked = msgspec.structs.replace(asked, waits=self._asked.waits)
-            self._asked = self.config = config_of(asked, inputs)
+            config = self._asked = config_of(asked, inputs)
         self._inputs = _resuming(inputs)
+        self._take_options(config)
+
+    def _take_options(self, config: Config) -> None:
+        self.config = config
         self._readiness = self._new_readiness()
-        self.progress.consistency = self.config.consistency
+        self.progress.consistency = config.consistency
 
     async def _take_over(
         self, saved: SavedRun, kept: Manifest | None, prepared: PreparedRun

@@ -399,6 +399,24 @@ async def test_a_finished_run_asks_for_more_epochs(tmp_path):
     assert [each.epoch for each in result.epochs] == [1, 2, 3, 4]
 
 
+async def test_a_second_training_after_one_that_did_not_begin_goes_on_with_the_run_on_the_disks(tmp_path):
+    config = config_of()
+    _, epoch = await stopped_at(tmp_path, config, 1)
+    config = msgspec.structs.replace(config, epochs=epoch + 1)
+    async with cluster_in(tmp_path, config, number=2) as cluster:
+        progress = cluster.driver.progress
+        for phase in ("looking for the shards", "reading the shards", "loading run"):
+            async with asyncio.TaskGroup() as group:
+                training = group.create_task(cluster.train(), name="train")
+                await until(lambda at=phase, t=training: t.done() or progress.phase.startswith(at))
+                training.cancel()
+        result = await cluster.train()
+        again = await cluster.train()
+    assert [each.epoch for each in result.epochs] == list(range(1, epoch + 2))
+    assert "goes on from the disks of its servers" in str(result.events)
+    assert "goes on from the disks of its servers" not in str(again.events)
+
+
 async def test_a_run_goes_on_with_more_servers_and_not_with_fewer(tmp_path, monkeypatch):
     monkeypatch.setattr("adam_async.checkpoint.saved_shards.SEARCH_S", 0.0)
     config = config_of(weights="copy", servers=2, shard_bytes=4 << 10)
