@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from adam_async.messages import Push, StepReport
+from adam_async.messages import Push, StepReport, check_tensor
 from adam_async.messages.loss_sums import LossSums
 from adam_async.parameter_server.bsp_barrier import PendingContributions
 from adam_async.run.group_ranges import (
@@ -27,6 +27,7 @@ from adam_async.run.group_ranges import (
 )
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
+from transport import RemoteProtocolError
 
 Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""
@@ -48,6 +49,9 @@ EXACT = 64
 
 MOST_REFUSALS = 16
 """Maximum number of the newest refused pushes kept per session. A client has at most eight open pushes."""
+
+MOST_COUNTED = (1 << 53) - 1
+"""Maximum of a rule's count, such as that of Adam's steps."""
 
 OTHERS = -1
 """Row of the replicas without a row of their own."""
@@ -347,3 +351,15 @@ class Shard:
         return (
             f"<Shard {self.spec.id} {self.spec.tensor}[{self.spec.start}:{self.spec.stop}] v{self.version}>"
         )
+
+
+def check_array(array: NDArray[Any], what: str, target: NDArray[Any]) -> None:
+    """Check that an array of a peer or a file may take the place of an array of a shard.
+
+    Raises:
+        RemoteProtocolError: Its shape or type differs, or it has counts that no rule can calculate with.
+    """
+    check_tensor(array, what, target.shape, target.dtype)
+    # The values of a rule may be anything, but a negative count of steps would make the rule raise.
+    if target.dtype.kind == "i" and not ((array >= 0) & (array <= MOST_COUNTED)).all():
+        raise RemoteProtocolError("tensors", f"{what}: counts are within 0 and {MOST_COUNTED}")

@@ -30,7 +30,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from adam_async.messages import Part as PushedPart
-from adam_async.messages import check_tensor, joined, of_place
+from adam_async.messages import joined, of_place
 from adam_async.messages.bounds import (
     Clock,
     Count,
@@ -61,6 +61,7 @@ from adam_async.parameter_server.shard import (
     Session,
     Shard,
     ShardTables,
+    check_array,
 )
 from adam_async.run.group_ranges import GroupSets, groups_fault
 from adam_async.run.ids import Replica, ShardId, Version
@@ -304,7 +305,7 @@ def read_piece(
             source = next(rest, None)
             if source is None:
                 raise RemoteProtocolError("piece", f"it lacks arrays of shard {shard.spec.id}")
-            check_tensor(source, f"shard {shard.spec.id}", target.shape, target.dtype)
+            check_array(source, f"shard {shard.spec.id}", target)
             arrays.append((target, source))
     pushes = [queued_push(push, list(islice(rest, count)), bundle, table) for push, count in details.pushes]
     log = _read_log([*rest], details.log, specs)

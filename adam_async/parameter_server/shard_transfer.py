@@ -16,14 +16,13 @@ from adam_async.messages import (
     LoadShards,
     ShardState,
     ShardStates,
-    check_tensor,
     read_state_tables,
     state_tables,
 )
 from adam_async.messages.group_sets import MOST_SETS_BOUNDS
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.gradients import is_finite
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Shard, check_array
 from adam_async.run.ids import Replica, ShardId, Version
 from transport import RemoteProtocolError
 
@@ -116,7 +115,7 @@ def load_states(
         for name, target, source in zip(
             ("values", *body.arrays), mine, tensors[at * arrays : (at + 1) * arrays], strict=True
         ):
-            check_tensor(source, f"{name} of shard {state.shard}", target.shape, target.dtype)
+            check_array(source, f"{name} of shard {state.shard}", target)
             if is_new and (state.version or (source.dtype.kind == "f" and not is_finite(source))):
                 raise RemoteProtocolError(
                     "values",

@@ -268,6 +268,13 @@ def test_an_invalid_piece_is_refused_and_changes_nothing(spoil, text):
     assert other.digest() == before
 
 
+def test_a_piece_with_a_count_that_adam_cannot_calculate_with_is_refused():
+    primary, other = busy_primary(Adam()), Copy(Adam())
+    primary.bundle.shards[HERE[1].id].rule_state["steps"][...] = -2
+    with pytest.raises(RemoteProtocolError, match="shard 1: counts are within 0 and"):
+        read_piece(other.bundle, HERE[:2], TABLE, copied(primary.bundle, HERE[:2]))
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -28,7 +28,8 @@ def shards_of(rule, *, seed=1, numbers=(3, 5), size=4):
         spec = ShardSpec(id=ShardId(number), tensor="t", start=0, stop=size, row_size=1, bucket=BucketId(0))
         state = rule.new_state((size,), np.float32)
         for name, array in state.items():
-            array[...] = Dice(seed).normal(f"{name}{number}", count=array.size) * 100
+            drawn = Dice(seed).normal(f"{name}{number}", count=array.size) * 100
+            array[...] = abs(drawn) if name in rule.scalar_names else drawn
         values = Dice(seed).normal(f"{number}", count=size)
         found[spec.id] = Shard(spec=spec, values=values, rule_state=state)
     return found
@@ -125,6 +126,18 @@ def test_a_load_that_does_not_fit_is_refused_and_sets_nothing(change, message):
     for shard, was in zip(target.values(), before, strict=True):
         np.testing.assert_array_equal(shard.values, was)
         assert shard.version == 0
+
+
+@pytest.mark.parametrize("steps", [-1, -2, 1 << 53, (1 << 63) - 1])
+def test_a_count_that_adam_cannot_calculate_with_is_refused(steps):
+    """A server would end at the next push, with all its stores."""
+    source, target = shards_of(Adam()), shards_of(Adam(), seed=2)
+    before = [shard.values.copy() for shard in target.values()]
+    source[ShardId(5)].rule_state["steps"][...] = steps
+    with pytest.raises(RemoteProtocolError, match="steps of shard 5: counts are within 0 and"):
+        load_states(target, *said(source, Adam()))
+    for shard, was in zip(target.values(), before, strict=True):
+        np.testing.assert_array_equal(shard.values, was)
 
 
 def test_shards_of_another_server_and_of_another_rule_are_refused_by_name():
