@@ -20,6 +20,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.bounds import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
+from adam_async.parameter_server.replay_log import MOST_LOG_BYTES
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Part
@@ -34,8 +35,8 @@ MOST_PROFILE_EVENTS = 1 << 20
 RECORD_CHUNK = 4 << 20
 """Size of the part of a replay log in one message, in bytes."""
 
-MOST_RECORD_BYTES = 4 << 30
-"""Maximum size of the replay log of a bundle, in bytes."""
+MOST_RECORD_BYTES = MOST_LOG_BYTES + (8 << 20)
+"""Maximum size of the replay log of a bundle with its tables, in bytes."""
 
 
 class RoleQueries:

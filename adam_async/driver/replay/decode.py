@@ -118,6 +118,16 @@ def _reads(replica: int, steps: Mapping[int, bytes], dtype: np.dtype[Any]) -> Re
             )
     groups = np.frombuffer(b"".join([steps[clock] for clock in clocks]), dtype)
     counts = [len(steps[clock]) // dtype.itemsize for clock in clocks]
+    ends = np.cumsum(counts, dtype=np.int64)[:-1]
+    changes = np.flatnonzero(np.diff(groups["epoch"])) + 1
+    if (
+        not np.isin(changes, ends).all()
+        or not ((groups["progress"] >= 0) & (groups["progress"] <= 1e12)).all()
+    ):
+        raise RecordError(
+            f"the record is damaged: replica {replica} trained groups of several epochs in one step, or a "
+            "group at an impossible time"
+        )
     return Reads(
         replica=replica,
         epochs=groups["epoch"].astype(np.int64),

@@ -19,6 +19,7 @@ import msgspec
 from adam_async.driver.replay.record_head import MAGIC, check_magic
 from adam_async.driver.replay.recording import Header
 from adam_async.errors import RecordError
+from adam_async.messages.bounds import Count
 
 _FRONT = Struct("<II")
 
@@ -28,8 +29,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     home: str
     """Name of the bundle."""
-    size: int
-    crc: int
+    size: Count
+    crc: Count
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, RecordError
+from adam_async.messages.bounds import Count, Version
 from adam_async.run.config import Config
+from adam_async.run.epoch_counts import SkippedGroups
 from adam_async.run.option_sources import make_config
 
 Numbers = NDArray[np.int64]
@@ -25,14 +27,14 @@ Numbers = NDArray[np.int64]
 class RecordedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one epoch, and the versions of the evaluated weights."""
 
-    epoch: int
-    images: int
+    epoch: Count
+    images: Count
     train_loss: float | None
     """Mean loss; None if it was not finite."""
     test_accuracy: float
-    versions: tuple[int, ...]
+    versions: tuple[Version, ...]
     """Version of each shard in the evaluated snapshot."""
-    skipped_groups: tuple[tuple[int, int], ...] = ()
+    skipped_groups: SkippedGroups = ()
     """Ranges of skipped groups; the order of the next epoch depends on them."""
 
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import EpochOrder, EpochOrders
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.data_server.validation_split import ValidationSplit, sample_of
+from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
 from adam_async.driver.replay.decode import recorded_step
 from adam_async.driver.replay.playback import Playback
-from adam_async.driver.replay.recording import RecordedEpoch, Recording
+from adam_async.driver.replay.recording import Header, RecordedEpoch, Recording
 from adam_async.driver.replay.shards import Pushes, RecordedModel, ReplayedShards
 from adam_async.driver.replay.worker import ReplayedWorker
 from adam_async.errors import RecordError, RunFailed
@@ -35,6 +35,7 @@ from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.run.partition import table_of
+from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.user_code import NamedStep, check_named, functions_for
 from adam_async.worker.push_plan import plan_pushes
@@ -81,6 +82,7 @@ class Replay:
         check_named(header.transforms, "the record", allowed=functions)
         _check_data(header.data, dataset)
         config = header.options()
+        check_validation(config.validation, dataset.info())
         self._dataset = dataset
         split = ValidationSplit.of(dataset.train_labels, count=config.validation, seed=config.seed)
         self._trained = split.trained
@@ -99,6 +101,7 @@ class Replay:
         self.header = header
         self.network = self._new_model(layers, step)
         table = self._table = table_of(self.network, shard_bytes=config.shard_bytes)
+        _check_header(header, len(table.shards))
         rule = rule_of(config)
         plan = plan_pushes(
             self.network,
@@ -222,11 +225,26 @@ class Replay:
         if order is None:
             skipped = [before.skipped_groups for before in self.header.epochs[: epoch - 1]]
             order = self._orders[epoch] = self._epoch_orders.order(epoch, skipped)
+        if number >= order.num_groups:
+            raise RecordError(
+                f"the record is damaged: a step has group {number} of epoch {epoch}, which has "
+                f"{order.num_groups} groups"
+            )
         chosen = self._trained[order.group(number)]
         images = self._dataset.train_images[chosen]
         if self._recipe is not None:
             images = self._recipe.apply(images, chosen, dice=self._dice, epoch=epoch)
         return images, self._dataset.train_labels[chosen]
+
+
+def _check_header(header: Header, shards: int) -> None:
+    """Raise RecordError if a record's file names buckets or versions of another model than its own."""
+    lengths = {len(epoch.versions) for epoch in header.epochs}
+    if len(header.buckets) != NUM_BUCKETS or lengths - {shards}:
+        raise RecordError(
+            f"the record is damaged: its header is not that of a model with {shards} shards in "
+            f"{NUM_BUCKETS} buckets"
+        )
 
 
 def _check_data(recorded: Mapping[str, Any], dataset: Dataset) -> None:

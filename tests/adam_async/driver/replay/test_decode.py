@@ -119,3 +119,15 @@ def reads_of(data: bytes) -> Log:
 def test_missing_and_damaged_logs_are_named(logs, claim) -> None:
     with pytest.raises(RecordError, match=claim):
         make_recording(HEADER, logs, NETWORK)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("epoch", 2), ("progress", np.nan), ("progress", -1), ("progress", np.inf)]
+)
+def test_a_step_of_several_epochs_or_at_an_impossible_time_is_refused(field, value) -> None:
+    groups = np.concatenate([step_of(0), step_of(1)]).view(TYPE)
+    groups[field][1] = value
+    logs = [reads_of(groups.tobytes())]
+
+    with pytest.raises(RecordError, match="replica 0 trained groups of several epochs in one step, or a"):
+        make_recording(HEADER, logs, NETWORK)

@@ -80,3 +80,32 @@ def test_every_changed_bit_of_a_record_is_noticed(at: int, bit: int) -> None:
 def test_the_error_of_a_file_names_its_damage(data: bytes, claim: str) -> None:
     with pytest.raises(RecordError, match=claim):
         load_record(data, origin="run.record")
+
+
+def test_no_section_begins_within_another_one() -> None:
+    """Each section would be a copy of the same bytes, so a small file would fill the memory."""
+    first = b'"sections":[{"home":"ps-0","size":6,'
+    back = b'"sections":[{"home":"ps-0","size":6,"crc":%d},{"home":"ps-0","size":-6,"crc":0},' % crc32(
+        b"orders"
+    )
+    data = with_header(written(), first, back + first.partition(b"[")[2])
+
+    with pytest.raises(RecordError, match=r"does not read: .*>= 0 - at `\$.sections\[1\].size`"):
+        load_record(data, origin="run.record")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"versions":[4,4]', b'"versions":[4,-1]'),
+        (b'"versions":[4,4]', b'"versions":[4,18446744073709551616]'),
+        (b'"skipped_groups":[]', b'"skipped_groups":[[-1,2]]'),
+        (b'"epoch":1', b'"epoch":-1'),
+    ],
+)
+def test_a_header_has_no_numbers_that_a_replay_cannot_calculate_with(old: bytes, new: bytes) -> None:
+    data = with_header(written(), old, new)
+
+    assert new in data
+    with pytest.raises(RecordError, match="has a header that this version does not read"):
+        load_record(data, origin="run.record")

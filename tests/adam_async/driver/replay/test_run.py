@@ -1,6 +1,7 @@
 """A replay ends with the weights of its run, to the last bit, for any order of events."""
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 from adam_async.controller.role import Role
 from adam_async.driver.replay.decode import make_recording, read_recording
-from adam_async.driver.replay.recording import Recording
+from adam_async.driver.replay.recording import RecordedEpoch, Recording
 from adam_async.driver.replay.run import Replay, ReplayDiffers
-from adam_async.errors import RecordError
+from adam_async.errors import ConfigError, RecordError
 from adam_async.model.named import digits
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
@@ -36,6 +37,8 @@ pytestmark = pytest.mark.thorough
 
 DATA = tiny_dataset(52)
 """The last of its groups is short."""
+
+EVALUATED = {"epoch": 1, "images": 52, "train_loss": None, "test_accuracy": 0.5}
 
 layer = LayerSpec.of
 
@@ -364,4 +367,30 @@ def test_impossible_local_steps_are_named() -> None:
     reads.steps[2, 0] += 7
 
     with pytest.raises(RecordError, match=r"the record is damaged: group \d+ .* with [789] steps, but only"):
+        replayed(recording)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"buckets": ()}, "its header is not that of a model with 8 shards in 64 buckets"),
+        ({"epochs": (RecordedEpoch(**EVALUATED, versions=(0,)),)}, "not that of a model with 8 shards"),
+        ({"validation": 52}, "validation=52 leaves nothing of the 52 training images"),
+    ],
+)
+def test_a_header_of_another_model_or_without_images_is_refused(fields, text) -> None:
+    _, recording = simulated(1, shard_bytes=1024)
+    header = recording.header
+    if "validation" in fields:
+        fields = {"config": {**header.config, **fields}}
+
+    with pytest.raises(ConfigError, match=text):
+        Replay(replace(recording, header=msgspec.structs.replace(header, **fields)), DATA)
+
+
+def test_a_group_that_its_epoch_does_not_have_is_refused() -> None:
+    _, recording = simulated(1)
+    recording.reads[0].numbers[-1] = 13
+
+    with pytest.raises(RecordError, match=r"a step has group 13 of epoch \d, which has 13 groups"):
         replayed(recording)
