@@ -20,7 +20,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.messages.bounds import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
-from adam_async.parameter_server.replay_log import MOST_LOG_BYTES
+from adam_async.parameter_server.replay_log import MOST_PACKED_BYTES
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Part
@@ -34,9 +34,6 @@ MOST_PROFILE_EVENTS = 1 << 20
 
 RECORD_CHUNK = 4 << 20
 """Size of the part of a replay log in one message, in bytes."""
-
-MOST_RECORD_BYTES = MOST_LOG_BYTES + (8 << 20)
-"""Maximum size of the replay log of a bundle with its tables, in bytes."""
 
 
 class RoleQueries:
@@ -170,7 +167,7 @@ class RoleQueries:
                 if len(reply.tensors) != 1 or reply.tensors[0].dtype != np.uint8:
                     raise RemoteProtocolError("tensors", "RecordPart must carry one tensor of bytes")
                 part = reply.tensors[0].tobytes()
-                if total > MOST_RECORD_BYTES or len(part) != min(total - have, RECORD_CHUNK):
+                if total > MOST_PACKED_BYTES or len(part) != min(total - have, RECORD_CHUNK):
                     text = f"{len(part)} bytes after {have} of {total} in a record"
                     raise RemoteProtocolError("tensors", text)
                 parts.append(part)

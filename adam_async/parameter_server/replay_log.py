@@ -39,6 +39,9 @@ MOST_LOG_BYTES = 512 << 20
 """Maximum size of the log of a bundle, in bytes; the run of a larger one has no record. It is half of what a
 piece may have, so a server that joins can take the log."""
 
+MOST_PACKED_BYTES = MOST_LOG_BYTES + (8 << 20)
+"""Maximum size of a packed log, in bytes: a log, and its tables of clients and shards."""
+
 MOST_CLIENTS = 1 << 16
 """Maximum number of clients of a log."""
 
@@ -196,6 +199,8 @@ def read_order_log(data: bytes) -> LogContent:
     clients_count, shards_count, steps_bytes = _COUNTS.unpack_from(data, at)
     at += _COUNTS.size
     body = at + clients_count * _REPLICA_GENERATION.size + shards_count * _SHARD.size
+    if clients_count > MOST_CLIENTS:
+        raise ValueError(f"an order log has {clients_count} clients, and {MOST_CLIENTS} are the most")
     if len(data) < body:
         raise ValueError(f"an order log of {len(data)} bytes ends in its tables, which take {body}")
     clients = []

@@ -49,8 +49,8 @@ from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.gradients import FactorPart
-from adam_async.parameter_server.log_entries import Part, PushDetails, push_part, queued_push
-from adam_async.parameter_server.replay_log import LogContent, read_order_log
+from adam_async.parameter_server.log_entries import Part, PushDetails, entry_bytes, push_part, queued_push
+from adam_async.parameter_server.replay_log import MOST_PACKED_BYTES, LogContent, read_order_log
 from adam_async.parameter_server.replica_clocks import ClocksState
 from adam_async.parameter_server.shard import (
     EARLY_KEPT,
@@ -290,7 +290,7 @@ def read_piece(
             clocks = replicas.clocks
             if {replica for replica, _ in clocks.over} - clocks.newest.keys():
                 raise RemoteProtocolError("piece", "it has ended generations of a replica without the newest")
-            return Piece(replicas, log=_read_log(tensors[1:], replicas.log, specs))
+            return Piece(replicas, log=_read_log(bundle, tensors[1:], replicas.log, specs))
         details = _shards.decode(tensors[0].tobytes())
     except (*UNREADABLE, IndexError) as error:
         raise RemoteProtocolError("piece", f"its details: {error}") from None
@@ -308,7 +308,7 @@ def read_piece(
             check_array(source, f"shard {shard.spec.id}", target)
             arrays.append((target, source))
     pushes = [queued_push(push, list(islice(rest, count)), bundle, table) for push, count in details.pushes]
-    log = _read_log([*rest], details.log, specs)
+    log = _read_log(bundle, [*rest], details.log, specs)
     for each in details.shards:
         _check_shard(each, len(details.tables), pushes, is_summed=bundle.summed)
     if len(details.sets) <= max([tables.sets for tables in details.tables], default=-1):
@@ -322,7 +322,7 @@ def read_piece(
     return Piece(details, arrays, pushes, log)
 
 
-def _read_log(tensors: Part, count: int, specs: Sequence[ShardSpec]) -> LogContent | None:
+def _read_log(bundle: Bundle, tensors: Part, count: int, specs: Sequence[ShardSpec]) -> LogContent | None:
     """Read the log of a piece from the last tensors of the piece. Raises RemoteProtocolError."""
     if len(tensors) != count:
         raise RemoteProtocolError(
@@ -330,6 +330,10 @@ def _read_log(tensors: Part, count: int, specs: Sequence[ShardSpec]) -> LogConte
         )
     if not tensors:
         return None
+    # Before the log is decoded: its clients and steps take several times their bytes.
+    if bundle.log is None or entry_bytes([tensors]) > MOST_PACKED_BYTES:
+        size = entry_bytes([tensors])
+        raise RemoteProtocolError("piece", f"it has a log of {size} bytes, or of a run without a record")
     try:
         log = read_order_log(b"".join([tensor.tobytes() for tensor in tensors]))
     except ValueError as error:

@@ -10,7 +10,6 @@ import pytest
 from adam_async.controller.role import reply_when_room
 from adam_async.driver.role_queries import (
     MOST_PROFILE_EVENTS,
-    MOST_RECORD_BYTES,
     PROFILE_CHUNK,
     RECORD_CHUNK,
     RoleQueries,
@@ -25,6 +24,7 @@ from adam_async.messages import (
     text_tensor,
     unpack_any,
 )
+from adam_async.parameter_server.replay_log import MOST_PACKED_BYTES
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.trace_events import Fired, Part
@@ -81,7 +81,7 @@ async def test_a_profile_that_grows_as_it_is_read_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "size"), [(1 << 50, 1), (MOST_RECORD_BYTES + 1, RECORD_CHUNK), (9, 0), (9, 10), (0, 1)]
+    ("total", "size"), [(1 << 50, 1), (MOST_PACKED_BYTES + 1, RECORD_CHUNK), (9, 0), (9, 10), (0, 1)]
 )
 async def test_a_record_without_an_end_is_refused(total: int, size: int) -> None:
     answer = pack(RecordPart(total=total), [np.zeros(size, np.uint8)])

@@ -101,6 +101,7 @@ def test_a_log_ends_with_what_it_cannot_hold(monkeypatch):
     [
         (lambda data: b"adamord9" + data[8:], "begins with b'adamord2', not b'adamord9'"),
         (lambda data: data[:10], "of 10 bytes has no counts"),
+        (lambda data: data[:8] + b"\1\0\1" + data[11:], "has 65537 clients, and 65536 are the most"),
         (lambda data: data[:40], "of 40 bytes ends in its tables, which take 64"),
         (lambda data: data[:-1], "should have 87 bytes by its tables, but has 86"),
         (lambda data: data + b"x", "should have 87 bytes by its tables, but has 88"),

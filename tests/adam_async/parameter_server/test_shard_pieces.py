@@ -268,6 +268,19 @@ def test_an_invalid_piece_is_refused_and_changes_nothing(spoil, text):
     assert other.digest() == before
 
 
+@pytest.mark.parametrize("specs", [(), HERE[:2]], ids=["piece 0", "shards"])
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_log_that_is_too_long_or_of_no_recorded_run_is_refused_undecoded(monkeypatch, specs, is_recorded):
+    primary, other = busy_primary(Sgd()), Copy(Sgd())
+    monkeypatch.setattr(shard_pieces, "read_order_log", lambda data: pytest.fail("it was decoded"))
+    if is_recorded:
+        monkeypatch.setattr(shard_pieces, "MOST_PACKED_BYTES", 20)
+    else:
+        other.bundle.log = None
+    with pytest.raises(RemoteProtocolError, match=r"a log of \d+ bytes, or of a run without a record"):
+        read_piece(other.bundle, specs, TABLE, copied(primary.bundle, specs))
+
+
 def test_a_piece_with_a_count_that_adam_cannot_calculate_with_is_refused():
     primary, other = busy_primary(Adam()), Copy(Adam())
     primary.bundle.shards[HERE[1].id].rule_state["steps"][...] = -2
