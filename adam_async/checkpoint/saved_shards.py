@@ -29,7 +29,12 @@ from adam_async.messages import (
     pack,
     unpack,
 )
-from adam_async.messages.saved_shards import MOST_LISTS, MOST_SAVED_STORES, read_saved_list
+from adam_async.messages.saved_shards import (
+    MOST_LISTS,
+    MOST_RECORD_BYTES,
+    MOST_SAVED_STORES,
+    read_saved_list,
+)
 from adam_async.parameter_server.piece_states import Catalogue, chunks_of, pieces_by_name
 from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.parameter_server.shard import Shard
@@ -63,6 +68,11 @@ MOST_RECORDS = 4
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
 """Maximum number of shards of all stores of one name on a server, because a reader makes tables of them. The
 reader ignores a store beyond this number."""
+
+
+MOST_LISTED_RECORD_BYTES = 2 * MOST_RECORD_BYTES
+"""Maximum size of the records of all runs of a server, in bytes: in memory they take up to thirty times as
+much. The reader ignores a store beyond this size."""
 
 
 @dataclass(slots=True, eq=False)
@@ -225,10 +235,14 @@ class SavedShards:
         found: dict[str, list[FoundStore]] = {}
         faults: dict[str, list[str]] = {}
         for node in sorted(answers):
-            room = MOST_LISTED_SHARDS
+            room, record_room = MOST_LISTED_SHARDS, MOST_LISTED_RECORD_BYTES
             of_node = faults[node] = [f"{node} lists {fault}" for fault in answers[node][2]]
             for saved in answers[node][1]:
-                shards, fault = _merge(found, node, saved, name, room=room)
+                await asyncio.sleep(0)  # a long record takes long to decode, and links need the loop
+                record_room -= len(saved.run)
+                shards, fault = 0, f"the records of runs have over {MOST_LISTED_RECORD_BYTES} bytes"
+                if record_room >= 0:
+                    shards, fault = _merge(found, node, saved, name, room=room)
                 if fault:
                     of_node.append(f"{node} lists store {saved.id!r}: {fault}")
                 room -= shards

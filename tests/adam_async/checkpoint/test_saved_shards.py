@@ -237,6 +237,20 @@ async def test_a_survey_reads_all_lists_of_a_server_and_no_endless_ones():
     assert survey.faults == (f"ps-1 lists more stores than fit into {MOST_LISTS} lists",)
 
 
+async def test_a_survey_decodes_a_bounded_size_of_the_records_of_a_server(monkeypatch):
+    saved = [
+        msgspec.structs.replace(of_run(ended), id=f"store-{ended}", began_ms=9 - ended) for ended in (1, 2, 3)
+    ]
+    room = sum([len(each.run) for each in saved[:2]])
+    monkeypatch.setattr(saved_shards, "MOST_LISTED_RECORD_BYTES", room)
+    merged = []
+    monkeypatch.setattr(saved_shards, "_merge", lambda *args, room: merged.append(args[2].id) or (0, ""))
+    async with lists(NETWORKS["local"](), Lists(0, *saved), Lists(1, saved[2])) as (reader, cluster):
+        survey = await reader.survey("", cluster)
+    assert merged == ["store-1", "store-2", "store-3"]
+    assert survey.faults == (f"ps-0 lists store 'store-3': the records of runs have over {room} bytes",)
+
+
 def test_equal_records_of_a_run_are_decoded_once_and_the_newest_ones_are_kept(monkeypatch):
     decoded = []
     monkeypatch.setattr(
