@@ -1,17 +1,21 @@
 """Pure: the facts of an ended epoch: its counts, from its dealer, and its evaluation, from the driver."""
 
 from collections.abc import Iterable
+from sys import float_info
 from typing import Annotated
 
 import msgspec
 
-from adam_async.messages.bounds import Clock, Count, Images, ReplicaNumber
+from adam_async.messages.bounds import Clock, Count, Images, ReplicaNumber, Seconds
 
 RESULTS_KEPT = 32
 """Maximum number of epochs whose counts are in the map: the newest ones."""
 
 MOST_BEHIND = 1 << 16
 """Maximum number of replicas with skipped groups."""
+
+_Finite = Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)]
+"""A number that the JSON text of the cluster map can hold."""
 
 SkippedGroups = tuple[tuple[Count, Count], ...]
 """Ranges of the skipped groups of an epoch."""
@@ -22,11 +26,11 @@ class EpochCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     images: Count = 0
     """Number of trained images, each counted once."""
-    loss: float | None = None
+    loss: _Finite | None = None
     """Mean loss of the images in `loss_images`; None if it is not finite."""
     loss_images: Count = 0
     """Number of images whose losses the shards have counted."""
-    train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    train_s: Seconds = 0.0
     clock: Clock = 0
     """Common clock of the replicas; in asp the highest clock of any replica."""
     skipped: Images = 0

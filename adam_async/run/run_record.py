@@ -12,7 +12,7 @@ from typing import Annotated, Self
 import msgspec
 
 from adam_async.errors import RunFailed
-from adam_async.messages.bounds import MOST_VALUE_BYTES, Count
+from adam_async.messages.bounds import MOST_VALUE_BYTES, Count, Seconds
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.epoch_counts import EpochCounts, Evaluation, joined_evaluations
@@ -36,7 +36,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Results of the newest of these epochs, in order, up to the last one."""
     evaluated: Evaluations = ()
     """Evaluations of these epochs, in order."""
-    train_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    train_s: Seconds = 0.0
     """In a checkpoint, the training time of the epoch in progress, in seconds."""
     is_whole: bool = False
     """Whether the disks have had all shards of the run; shards that are absent now are lost."""

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.messages.bounds import MOST_VALUE_BYTES
+from adam_async.messages.bounds import MOST_VALUE_BYTES, Seconds
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
 from adam_async.run.epoch_counts import (
@@ -194,7 +194,7 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Clock of the fastest replica, in steps."""
     results: tuple[EpochCounts, ...] = ()
     """Results of the epochs before, in order; the run continues their clocks and counts."""
-    train_s: float = 0.0
+    train_s: Seconds = 0.0
     """Training time of the epoch in progress, in seconds."""
     skipped: tuple[SkippedGroups, ...] = ()
     """Skipped groups of the epochs from `epoch` on that an earlier run has ended. They stay skipped, because

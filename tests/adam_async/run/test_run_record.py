@@ -1,5 +1,7 @@
 """The record of a run, as a server collects it from the versions of the cluster map."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -109,6 +111,11 @@ def packed(**fields):
         packed(results=[{"skipped_groups": [[1]]}]),
         packed(results=[{"text": "x"}]),
         packed(results=[{}] * (MOST_EPOCHS + 1)),
+        # The JSON text of the cluster map has no such number, so no dealer could end the next epoch.
+        packed(train_s=math.inf),
+        packed(results=[{"train_s": math.inf}]),
+        packed(results=[{"loss": -math.inf}]),
+        packed(results=[{"loss": math.nan}]),
     ],
 )
 def test_bytes_that_are_no_record_are_named(packed):
