@@ -212,21 +212,21 @@ class Disk:
                 yield data
 
     @contextlib.asynccontextmanager
-    async def _open(self, path: Path, mode: str) -> AsyncIterator[Any]:
+    async def _open(self, path: Path, mode: str, flags: int = 0) -> AsyncIterator[Any]:
         """Open a file so that it is closed after any cancellation, which aiofiles does not promise.
 
         A cancelled wait for `open` loses the file that the thread is about to return, and a cancelled wait
         for `close` may never begin the close. The close is therefore queued on the thread and not awaited;
         writers flush first, so the close cannot fail.
         """
-        opening: Future[IO[bytes]] = self._executor.submit(self._open_now, path, mode)
+        opening: Future[IO[bytes]] = self._executor.submit(self._open_now, path, mode, flags)
         try:
             yield aiofiles.threadpool.wrap(await asyncio.wrap_future(opening), executor=self._executor)
         finally:
             opening.add_done_callback(self._close_later)
 
-    def _open_now(self, path: Path, mode: str) -> IO[bytes]:
-        file: IO[bytes] = open(path, mode, opener=self._opener)
+    def _open_now(self, path: Path, mode: str, flags: int) -> IO[bytes]:
+        file: IO[bytes] = open(path, mode, opener=lambda name, given: self._opener(name, given | flags))
         return file
 
     def _close_later(self, opening: "Future[IO[bytes]]") -> None:
@@ -246,10 +246,11 @@ class Disk:
 
         Raises:
             BlockingIOError: This process or another has the lock.
-            OSError: The file cannot be made, or its file system has no locks.
+            OSError: The file is a link, cannot be made, or its file system has no locks.
         """
-        # Open for writing, because a network file system refuses this lock to a reader.
-        async with self._open(path, "ab") as file:
+        # Open for writing, because a network file system refuses this lock to a reader. Through a link in a
+        # folder from elsewhere, this would make a file anywhere, or lock that of another run.
+        async with self._open(path, "ab", os.O_NOFOLLOW) as file:
             await self.run(fcntl.flock, file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
 

@@ -227,6 +227,16 @@ async def test_a_file_is_read_in_pieces_and_from_anywhere_and_what_was_appended_
             await disk.sync_file(tmp_path / "absent")
 
 
+async def test_a_lock_is_not_made_through_a_link(tmp_path: Path) -> None:
+    lock, elsewhere = tmp_path / "lock", tmp_path / "elsewhere"
+    lock.symlink_to(elsewhere)
+    async with Disk() as disk:
+        with pytest.raises(OSError, match="symbolic links"):
+            async with disk.hold(lock):
+                pytest.fail("a link was locked")
+    assert not elsewhere.exists()
+
+
 async def test_a_lock_is_held_by_one_block_and_free_again_after_it_however_it_ends(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with Disk() as disk, Disk() as other:
@@ -404,7 +414,11 @@ async def test_no_call_reads_or_writes_what_is_no_ordinary_file_or_waits_for_it(
             lambda: disk.truncate_durably(path, 1),
             lambda: disk.sync_file(path),
         ):
-            with pytest.raises(OSError, match="'lock' is a pipe, a socket or a device, and no ordinary file"):
+            # The lock is the one call that does not follow a link.
+            text = "'lock' is a pipe, a socket or a device, and no ordinary file"
+            if call is lock and kind == "link to a device":
+                text = "symbolic links"
+            with pytest.raises(OSError, match=text):
                 await call()
 
 
