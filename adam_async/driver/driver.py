@@ -302,10 +302,10 @@ class Driver:
     async def _train(self, on_epoch: OnEpoch | None) -> RunResult:
         self._events.begin(anew=self._runs > 0)
         self._training_run = self._recorder = None
-        self._runs += 1
-        if not self._has_begun:
+        if self._runs and not self._has_begun:
             self._inputs, self._asked = self._given
             self._take_options(self._asked)
+        self._runs += 1
         if self.config.slow:
             self.note(f"slowed on purpose: {describe(self.config.slow)}")
         data = await self.wait_for_data()
