@@ -7,6 +7,7 @@ for a few pieces and not for the model. The records of the checkpoint follow aft
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 from adam_async.checkpoint.manifest import Manifest
 from adam_async.messages import ShardState
@@ -50,14 +51,20 @@ class NewCheckpoint:
         self._changed = asyncio.Event()
         """Event that is set, and replaced, at each change."""
 
-    async def put(self, name: StateName, bundle: Bundle) -> None:
-        """Add a piece with all shards of a bundle, as soon as there is room for it."""
+    async def put(self, name: StateName, bundle: Bundle, *, within_s: float | None = None) -> None:
+        """Add a piece with all shards of a bundle, as soon as there is room for it.
+
+        Args:
+            within_s: Time after which the piece is added without room, in seconds; None: never.
+        """
         specs = [shard.spec for shard in bundle.shards.values()]
         bundle.share_equal_tables()
         version = max(shard.version for shard in bundle.shards.values())
         state = piece_state(bundle, *name, specs, order=(0, version), is_copy=False)
-        while not self._has_ended and self._nbytes and self._nbytes + state.nbytes > self._most_bytes:
-            await self._changed.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not self._has_ended and self._nbytes and self._nbytes + state.nbytes > self._most_bytes:
+                    await self._changed.wait()
         self.states.update({int(spec.id): state_of(bundle.shards[spec.id]) for spec in specs})
         if not self._has_ended:
             self._pieces.append(state)

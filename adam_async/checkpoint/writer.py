@@ -2,7 +2,8 @@
 
 Training continues meanwhile. The pieces that are read and not written take at most `MOST_BYTES`, so a disk
 that is slower than the servers slows the reading, and not the memory of the driver. A run in place keeps its
-threads still for the reading, so there all pieces may wait for the disk.
+threads still for the reading, so there all pieces may wait for the disk. In bsp the servers keep a clock for
+a few seconds only, so a piece waits no longer for its room.
 
 The writer writes one checkpoint at a time. The next checkpoint waits for the current one, for `checkpoint_s`
 at most. A failed checkpoint is a *miss*: the driver keeps the earlier
@@ -133,6 +134,9 @@ class Checkpointer:
         pieces = StoredPieces(catalogue)
         checkpoint = NewCheckpoint(catalogue, inf if in_place else MOST_BYTES)
         values = WholeTensors(catalogue.arrays, pieces.table) if has_weights else None
+        # In bsp the servers keep the clock for `answer_s` from one question of this reader to the next.
+        is_kept = bool(clock) and self._config.synchronous
+        room_s = self._config.waits.answer_s / 2 if is_kept else None
 
         async def put(name: StateName, bundle: Bundle) -> None:
             if values is not None:
@@ -140,7 +144,7 @@ class Checkpointer:
                     values.take(shard)
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await checkpoint.put(name, bundle)
+                    await checkpoint.put(name, bundle, within_s=room_s)
             except TimeoutError:
                 if checkpoint.drop():  # only one of several waiting pieces counts as a miss
                     self._give_up(writing)

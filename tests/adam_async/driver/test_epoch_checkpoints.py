@@ -4,11 +4,14 @@ import asyncio
 
 import msgspec
 
+from adam_async.checkpoint import writer
 from adam_async.checkpoint.writer import Checkpointer
 from adam_async.driver import epoch_checkpoints
+from adam_async.parameter_server import shard_pieces
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.persistence.folder import SegmentWriter
 from adam_async.run.config import Config
-from tests.adam_async.runs import PATIENT, cluster_of, until
+from tests.adam_async.runs import PATIENT, cluster_of, tiny_dataset, until
 
 
 async def test_checkpoints_go_on_after_a_server_has_sent_a_clock_that_no_replica_reached(
@@ -88,3 +91,36 @@ async def test_a_clock_that_the_epoch_never_reaches_costs_one_checkpoint_by_name
         assert not training.done()
         training.cancel()
     assert "the values of clock 257 wait for all replicas" in misses[0]
+
+
+async def test_a_reading_at_a_clock_waits_for_the_disk_no_longer_than_the_servers_keep_the_clock(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(writer, "MOST_BYTES", 1)  # each piece waits for the one before
+    monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 4 << 10)
+    read, append, is_read = Checkpointer.read, SegmentWriter.append, asyncio.Event()
+
+    async def read_and_tell(*asked, **named):
+        try:
+            return await read(*asked, **named)
+        finally:
+            is_read.set()
+
+    async def append_later(*pieces):
+        await is_read.wait()
+        return await append(*pieces)
+
+    monkeypatch.setattr(Checkpointer, "read", read_and_tell)
+    monkeypatch.setattr(SegmentWriter, "append", append_later)
+    misses = Misses(monkeypatch)
+    waits = msgspec.structs.replace(PATIENT, answer_s=0.2)
+    config = slowly(checkpoint_every=10, shard_bytes=4 << 10, waits=waits)
+    data = tiny_dataset(300)
+    async with cluster_of(config, dataset=data, checkpoint=tmp_path) as cluster, asyncio.TaskGroup() as group:
+        training = group.create_task(cluster.train(), name="train")
+        latest, progress = tmp_path / "latest", cluster.driver.progress
+        await until(lambda: training.done() or progress.epochs or latest.exists())
+        assert latest.exists()
+        assert progress.epochs == []
+        training.cancel()
+    assert misses == []
