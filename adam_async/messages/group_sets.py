@@ -59,7 +59,7 @@ class BundleSets(Body, frozen=True, kw_only=True):
     clock: Clock
     """Highest clock of all pushes and ticks that the bundle has counted, of all generations; 0 in asp."""
     images: Count = 0
-    """Number of images of the epoch whose losses a shard of the bundle has, of the shard with the most."""
+    """Number of images of the epoch whose losses one shard has: the shard of the bundle with the most."""
     loss_sum: Loss = 0.0
     """Sum of the losses of these images; NaN if one is not finite."""
 

@@ -133,7 +133,7 @@ class Prediction:
     in_flight: int
     """Number of groups in flight."""
     bounds: tuple[Bound, ...]
-    """Bounds of each worker and link, of shared cores and of the servers, then latency."""
+    """The bound of each worker and each link, then those of shared cores, of the servers and of latency."""
     chain: int
     """Maximum number of crossings in sequence in one group."""
     chain_s: float
