@@ -9,6 +9,7 @@ The shards of one rule and one type are a *family*. Each family has an applier, 
 one family only.
 """
 
+import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -141,8 +142,10 @@ class ServedStore:
         if record.primary != host.me or (store.has_log and not self._missing):
             self._missing.clear()
             self._start_copy()
+        self._compilation: asyncio.Task[None] | None = None
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
-            host.spawn(f"kernels-{store.id}-{home}", compile_kernels(self._appliers, host))
+            work = compile_kernels(self._appliers, host)
+            self._compilation = host.spawn(f"kernels-{store.id}-{home}", work)
         logger.info("%s has %s of store %s", host.node, counted(len(self.state.shards), "shard"), store.id)
 
     def _make(self) -> None:
@@ -552,6 +555,7 @@ class ServedStore:
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
         self._is_over = True
+        self.end_compilation()
         self.short.end()
         self._perform(self.state.end())
         self._answers.refuse("wrong-run", f"store {self.store.id} left this server")
@@ -562,6 +566,11 @@ class ServedStore:
             self._host.spawn(f"retires-{self.store.id}", disk.retire(is_over=False))
         else:
             self._host.spawn(f"parts-{self.store.id}-{self.home}", disk.part(saver))
+
+    def end_compilation(self) -> None:
+        """Give up a compilation of kernels: the server must not wait for it at its end."""
+        if self._compilation is not None:
+            self._compilation.cancel()
 
     def next_deadline(self) -> float | None:
         """Return the next deadline of a waiting request; None if no request waits."""

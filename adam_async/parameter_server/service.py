@@ -176,6 +176,8 @@ class ParameterServer(Role):
         }
 
     async def _goodbye(self) -> None:
+        for served in self.served.values():
+            served.end_compilation()
         # The stores fail with the departure of this server, and leave it.
         await self._saved.end()
         await super()._goodbye()

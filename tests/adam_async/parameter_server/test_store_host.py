@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("numba", reason="compiled kernels need numba")
 
+from adam_async import ParameterStore
 from adam_async.model import Sgd
 from adam_async.model.fast import batches
 from adam_async.parameter_server import store_host
@@ -40,16 +41,34 @@ def appliers() -> dict[tuple[int, str], Applier]:
     return {(0, "float32"): Applier(Sgd(), (), np.float32)}
 
 
-async def test_the_end_of_a_store_kills_the_child_that_compiles(
-    another: Callable[[str], object], tmp_path: Path
-) -> None:
-    new, there = tmp_path / "new", tmp_path / "pid"
-    another(
+def endless(new: Path, there: Path) -> str:
+    """The text of a module that writes its process id to `there`, and never ends."""
+    return (
         "import os, pathlib, threading\n"
         f"pathlib.Path({str(new)!r}).write_text(str(os.getpid()))\n"
         f"os.rename({str(new)!r}, {str(there)!r})\n"
         "threading.Event().wait()"
     )
+
+
+async def test_a_local_store_closes_while_a_child_compiles(
+    another: Callable[[str], object], tmp_path: Path
+) -> None:
+    there = tmp_path / "pid"
+    another(endless(tmp_path / "new", there))
+    async with asyncio.timeout(store_host.COMPILE_S / 2):
+        async with ParameterStore.open("local", {"w": np.zeros(3)}) as store:
+            await store.push({"w": np.ones(3)})
+            await until(there.exists)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(there.read_text()), 0)
+
+
+async def test_the_end_of_a_compilation_kills_its_child(
+    another: Callable[[str], object], tmp_path: Path
+) -> None:
+    there = tmp_path / "pid"
+    another(endless(tmp_path / "new", there))
     mine = appliers()
     running = asyncio.create_task(compile_kernels(mine, host()), name="running")
     await until(there.exists)
