@@ -230,10 +230,15 @@ class ShardCopies:
             text = f"sent clock {newest} of a replica, and {most} is the most"
             raise RemoteProtocolError("clock", f"{link.peer.node} {text}")
 
-    async def load(self, store: StoreRecord, source: ShardSource) -> None:
+    async def load(
+        self, store: StoreRecord, source: ShardSource, *, loaded: Callable[[], None] = lambda: None
+    ) -> None:
         """Load all shards of a store into the primaries, which wait for them.
 
         A store of a run gets the versions, clocks and groups of the shards; another one begins without them.
+
+        Args:
+            loaded: Called when a primary has taken some shards.
 
         Raises:
             CheckpointError: A shard is missing or damaged.
@@ -246,6 +251,7 @@ class ShardCopies:
                 async for shards in parts:
                     for message in _load_messages(store, shards):
                         await self._load(link, message)
+                        loaded()
 
         await self._with_primaries(store, source.table, load_bundle)
 

@@ -267,7 +267,8 @@ class StartingValues:
         Raises:
             CheckpointError: A shard of the checkpoint is missing or damaged.
             ConfigError: The run and the saved model have no tensor in common.
-            DeadlineExceeded: The shards were not placed, or not taken by the servers, within `prepare_s`.
+            DeadlineExceeded: The shards were not placed, or the servers took no further one, within
+                `prepare_s`.
             TransportError, ShardUnavailable: A server refused its shards, or did not answer.
             RunFailed, RoleDied: The run is over.
             StepFailed: The run's step did not return its first values.
@@ -281,12 +282,18 @@ class StartingValues:
             if note := await self._pool.run(fill):
                 self._note(note)
         cluster = await self._readiness.wait_placed(run)
-        waits = config.waits
+        waits, loop = config.waits, asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(waits.prepare_s):
+            async with asyncio.timeout(waits.prepare_s) as limit:
+
+                def loaded() -> None:
+                    """Begin the wait anew: a large checkpoint on a slow disk may take longer in all."""
+                    if not limit.expired():
+                        limit.reschedule(loop.time() + waits.prepare_s)
+
                 store = cluster.run_store
                 assert store is not None, "a placed run has a store"
-                await self._copies.load(store, shards)
+                await self._copies.load(store, shards, loaded=loaded)
         except (ShardUnavailable, TransportError) as error:
             if not isinstance(error, RemoteError):
                 # The loss of a server fails the run in the map, which names the server.

@@ -7,17 +7,20 @@ import numpy as np
 import pytest
 
 from adam_async import Config, Dataset, Disk, LocalCluster, Model, RunResult, make_dataset
+from adam_async.checkpoint.checkpoint import StoredCheckpoint
 from adam_async.checkpoint.trained_model import dump_model
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import configure, run_training
 from adam_async.cluster import sync
-from adam_async.driver.preparation import unless_stopped
-from adam_async.errors import ConfigError, RunFailed
+from adam_async.driver.preparation import StartingValues, unless_stopped
+from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
 from adam_async.model import Network, mlp
 from adam_async.model.keyed_random import Dice
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.model_selection import image_size, with_outputs
+from tests.adam_async.persistence.disks import on_a_node
+from tests.worlds import inside
 
 
 async def wait_for_ever(cancelled: list[str], begun: asyncio.Event) -> None:
@@ -52,6 +55,33 @@ async def test_an_error_of_the_work_leaves_the_caller_uncancelled() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("pause_s", [100.0, 130.0])
+@inside(on_a_node)
+async def test_a_checkpoint_may_take_long_to_load_while_the_servers_take_its_shards(node, pause_s) -> None:
+    class Servers:
+        """Servers that take one of five parts after each pause."""
+
+        run_store = object()
+
+        async def wait_placed(self, _) -> "Servers":
+            return self
+
+        async def load(self, store, source, *, loaded) -> None:
+            for _ in range(5):
+                await asyncio.sleep(pause_s)
+                loaded()
+
+    servers = Servers()
+    values = StartingValues(copies=servers, readiness=servers, pool=None, note=pytest.fail)
+    checkpoint = StoredCheckpoint(manifest=None, record=None, pieces=None, states=(), source=None)
+    loading = values.load("run", Config(), None, checkpoint)
+    if pause_s < Config().waits.prepare_s:
+        await loading
+    else:
+        with pytest.raises(DeadlineExceeded, match="the servers to take up their shards"):
+            await loading
 
 
 async def test_cancelling_the_caller_cancels_the_work() -> None:
