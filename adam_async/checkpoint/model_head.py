@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from adam_async.checkpoint.names import FILE_NAME
 from adam_async.data_server.class_names import is_name
 from adam_async.errors import ConfigError, SpecError
 from adam_async.model.spec import ModelSpec
@@ -43,9 +44,10 @@ def check_head(path: Path) -> None:
 
 def cannot_read(option: str, path: Path, error: OSError) -> ConfigError:
     """Return the error for the file of a model, named by an option or argument, that cannot be read."""
-    return ConfigError(
-        f"{option} {path} cannot be read: {error.strerror or error}; name a file that `train --out` wrote"
-    )
+    cure = "name a file that `train --out` wrote"
+    if path.name == FILE_NAME:
+        cure += f"; from checkpoints `adam-async checkpoint export {path.parent} FILE` writes one"
+    return ConfigError(f"{option} {path} cannot be read: {error.strerror or error}; {cure}")
 
 
 def read_head(data: bytes, whole: int, origin: str) -> tuple[ModelSpec, tuple[str, ...]]:

@@ -47,7 +47,7 @@ from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions, check_options, find_scenarios
 from adam_async.cli.terminal import EscapingConsole, Terminal, explain, reader_left
-from adam_async.errors import ConfigError, first_cause
+from adam_async.errors import ConfigError, counted, first_cause
 from adam_async.run.addresses import own_peer, read_peers
 from adam_async.run.config import MOST_WORKERS
 from adam_async.run.image_size import read_image_size
@@ -122,7 +122,8 @@ def _missing(error: MissingArgumentError) -> str:
     assert argument is not None
     how = f"(adam-async {words} --help)"
     if error.keyword is not None:
-        return f"{words}: {error.keyword} needs a value {how}"
+        count, _ = argument.token_count()
+        return f"{words}: {error.keyword} needs {counted(count, 'value') if count > 1 else 'a value'} {how}"
     if argument.index is not None:
         return f"{words} needs {argument.name.removeprefix('--').upper()} {how}"
     address = " tcp://HOST:PORT, the address that the controller printed" * ("--controller" in argument.names)

@@ -406,7 +406,7 @@ class Driver:
         inputs = replace(self._inputs, resume=saved, init=None)
         if saved.store is None:
             assert attach is not None, "no other driver takes a run over"
-            check_options(attach.given, asked, saved.program.config, saved.manifest.title)
+            check_options(attach.given, asked, saved.program.config, saved.manifest.run)
             if inputs.spec is None and inputs.step is None and "model" in attach.given:
                 model = choose_model(
                     asked.model, data, text=inputs.model_text, init=None, layers=inputs.layers

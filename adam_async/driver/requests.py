@@ -239,7 +239,9 @@ def answer_in(cluster: ClusterMap, run: str, operator: Member) -> Answer | str |
             return f"the answer of driver {program.driver} is invalid: {error}"
     if program.over:
         return f"run {run} is over: {program.reason or program.phase}"
-    return None if cluster.driven else f"run {run} has lost its driver, {program.driver}"
+    if cluster.driven:
+        return None
+    return f"run {run} has lost its driver, {program.driver}: first take it over, with train --attach"
 
 
 def _word(operator: Member) -> str:

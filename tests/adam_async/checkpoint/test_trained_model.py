@@ -67,6 +67,10 @@ def test_a_class_without_a_name_is_called_by_its_number() -> None:
 
 
 def test_a_file_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"; from checkpoints `adam-async checkpoint export {tmp_path} FILE`"
+    ):
+        Model.load(tmp_path)
     with pytest.raises(ConfigError, match=r"gone\.safetensors cannot be read: No such file"):
         Model.load(tmp_path / "gone.safetensors")
     (tmp_path / "other").write_bytes(b"something else that is long")

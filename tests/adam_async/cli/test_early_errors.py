@@ -83,6 +83,7 @@ WRONG_WORDS: Cases = [
     ("train --epoks 3", "--epoks"),
     ("train --epochs x", "whole number"),
     ("train --data --epochs 3", "train: --data needs a value (adam-async train --help)"),
+    ("train --betas 0.9", "train: --betas needs 2 values (adam-async train --help)"),
     ("status", "status needs --controller tcp://HOST:PORT, the address that the controller printed ("),
     ("ps", "ps needs --controller tcp://HOST:PORT, the address"),
     ("worker", "worker needs --join tcp://HOST:PORT, the address"),

@@ -261,5 +261,6 @@ def test_only_live_drivers_other_than_the_asked_one_have_requests() -> None:
 def test_there_is_no_answer_from_a_lost_driver() -> None:
     cluster = ClusterMap(nodes={"driver": node("driver", live=False)}, run=run_record("run-1"))
 
-    assert answer_in(cluster, "run-1", ("operator", 5)) == "run run-1 has lost its driver, driver"
+    why = answer_in(cluster, "run-1", ("operator", 5))
+    assert why == "run run-1 has lost its driver, driver: first take it over, with train --attach"
     assert answer_in(cluster, "run-2", ("operator", 5)) == "run run-2 is no longer in the cluster map"

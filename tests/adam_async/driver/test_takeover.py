@@ -248,7 +248,9 @@ async def test_options_and_models_that_are_not_those_of_the_run_are_refused_and_
     async with cluster_of(config_of()) as cluster:
         await lose_driver(cluster)
         other = config_of(epochs=9, seed=3)
-        differ = r"these differ: epochs=9 \(there 4\), seed=3 \(there 0\); "
+        differ = (
+            r"^run driver-\S+ keeps its options, but these differ: epochs=9 \(there 4\), seed=3 \(there 0\); "
+        )
         given = ("epochs", "seed", "rate")
         await refused(cluster, ConfigError, differ, number=3, given=given, config=other)
         await refused(
