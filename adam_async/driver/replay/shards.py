@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.driver.replay.recording import Recording
+from adam_async.errors import RecordError
 from adam_async.messages import Push, of_place
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Rule
@@ -186,13 +187,18 @@ class ReplayedShards:
         self._kept.pop((shard, version), None)
 
     def tensor(self, name: str, versions: Sequence[int]) -> NDArray[Any]:
-        """Return a copy of a tensor with the given version of each shard, which is current or kept."""
+        """Return a copy of a tensor with the given version of each shard, which is current or kept.
+
+        Raises:
+            RecordError: The flags of the record's pushes count other versions than the pushes made.
+        """
         flat = np.empty(prod(self._shapes[name]), self._storage.dtype)
         for spec, version in zip(self._table.by_tensor[name], versions, strict=True):
             now = self.shards[spec.id]
-            flat[spec.start : spec.stop] = (
-                now.values if now.version == version else self._kept[spec.id, version]
-            )
+            values = now.values if now.version == version else self._kept.get((spec.id, version))
+            if values is None:
+                raise RecordError(f"the record is damaged: shard {spec.id} has no version {version} here")
+            flat[spec.start : spec.stop] = values
         return flat.reshape(self._shapes[name])
 
     def weights(self) -> Mapping[str, NDArray[Any]]:

@@ -388,6 +388,14 @@ def test_a_header_of_another_model_or_without_images_is_refused(fields, text) ->
         Replay(replace(recording, header=msgspec.structs.replace(header, **fields)), DATA)
 
 
+def test_versions_that_the_pushes_do_not_make_are_refused() -> None:
+    _, recording = simulated(3, replicas=2, servers=2, push_every=2, shard_bytes=1024)
+    recording.orders[0].skipped[0] = True  # although it was applied
+
+    with pytest.raises(RecordError, match=r"the record is damaged: shard 0 has no version \d+ here"):
+        replayed(recording)
+
+
 def test_a_group_that_its_epoch_does_not_have_is_refused() -> None:
     _, recording = simulated(1)
     recording.reads[0].numbers[-1] = 13
