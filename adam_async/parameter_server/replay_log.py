@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.messages.bounds import MOST_RANGES
+
 MAGIC = b"adamord2"
 JOINED, NOT_APPLIED, SUMMED, SKIPPED = 1, 2, 4, 8
 
@@ -182,6 +184,18 @@ class OrderLog:
         heads = [_SHARD.pack(n, 0, len(data) // _ENTRY.size) for n, data in of_shards.items()]
         head = _COUNTS.pack(len(clients), len(heads), len(steps))
         return b"".join([MAGIC, head, *clients, *heads, *of_shards.values(), steps])
+
+
+def most_read_bytes(groups: Sequence[int], *, shards: int, arrays: int) -> int:
+    """Return the maximum size of the reads of a step, in bytes; see `worker/step_reads.py`.
+
+    Args:
+        groups: Groups of the step, as in `Push.groups`; a step without groups counts as one of one group.
+        shards: Number of shards of the store.
+        arrays: Number of its arrays.
+    """
+    count = sum(groups[2::2]) - sum(groups[1::2])
+    return max(min(count, MOST_RANGES), 1) * (16 + 4 * (shards + arrays))
 
 
 def read_order_log(data: bytes) -> LogContent:

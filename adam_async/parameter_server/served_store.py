@@ -61,7 +61,7 @@ from adam_async.parameter_server.question_checks import (
     SESSION_TYPES,
     QuestionChecks,
 )
-from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.shard import Shard
@@ -421,6 +421,9 @@ class ServedStore:
             case Push():
                 if self._copy is not None and self._refuse_large(request):
                     return True
+                if body.recorded and (text := self._fault_of_reads(request, body)):
+                    request.fail("malformed", text)
+                    return True
                 finite = None
                 dtype = self._dtype_of(body.shards)
                 gradients = read_gradients(
@@ -475,6 +478,17 @@ class ServedStore:
             text = f"a push of {size} bytes; {most} are the most with {self.store.copies} copies: split it"
             request.fail("malformed", text)
         return size > most
+
+    def _fault_of_reads(self, request: Request, push: Push) -> str:
+        """Return why the log cannot have the reads of a push; empty if it can."""
+        if self.state.bundle.log is None:
+            return f"a Push with reads, and store {self.store.id} is not recorded"
+        most = most_read_bytes(push.groups, shards=len(self._specs), arrays=self.store.arrays)
+        tensors = request.message.tensors
+        # One piece of the loop's work copies them into the log.
+        if tensors and tensors[-1].nbytes > most:
+            return f"reads of {tensors[-1].nbytes} bytes, and those of its groups have at most {most}"
+        return ""
 
     def _dtype_of(self, numbers: Sequence[int]) -> np.dtype[Any]:
         """Return the type of the first shard of a push; a push of no known shard is refused later."""

@@ -42,12 +42,13 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
+from adam_async.messages.bounds import MOST_RANGES
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import apply, piece_states, service, shard_group
 from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.events import EpochBegan, ReplicasChanged
-from adam_async.parameter_server.replay_log import read_order_log
+from adam_async.parameter_server.replay_log import most_read_bytes, read_order_log
 from adam_async.parameter_server.served_store import ServedStore
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.run.cluster_map import NodeRecord
@@ -56,6 +57,7 @@ from adam_async.run.partition import arrays_of
 from adam_async.run.store_record import served_word
 from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
+from adam_async.worker.step_reads import reads_type
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from tests.simulation.scenarios.valid_messages import fields_of
@@ -564,6 +566,27 @@ async def test_the_log_of_a_bundle_is_read_in_pieces(network):
         for found in log.entries.values():
             assert found["clock"].tolist() == [1, 2]
         assert [(step.clock, step.reads) for step in log.steps] == [(1, b"reads"), (2, b"reads")]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_reads_beyond_the_groups_of_a_step_or_without_a_record_are_refused(network):
+    async with servers_of(NETWORKS[network](), record=True) as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        delta = np.ones(bias.size, np.float32)
+        shards, arrays = len(servers.table.shards), len(servers.table.by_tensor)
+        most = reads_type(shards, arrays).itemsize
+        assert most == most_read_bytes((), shards=shards, arrays=arrays)
+        assert 3 * most == most_read_bytes((1, 4, 6, 9, 10), shards=shards, arrays=arrays)
+        assert MOST_RANGES * most == most_read_bytes((1, 0, 1 << 32), shards=shards, arrays=arrays)
+        push = push_of(servers, [bias.id], recorded=True)
+        long = pack(push, [delta, np.zeros(most + 1, np.uint8)])
+        await refused(link, long, "malformed", f"reads of {most + 1} bytes, and those of its groups have at")
+        answer = await link.call(pack(push, [delta, np.zeros(most, np.uint8)]), timeout_s=50.0)
+        assert unpack(answer, Pushed).versions == 1
+    async with servers_of(NETWORKS[network]()) as servers, talk(servers) as link:
+        push = push_of(servers, [bias.id], recorded=True)
+        text = "a Push with reads, and store run is not recorded"
+        await refused(link, pack(push, [delta, READS]), "malformed", text)
 
 
 async def test_a_server_without_a_record_refuses_to_send_one():
