@@ -105,8 +105,9 @@ class Driver:
         self._identity = settings.identity
         self._asked = self.config = config_of(config, inputs)
         self._inputs = _resuming(inputs)
-        self._given = self._inputs, self._asked
-        """Inputs and options of the first run."""
+        self._given: tuple[RunInputs, Config] | None = (self._inputs, self._asked)
+        """Inputs and options of the first run; None once it has begun to train. A call of `train` until then
+        looks for the same run."""
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._endpoint = Endpoint(settings.network, self._identity, self._traffic)
@@ -146,8 +147,6 @@ class Driver:
         self._run = ""
         """Id of the run that was submitted or taken over last."""
         self._runs = 0
-        self._has_begun = False
-        """Whether a run of this driver has begun to train; earlier calls of `train` look for the same run."""
         self._training = False
         self._stopping = asyncio.Event()
         self._training_run: TrainingRun | None = None
@@ -302,7 +301,7 @@ class Driver:
     async def _train(self, on_epoch: OnEpoch | None) -> RunResult:
         self._events.begin(anew=self._runs > 0)
         self._training_run = self._recorder = None
-        if self._runs and not self._has_begun:
+        if self._runs and self._given is not None:
             self._inputs, self._asked = self._given
             self._take_options(self._asked)
         self._runs += 1
@@ -321,7 +320,7 @@ class Driver:
                 in_flight = await unless_stopped(self._readiness.wait_for_workers(), self._stopping)
                 program, cluster = await unless_stopped(self._begin(prepared, in_flight), self._stopping)
             assert self._record is not None, "the run has begun"
-            self._has_begun = True
+            self._given = None
             training = self._training_run = TrainingRun(
                 self._parts,
                 program=program,
@@ -368,11 +367,11 @@ class Driver:
         attach, on_disks = self._inputs.attach, self._inputs.on_disks
         if self._inputs.replace:
             return None
-        if attach is not None and not self._has_begun and self.map.in_progress:
+        if attach is not None and self._given is not None and self.map.in_progress:
             if (run := run_to_take(self.map, attach)) is not None:
                 return run_in(self.map, run)
         check_none_waits(self.map)
-        if self._has_begun:
+        if self._given is None:
             return None
         cluster = await self._readiness.wait_for_servers()
         if on_disks:
