@@ -90,7 +90,7 @@ async def test_a_last_checkpoint_that_failed_is_no_success_unless_that_was_asked
     options = {"checkpoint": tmp_path / "c", "checkpoint_misses": misses}
     if misses:
         with pytest.raises(
-            RunFailed, match=r"the last checkpoint is missing: checkpoint-0001-\d+ could not be"
+            RunFailed, match="the last checkpoint is missing: a checkpoint could not be written"
         ):
             await trained(monkeypatch, {}, **options)
     else:

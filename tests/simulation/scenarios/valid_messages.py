@@ -23,6 +23,7 @@ from adam_async.controller.learned_map import StoresReport
 from adam_async.data_server.staging.plan import File
 from adam_async.model.rules import Sgd
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.map_changes import Change
 from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays
 from adam_async.run.training_program import ProgramRecord
@@ -304,7 +305,7 @@ def _with_a_record(facts: Facts) -> list[Example]:
     numbered = {"session": facts.map_session, "number": facts.map_number}
     node = valid(NodeRecord, known)
     run = valid(ProgramRecord, known, id=facts.run, blob=b"\x80", terms={"epochs": 1})
-    shares, result = {"0": (0, 8)}, {"loss": 1.0}
+    shares, result = {"0": (0, 8)}, EpochCounts(loss=1.0)
     epoch = valid(EpochRecord, known, number=facts.epoch, groups=8, shares=shares, result=result)
     (piece,) = cut_arrays(facts.store, [ArrayRecord("w", (4,))])
     made = {"id": facts.store, "creator": facts.node, "rules": (Sgd(rate=0.1),)}
