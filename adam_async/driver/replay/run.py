@@ -40,6 +40,10 @@ from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.user_code import NamedStep, check_named, functions_for
 from adam_async.worker.push_plan import plan_pushes
 
+ORDERS_KEPT = 8
+"""Maximum number of epochs whose orders of images are in memory: the workers of a run are in few epochs at a
+time, and a forged record may have each group in another epoch."""
+
 
 class ReplayDiffers(RunFailed):
     """The results differ from those of the run: another data set, library or processor, or a defect."""
@@ -223,6 +227,8 @@ class Replay:
         """Return images and labels of a group."""
         order = self._orders.get(epoch)
         if order is None:
+            if len(self._orders) == ORDERS_KEPT:
+                del self._orders[next(iter(self._orders))]
             skipped = [before.skipped_groups for before in self.header.epochs[: epoch - 1]]
             order = self._orders[epoch] = self._epoch_orders.order(epoch, skipped)
         if number >= order.num_groups:

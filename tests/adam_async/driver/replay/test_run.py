@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adam_async.controller.role import Role
 from adam_async.driver.replay.decode import make_recording, read_recording
 from adam_async.driver.replay.recording import RecordedEpoch, Recording
-from adam_async.driver.replay.run import Replay, ReplayDiffers
+from adam_async.driver.replay.run import ORDERS_KEPT, Replay, ReplayDiffers
 from adam_async.errors import ConfigError, RecordError
 from adam_async.model.named import digits
 from adam_async.model.spec import LayerSpec, ModelSpec
@@ -394,6 +394,15 @@ def test_versions_that_the_pushes_do_not_make_are_refused() -> None:
 
     with pytest.raises(RecordError, match=r"the record is damaged: shard 0 has no version \d+ here"):
         replayed(recording)
+
+
+def test_groups_of_many_epochs_take_the_memory_of_few() -> None:
+    _, recording = simulated(1)
+    groups = len(recording.reads[0].epochs)
+    recording.reads[0].epochs[:] = range(1, groups + 1)
+
+    assert groups > ORDERS_KEPT
+    assert len(replayed(recording)._orders) == ORDERS_KEPT
 
 
 def test_a_group_that_its_epoch_does_not_have_is_refused() -> None:
