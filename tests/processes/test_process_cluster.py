@@ -159,9 +159,11 @@ def test_children_end_when_their_parent_is_killed() -> None:
             all_end(PATIENCE_S)
 
 
-def test_a_role_that_cannot_start_ends_the_command_with_its_own_code() -> None:
-    output = run("train", "--processes", "--data", "/no/such/folder", code=3)
-    assert "adam-async: data-0 died: /no/such/folder does not exist" in output
+def test_a_role_that_cannot_start_ends_the_command_with_its_own_code(tmp_path: Path) -> None:
+    file = tmp_path / "damaged.npz"
+    file.write_bytes(b"damaged")
+    output = run("train", "--processes", "--data", str(file), code=3)
+    assert f"adam-async: data-0 died: {file} is not an .npz archive" in output
     assert "Traceback" not in output
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from adam_async.driver.replay.record_head import MAGIC
 from tests.processes.commands import run
 
 pytestmark = pytest.mark.processes
@@ -21,6 +22,8 @@ def test_a_run_of_processes_is_replayed_to_the_same_file(tmp_path: Path, push_ev
     assert Path(first, "model.safetensors").read_bytes() == Path(again, "model.safetensors").read_bytes()
 
 
-def test_options_of_the_record_cannot_be_given_again() -> None:
-    output = run("train", "--replay", "run.record", "--epochs", "3", code=2)
+def test_options_of_the_record_cannot_be_given_again(tmp_path: Path) -> None:
+    file = tmp_path / "run.record"
+    file.write_bytes(MAGIC)
+    output = run("train", "--replay", str(file), "--epochs", "3", code=2)
     assert output == "adam-async: --replay takes these options from the record: leave out --epochs\n"
