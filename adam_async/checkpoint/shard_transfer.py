@@ -177,6 +177,7 @@ class ShardCopies:
             left.setdefault(name.home, deque()).append(name)
 
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
+            """Read the pieces that one bundle has left; after a broken link go on with the same piece."""
             names = left[pieces.home_of(shards[0])]
             while names:
                 specs = pieces.specs[names[0]]

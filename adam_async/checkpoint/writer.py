@@ -139,6 +139,7 @@ class Checkpointer:
         room_s = self._config.waits.answer_s / 2 if is_kept else None
 
         async def put(name: StateName, bundle: Bundle) -> None:
+            """Pass a piece to the disk, and its values to the evaluation; give up on a disk that is stuck."""
             if values is not None:
                 for shard in bundle.shards.values():
                     values.take(shard)

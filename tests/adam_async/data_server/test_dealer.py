@@ -509,14 +509,23 @@ async def test_a_dealer_reads_no_sets_before_all_workers_have_told_what_they_hol
         await party.result()
 
 
+async def begin_reading(party):
+    """Lose the dealer in the middle of an epoch, and hold the questions of the next one for sets.
+
+    Returns what answers a question, and the questions.
+    """
+    await party.train()
+    await until(lambda: party.finished >= GROUPS // 4)
+    asked = []
+    answer, party._send_sets = party._send_sets, asked.append
+    await party.end(party.dealer)
+    await until(lambda: asked)
+    return answer, asked
+
+
 async def test_a_replica_that_is_lost_while_a_dealer_begins_costs_no_group(network):
     async with party_of(network, 2) as party:
-        await party.train()
-        await until(lambda: party.finished >= GROUPS // 4)
-        asked = []
-        answer, party._send_sets = party._send_sets, asked.append
-        await party.end(party.dealer)
-        await until(lambda: asked)
+        answer, asked = await begin_reading(party)
         lost = party.workers[1].member.member[0]
         await party.driver.report_death(lost)
         await until(lambda: party.map.live_replicas() == (0,))
@@ -547,13 +556,7 @@ async def test_a_reading_waits_for_a_bundle_without_an_answer(network):
 
 async def test_a_dealer_that_is_lost_while_it_reads_leaves_no_trace(network):
     async with party_of(network, 3) as party:
-        await party.train()
-        await until(lambda: party.finished >= GROUPS // 4)
-        asked = []
-        answer, party._send_sets = party._send_sets, asked.append
-        await party.end(party.dealer)
-        await until(lambda: asked)
-        party._send_sets = answer
+        party._send_sets, _ = await begin_reading(party)
         await party.end(party.dealer)
         await party.result()
         assert party.map.dealer.term == 3
