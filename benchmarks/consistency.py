@@ -49,8 +49,9 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
+from adam_async.run.counts import ServerCounts
 from adam_async.run.learning_rate import default_rate
-from adam_async.run.series import add_up, waits_of
+from adam_async.run.series import add_up, waited_s
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.pacing import Order, Pacer, cpu_seconds, duties, stalls
@@ -166,16 +167,16 @@ async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
 
 def found(run: Run, result: RunResult, config: Config, cpu_s: tuple[float, ...]) -> Found:
     """Return the measured rates of a run."""
-    counted = result.statistics
-    waits = [waits_of(node, values) for node, values in counted.items()]
+    counted = result.statistics.values()
+    servers = [each for each in counted if isinstance(each, ServerCounts)]
     early = [sample for sample in result.series if 0 < sample.s <= run.first_s]
     (epoch,) = result.epochs
     return Found(
         images_per_s=epoch.images_per_s,
         first_images_per_s=early[-1].images / early[-1].s if early else None,
         test_accuracy=epoch.test_accuracy,
-        staleness_mean=round(add_up(each.get("staleness", {}) for each in counted.values()).mean, 2),
-        clock_wait_s=round(sum(each.clock_wait_s for each in waits if each is not None), 2),
+        staleness_mean=round(add_up(each.staleness for each in servers).mean, 2),
+        clock_wait_s=round(waited_s(counted)[2], 2),
         cpu_s=cpu_s,
         rate=config.rate,
     )

@@ -45,6 +45,7 @@ from adam_async.cluster.networks import cluster_network
 from adam_async.controller.map_client import MapClient
 from adam_async.messages import GetStatistics, pack, read_text_tensor
 from adam_async.run.config import Waits
+from adam_async.run.counts import ControllerCounts
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.machine import usable_cores
 from adam_async.runtime.traffic import Traffic
@@ -118,7 +119,7 @@ class Controllers:
             link = await network.dial(address, Identity(role="driver", node="benchmark", incarnation=1))
             try:
                 answer = await link.call(pack(GetStatistics(run="")), timeout_s=WAITS.call_s)
-                found.append(read_text_tensor(answer, dict[str, Any], 1 << 20)["controllers"]["term"])
+                found.append(read_text_tensor(answer, ControllerCounts, 1 << 20).term)
             finally:
                 link.abort()
         return found

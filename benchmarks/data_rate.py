@@ -31,8 +31,8 @@ from typing import Any
 import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
-from adam_async.data_server.client import DataClientStatistics
 from adam_async.data_server.dataset import Dataset
+from adam_async.run.counts import FetchCounts
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.worker.service import ModelWorker
 
@@ -60,7 +60,7 @@ async def train(model: str, way: str, epochs: int, dataset: Dataset, host: str) 
 def blocked_fetches(worker: ModelWorker) -> int:
     """Return the number of times that a worker has waited for input."""
     counts = worker.statistics().data
-    assert isinstance(counts, DataClientStatistics)  # unset before the first training
+    assert isinstance(counts, FetchCounts)  # unset before the first training
     return counts.blocked_fetches
 
 

@@ -57,6 +57,7 @@ from adam_async.model import Network as NeuralNetwork
 from adam_async.model import named_model
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import Halo, vertical_plan
+from adam_async.run.counts import ServerCounts
 from adam_async.run.series import add_up
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from benchmarks.in_flight_plot import picture
@@ -340,7 +341,9 @@ async def accuracy(
         LocalCluster(config, dataset=dataset, network=network, address="local://") as cluster,
     ):
         result = await cluster.train()
-    staleness = add_up(values.get("staleness", {}) for values in result.statistics.values())
+    staleness = add_up(
+        each.staleness for each in result.statistics.values() if isinstance(each, ServerCounts)
+    )
     return {
         "case": f"{images} images per group, {in_flight} in flight, {delay_ms:g} ms: accuracy after 3 epochs",
         "ours": result.test_accuracy,

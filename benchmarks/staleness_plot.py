@@ -29,6 +29,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, load_dataset
 from adam_async.data_server.dataset import Dataset
+from adam_async.run.counts import ServerCounts
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.series import add_up
 from adam_async.runtime.kernel_cache import use_kernel_cache
@@ -71,7 +72,9 @@ async def once(
     )
     async with LocalCluster(config, dataset=dataset) as cluster:
         result = await cluster.train()
-    staleness = add_up(values.get("staleness", {}) for values in result.statistics.values())
+    staleness = add_up(
+        each.staleness for each in result.statistics.values() if isinstance(each, ServerCounts)
+    )
     found = {
         "arm": arm,
         "replicas": replicas,

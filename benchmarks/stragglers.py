@@ -31,6 +31,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.data_server.dataset import Dataset
+from adam_async.run.counts import WorkerCounts
 from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.runtime.machine import usable_cores
 
@@ -112,9 +113,9 @@ def computing(run: RunResult) -> list[float]:
     """Return the share of time in which each worker computed, without the pauses of its pace."""
     train_s = sum(epoch.train_s for epoch in run.epochs)
     return [
-        round(counts["pool"]["busy_s"] / train_s, 3)
+        round(counts.pool.busy_s / train_s, 3)
         for _, counts in sorted(run.statistics.items())
-        if counts["role"] == "worker"
+        if isinstance(counts, WorkerCounts) and counts.pool is not None
     ]
 
 

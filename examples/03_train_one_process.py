@@ -10,6 +10,7 @@ import sys
 import uvloop
 
 from adam_async import Config, Disk, EpochResult, LocalCluster, RunResult, load_dataset
+from adam_async.run.counts import ServerCounts
 from adam_async.runtime.kernel_cache import user_cache
 
 
@@ -30,13 +31,10 @@ async def main(source: str = "digits", *, epochs: int = 5) -> RunResult:
     async with LocalCluster(config, dataset=dataset) as cluster:
         result = await cluster.train(show)
 
-    pushes = sum(sum(ps["staleness"].values()) for ps in statistics(result, "ps"))
+    servers = [counts for counts in result.statistics.values() if isinstance(counts, ServerCounts)]
+    pushes = sum(sum(ps.staleness.values()) for ps in servers)
     print(f"{len(result.weights)} tensors, {pushes} shard updates applied")
     return result
-
-
-def statistics(result: RunResult, role: str) -> list[dict[str, dict[str, int]]]:
-    return [counts for counts in result.statistics.values() if counts["role"] == role]
 
 
 if __name__ == "__main__":

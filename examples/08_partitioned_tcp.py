@@ -14,6 +14,7 @@ import uvloop
 
 from adam_async import Config, Disk, LocalCluster, RunResult, load_dataset
 from adam_async.messages import role_table
+from adam_async.run.counts import WorkerCounts
 from adam_async.runtime.kernel_cache import user_cache
 from transport import TcpNetwork
 
@@ -29,12 +30,13 @@ async def main(source: str = "digits", *, epochs: int = 3) -> RunResult:
         result = await cluster.train(print)
     for name in ("worker-0", "worker-1"):
         counted = result.statistics[name]
-        for sent in counted["traffic"]:
-            if sent["type"] == "Blocks":
-                size = sent["payload_bytes"] + sent["frame_bytes"]
-                print(f"{sent['from']} -> {sent['to']}: {sent['messages']} messages of blocks, {size} bytes")
-        for other, talk in counted["neighbours"].items():
-            print(f"{name} has {talk['blocks_received']} tensors from {other}")
+        assert isinstance(counted, WorkerCounts)
+        for sent in counted.sent:
+            if sent.type == "Blocks":
+                size = sent.payload_bytes + sent.frame_bytes
+                print(f"{sent.sender} -> {sent.receiver}: {sent.messages} messages of blocks, {size} bytes")
+        for other, talk in counted.neighbours.items():
+            print(f"{name} has {talk.blocks_received} tensors from {other}")
     return result
 
 

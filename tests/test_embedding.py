@@ -28,6 +28,7 @@ from adam_async import (
     make_dataset,
     synthetic,
 )
+from adam_async.run.counts import ServerCounts
 from tests.adam_async.cluster.test_sync import bars
 from tests.adam_async.runs import until
 
@@ -104,8 +105,8 @@ async def test_a_cluster_trains_one_run_after_the_other_each_from_the_beginning(
 
     for run in runs:
         assert [(epoch.epoch, epoch.images) for epoch in run.epochs] == [(1, 64), (2, 64)]
-        servers = [counts for counts in run.statistics.values() if counts["role"] == "ps"]
-        pushes = [version for server in servers for version in server["versions"].values()]
+        servers = [counts for counts in run.statistics.values() if isinstance(counts, ServerCounts)]
+        pushes = [version for server in servers for version in server.versions.values()]
         assert set(pushes) == {2 * 64 // config.images_per_group}
         for name, values in runs[0].weights.items():
             np.testing.assert_array_equal(run.weights[name], values)

@@ -18,6 +18,7 @@ from adam_async.report.report import Report
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
+from adam_async.run.series import waited_s
 from adam_async.run.step_model import RunModel, StepModel
 
 if TYPE_CHECKING:
@@ -302,15 +303,13 @@ def why_not_one(report: Report, efficiency: float) -> str:
     """
     if efficiency > 1:
         return "above 1, so the machine was busier with other things while the kernels ran alone"
-    waited_s = sum(waits.admission_wait_s for waits in report.waits)
-    blocked_s = sum(waits.blocked_s for waits in report.waits)
-    clock_s = sum(waits.clock_wait_s for waits in report.waits)
+    servers_s, images_s, clock_s = waited_s(report.workers)
     others = f", {clock_s:.1f} s for the clocks of others" if clock_s else ""
     share = busy_share(report)
     speed = min(efficiency / share, 1.0) if share else 0.0
     return (
-        f"threads computed {share:.0%} of the time (workers waited {waited_s:.1f} s for servers, "
-        f"{blocked_s:.1f} s for images{others}), at {speed:.0%} of that speed, because updates and messages "
+        f"threads computed {share:.0%} of the time (workers waited {servers_s:.1f} s for servers, "
+        f"{images_s:.1f} s for images{others}), at {speed:.0%} of that speed, because updates and messages "
         f"need the same {report.machine.cores} cores"
     )
 

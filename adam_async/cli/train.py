@@ -59,7 +59,7 @@ from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed, first_cause
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import Report, build_report, without_invalid, write
+from adam_async.report.report import Report, build_report, write
 from adam_async.run.addresses import addresses_in, check_addresses
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import Config
@@ -371,9 +371,6 @@ def _report(
     baseline: Baseline | None,
     ended: str = "finished",
 ) -> Report:
-    result, news = without_invalid(result)
-    for line in news:
-        terminal.notice(line)
     return build_report(
         result,
         config=driver.config,

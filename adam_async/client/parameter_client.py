@@ -10,40 +10,19 @@ Requests never wait; `admit` waits while a bundle has as many unanswered pushes 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from adam_async.client.connection import MAX_UNACKNOWLEDGED, BundleConnection
 from adam_async.client.session import SessionIdentity
 from adam_async.errors import ShardUnavailable
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.counts import PushCounts
 from adam_async.run.primary import lacks_copies, primary_of
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
 from transport import LocalNetwork
 
-__all__ = ["ClientStatistics", "ParameterClient", "SessionIdentity"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientStatistics:
-    """Counts of a client over all its bundles."""
-
-    primaries: dict[str, str]
-    """Primary of each bundle, by the bundle's home; empty text while there is none."""
-    moves: int
-    """Number of times that the primary of a bundle moved."""
-    numbers: dict[str, int]
-    """Number of the last push to each shard; a client numbers its pushes to a shard from 1."""
-    unanswered: int
-    """Number of pushes without an acknowledgement."""
-    acknowledged: int
-    duplicates: int
-    refused: int
-    resent: int
-    reconnects: int
-    admission_waits: int
-    admission_wait_s: float
+__all__ = ["ParameterClient", "PushCounts", "SessionIdentity"]
 
 
 class ParameterClient:
@@ -175,11 +154,11 @@ class ParameterClient:
                     text = f"answers of {connection}{connection.refusal}"
                     raise ShardUnavailable(text, self._waits.patience_s) from None
 
-    def statistics(self) -> ClientStatistics:
+    def statistics(self) -> PushCounts:
         """Return the counts of acknowledgements, repetitions and waits."""
         sessions = self.connections.values()
         counts = [session.counts for session in sessions]
-        return ClientStatistics(
+        return PushCounts(
             primaries={
                 home: connection.primary.node if connection.primary is not None else ""
                 for home, connection in self.connections.items()

@@ -28,5 +28,5 @@ by the rules in `state.py`. The leader then answers the request, and the watches
     map_client.py                 numbered requests (compare-and-set), repeated over all links and leaders
     leader_connection.py          search for the leader, and for the next one after its loss
     role.py                       the base class of all roles: listener, membership, tasks, statistics
-    status_log.py, statistics.py  log lines about the group and the map; counts for reports
+    status_log.py                 log lines about the group and the map
 """

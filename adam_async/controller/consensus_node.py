@@ -63,12 +63,12 @@ from adam_async.controller.replicated_state import (
     first_state,
 )
 from adam_async.controller.stall_aware_clock import CoreClock
-from adam_async.controller.statistics import GroupStatistics
 from adam_async.controller.status_log import StatusLog
 from adam_async.errors import ConfigError
 from adam_async.messages import Introduced
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.counts import ControllerCounts
 from adam_async.runtime import fault_points
 from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.clock import Timer, system_entropy
@@ -273,12 +273,12 @@ class ConsensusNode:
             raise RemoteProtocolError(error.rule, f"{name}: {error.detail}") from None
         self._status_log.heard(name)
 
-    def statistics(self) -> GroupStatistics:
+    def statistics(self) -> ControllerCounts:
         """Return this controller's position in its group."""
         core = self._core
         if core is None:
-            return GroupStatistics(group="", role="founding")
-        return GroupStatistics(
+            return ControllerCounts()
+        return ControllerCounts(
             group=self._state.group,
             role=core.role.value,
             term=core.term,

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from adam_async.controller.client import Membership
 from adam_async.messages import (
     Body,
@@ -31,14 +33,15 @@ from adam_async.messages import (
 )
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.counts import Counts
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline, answer_profile
-from adam_async.runtime.traffic import CommonStatistics, Traffic
+from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, LocalProtocolError, Message, Network, ProtocolError, Request
 
-_Counts = TypeVar("_Counts", bound=CommonStatistics)
+_Counts = TypeVar("_Counts", bound=Counts)
 
 STATISTICS_BYTES = 1 << 20
 """Memory that a role reserves in advance for an answer with statistics, in bytes."""
@@ -225,7 +228,7 @@ class Role:
         """Answer with the statistics of the role."""
         reply_when_room(request, STATISTICS_BYTES, lambda: self._pack_statistics(self.statistics()))
 
-    def _pack_statistics(self, statistics: CommonStatistics) -> Message:
+    def _pack_statistics(self, statistics: Counts) -> Message:
         sender = Statistics(node=self._identity.node, role=self._identity.role)
         return pack(sender, [text_tensor(statistics)])
 
@@ -233,15 +236,16 @@ class Role:
         """Answer a request, at once or later; a `ProtocolError` refuses it as malformed."""
         request.fail("unexpected", f"{self._identity.node} does not answer {request.message.type}")
 
-    def statistics(self) -> CommonStatistics:
+    def statistics(self) -> Counts:
         """Return the traffic of each link, and facts of the process such as its peak memory."""
-        return self._with_common(CommonStatistics())
+        return self._with_common(Counts())
 
     def _with_common(self, counts: _Counts) -> _Counts:
         """Fill in the statistics that every role has."""
-        counts.traffic = self._traffic.rows()
-        counts.process = self.process_memory()
-        return counts
+        process = msgspec.structs.asdict(self.process_memory())
+        return msgspec.structs.replace(
+            counts, node=self._identity.node, traffic=self._traffic.rows(), **process
+        )
 
 
 def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) -> None:

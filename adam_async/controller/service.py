@@ -42,7 +42,6 @@ from adam_async.controller.replicated_state import (
     Set,
 )
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
-from adam_async.controller.statistics import ControllerStatistics
 from adam_async.controller.status_log import report_changes, report_learned
 from adam_async.messages import (
     LEARNING,
@@ -66,6 +65,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.counts import ControllerCounts
 from adam_async.runtime import fault_points
 from adam_async.runtime.channel import wait_set
 from adam_async.runtime.clock import Clock, Timer
@@ -504,11 +504,11 @@ class Controller(Role):
             _, name, number = incarnation
             self.group.propose(("lost", name), Lost(name, number))
 
-    def statistics(self) -> ControllerStatistics:
+    def statistics(self) -> ControllerCounts:
         """Return the version of the map, the group, the traffic of each link, and facts of the process."""
-        return self._with_common(
-            ControllerStatistics(version=self.map.version, controllers=self.group.statistics())
-        )
+        counts = self.group.statistics()
+        counts.version = self.map.version
+        return self._with_common(counts)
 
     def __repr__(self) -> str:
         return f"<Controller {self._identity.node} at {self.address} map v{self.map.version}>"

@@ -33,5 +33,4 @@ sends them, and `group_producer.py` makes them.
     client.py                       worker's side: leases and groups ahead, reports
     group_reader.py                 worker's side: images from one data server, or another after a loss
     standalone.py                   a data host outside any cluster, which serves several clusters
-    statistics.py                   counts for reports
 """

@@ -40,6 +40,7 @@ from adam_async.messages import (
     unpack,
 )
 from adam_async.run.config import Waits
+from adam_async.run.counts import FetchCounts
 from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import DialFailed, Link, LocalProtocolError, RemoteProtocolError, TransportError
@@ -62,15 +63,6 @@ class ImageGroup:
     """Minimum clock at which the group begins; 0 if the server sent none."""
     sync_clock: int = 0
     """Sync clock of all replicas before the group; 0 if the server sent none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataClientStatistics:
-    """Counts of groups, and of waits for them."""
-
-    groups: int
-    blocked_fetches: int
-    blocked_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,9 +386,9 @@ class DataClient:
         """Whether reports are due at once: the replica has no more groups, or the client has none left."""
         return self._last or not self._groups
 
-    def statistics(self) -> DataClientStatistics:
+    def statistics(self) -> FetchCounts:
         """Return the counts of groups, and of waits for them."""
-        return DataClientStatistics(
+        return FetchCounts(
             groups=self._received - len(self._groups),
             blocked_fetches=self._blocked_fetches,
             blocked_s=self._blocked_s,

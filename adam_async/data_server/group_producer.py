@@ -21,7 +21,6 @@ from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
 from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
 from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.run_memory import check_cache, check_run_memory
-from adam_async.data_server.statistics import CacheStatistics, TransformStatistics
 from adam_async.data_server.transforms.pipeline import first_kernels
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
@@ -29,6 +28,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.config import Config
+from adam_async.run.counts import CacheCounts, TransformCounts
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.user_code import check_allowed
@@ -455,13 +455,13 @@ class GroupProducer:
             self._want(group_cache, wanted.numbers)
         group_cache.evict({block for wanted in self._wanted for block in group_cache.blocks(wanted.numbers)})
 
-    def statistics(self) -> TransformStatistics | None:
+    def statistics(self) -> TransformCounts | None:
         """Return the statistics of the thread that transforms; None without transforms."""
         if self._recipe is None or self._pool is None:
             return None
-        return TransformStatistics(late_answers=self._late, pool=self._pool.statistics())
+        return TransformCounts(late_answers=self._late, pool=self._pool.statistics())
 
-    def cache_statistics(self) -> CacheStatistics | None:
+    def cache_statistics(self) -> CacheCounts | None:
         """Return the statistics of the memory of images and groups; None before the first run."""
         if self._limits is None:
             return None
@@ -470,7 +470,7 @@ class GroupProducer:
         else:
             size = self._held_bytes
             count = len(self._dataset.train_labels) if size else 0
-            counts = CacheStatistics(resident_images=count, resident_bytes=size)
+            counts = CacheCounts(resident_images=count, resident_bytes=size)
         evicted = self._group_cache.evicted if self._group_cache is not None else 0
         counts.budget_bytes = self._limits.size_bytes
         counts.block_bytes = self._memory.bytes

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import StoredImages
 from adam_async.data_server.sources.file_ranges import Scratch
-from adam_async.data_server.statistics import CacheStatistics
+from adam_async.run.counts import CacheCounts
 from adam_async.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -150,10 +150,10 @@ class CachedImages:
         if self._scratch is not None:
             self._scratch.close()
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> CacheCounts:
         """Return the number of images in memory and in the file, and how many requested images were found in
         each."""
-        return CacheStatistics(
+        return CacheCounts(
             resident_images=self._used,
             resident_bytes=self._used * self._image_bytes,
             hits=self._hits,

@@ -31,7 +31,6 @@ from adam_async.data_server.image_questions import ImageQuestions
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.questions import Questions, takers
 from adam_async.data_server.state import DataState, Effect, EpochEnded, Grant
-from adam_async.data_server.statistics import DataStatistics
 from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed
 from adam_async.messages import (
     Body,
@@ -43,6 +42,7 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import DATA_FACTS, ClusterMap, EpochRecord, failed_word
+from adam_async.run.counts import DataCounts
 from adam_async.run.epoch_counts import EpochCounts, skipped_groups
 from adam_async.run.epoch_shares import Ranges
 from adam_async.run.training_program import TrainingProgram, read_training
@@ -357,12 +357,14 @@ class DataServer(Role):
 
         await self._membership.update("epoch", end)
 
-    def statistics(self) -> DataStatistics:
+    def statistics(self) -> DataCounts:
         """Return the progress of the epoch, leases, memory and traffic."""
         counts = self.state.statistics()
         counts.skipped = self._images_in(chain.from_iterable(starmap(range, counts.skipped_groups)))
         counts.transforms = self._producer.statistics()
         counts.cache = self._producer.cache_statistics()
+        if counts.cache is not None:
+            counts.cache.name = self._identity.node
         counts.term = self._dealer.term
         return self._with_common(counts)
 

@@ -19,9 +19,9 @@ from typing import Any
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer, describe
-from adam_async.data_server.statistics import HostStatistics
 from adam_async.errors import first_cause
 from adam_async.messages import Body, Serve, Serving, pack, text_tensor
+from adam_async.run.counts import Counts
 from transport import Identity, Link, LinkClosed, Request, TransportError
 from transport.sockets import parse_tcp_address
 
@@ -29,6 +29,13 @@ logger = logging.getLogger(__name__)
 
 MOST_CLUSTERS = 32
 """Maximum number of clusters served at once; each has a thread, and prepared groups for its workers."""
+
+
+class HostCounts(Counts, kw_only=True):
+    """Counts of a data host."""
+
+    serving: dict[str, str]
+    """Addresses of the data servers, by the controllers of their clusters."""
 
 
 class DataHost(Role):
@@ -117,10 +124,10 @@ class DataHost(Role):
         finally:
             del self.serving[controller]
 
-    def statistics(self) -> HostStatistics:
+    def statistics(self) -> HostCounts:
         """Return the addresses of the data servers by controller, and the statistics of every role."""
         serving = {controller: server.address for controller, server in self.serving.items()}
-        return self._with_common(HostStatistics(serving=serving))
+        return self._with_common(HostCounts(serving=serving))
 
     def __repr__(self) -> str:
         return f"<DataHost {self._identity.node} at {self.address} serves {len(self.serving)} clusters>"

@@ -34,8 +34,8 @@ from typing import assert_never
 from adam_async.data_server.epoch import Epoch, EpochBegan, Restored, SetsRead
 from adam_async.data_server.lease_limits import LeaseLimits
 from adam_async.data_server.replica_leases import Logged, ReplicaLeases
-from adam_async.data_server.statistics import DataStatistics
 from adam_async.messages import Finished, HeldLease
+from adam_async.run.counts import DataCounts
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
 
@@ -551,10 +551,10 @@ class DataState:
         assert holders <= set(self._logs), f"replicas {holders - set(self._logs)} are lost and hold leases"
         assert all(len(lease.losses) < self._partitions for lease in epoch.leases.values())
 
-    def statistics(self) -> DataStatistics:
+    def statistics(self) -> DataCounts:
         """Return the progress of the epoch, and leases since the start of the run."""
         epoch = self._epoch
-        return DataStatistics(
+        return DataCounts(
             epoch=self.epoch,
             groups=self.groups,
             finished=epoch.finished if epoch else 0,

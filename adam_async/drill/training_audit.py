@@ -14,32 +14,10 @@ A worker's numbers end with its session. After the loss of a worker the audit is
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-import msgspec
 
 from adam_async.drill.judging import Audit, Observations
 from adam_async.run.cluster_map import ClusterMap
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class WorkerPushes(msgspec.Struct, frozen=True):
-    """Pushes of one worker, by its count."""
-
-    numbers: dict[str, Count]
-    """Number of the last push, by shard."""
-    unanswered: Count
-    acknowledged: Count
-
-
-class ServerPushes(msgspec.Struct, frozen=True):
-    """Applied pushes to the shards of one primary."""
-
-    versions: dict[str, Count]
-    """Number of applied pushes, by shard."""
-    staleness_by_replica: dict[str, dict[str, Count]]
-    refused: Count = 0
+from adam_async.run.counts import Counts, PushCounts, ServerCounts, WorkerCounts
 
 
 class WorkerSlots:
@@ -72,9 +50,7 @@ class WorkerSlots:
                 self.replaced.append(name)
 
 
-def audit_run(
-    statistics: Mapping[str, Mapping[str, Any]], slots: WorkerSlots, name: str, seen: Observations
-) -> None:
+def audit_run(statistics: Mapping[str, Counts], slots: WorkerSlots, name: str, seen: Observations) -> None:
     """Add the audit of a run to the observations of a drill.
 
     Args:
@@ -82,15 +58,12 @@ def audit_run(
         name: The run, in words.
     """
     gaps = [f"{worker} had several sessions" for worker in slots.replaced]
-    workers, servers = dict[str, WorkerPushes](), dict[str, ServerPushes]()
-    for node, values in statistics.items():
-        try:
-            if node in slots.replicas and values.get("parameters"):
-                workers[node] = msgspec.convert(values["parameters"], WorkerPushes)
-            elif values.get("role") == "ps" and values.get("versions"):
-                servers[node] = msgspec.convert(values, ServerPushes)
-        except msgspec.ValidationError as error:
-            gaps.append(f"{node} sent invalid counts: {error}")
+    workers, servers = dict[str, PushCounts](), dict[str, ServerCounts]()
+    for node, counts in statistics.items():
+        if isinstance(counts, ServerCounts) and counts.versions:
+            servers[node] = counts
+        elif isinstance(counts, WorkerCounts) and counts.parameters is not None and node in slots.replicas:
+            workers[node] = counts.parameters
     gaps += [f"{worker} did not report its pushes" for worker in slots.replicas if worker not in workers]
     reported = Counter(shard for server in servers.values() for shard in server.versions)
     wanted = sorted({shard for worker in workers.values() for shard in worker.numbers})
@@ -110,7 +83,7 @@ def audit_run(
 
 
 def compare(
-    workers: Mapping[str, WorkerPushes], servers: Mapping[str, ServerPushes], replicas: Mapping[str, str]
+    workers: Mapping[str, PushCounts], servers: Mapping[str, ServerCounts], replicas: Mapping[str, str]
 ) -> tuple[Audit, list[str]]:
     """Compare the counts of workers and servers; return the audit, and its differences if a push is lost or
     doubled.
@@ -126,8 +99,8 @@ def compare(
     applied, applied_by = Counter[str](), Counter[str]()
     for server in servers.values():
         applied.update(server.versions)
-        for replica, row in server.staleness_by_replica.items():
-            applied_by[replica] += sum(row.values())
+        for replica, client in server.clients.items():
+            applied_by[replica] += sum(client.staleness.values())
     refused = sum(server.refused for server in servers.values())
     by_shard = _differences(sent, applied, dict.fromkeys(sent, unanswered), refused)
     by_replica = _differences(sent_by, applied_by, open_by, refused)

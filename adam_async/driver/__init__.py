@@ -25,7 +25,6 @@ Files, in reading order:
     epoch_checkpoints.py             checkpoints within an epoch, without a pause of the training
 
     role_counts.py, role_queries.py  questions to roles: counts, profiles, logs for a replay
-    count_types.py                   counts of roles, checked because the driver trusts no role
     events.py                        deaths, returns, successors, moved primaries, lack of copies; notices
     requests.py                      an operator's `logs`, `scale` and `stop`, by way of the map
     status.py                        state of a cluster: roles, run, copies, lag of each replica

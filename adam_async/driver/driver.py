@@ -63,6 +63,7 @@ from adam_async.model.named import PHOTO
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
+from adam_async.run.counts import Counts
 from adam_async.run.epoch_counts import EpochCounts, newest_and_best
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
@@ -78,7 +79,7 @@ from adam_async.run.stragglers import describe
 from adam_async.run.training_program import ProgramRecord, TrainingProgram, program_prefix
 from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import available_bytes
-from adam_async.runtime.traffic import CommonStatistics, Traffic
+from adam_async.runtime.traffic import Traffic
 from transport import LocalNetwork
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
@@ -686,9 +687,9 @@ class Driver:
 
     # --- counts and events -------------------------------------------------------------------
 
-    def _own_statistics(self) -> dict[str, Any]:
-        counts = CommonStatistics(traffic=self._traffic.rows(), process=self._settings.process_memory())
-        return {"role": "driver", **msgspec.to_builtins(counts)}
+    def _own_statistics(self) -> Counts:
+        process = msgspec.structs.asdict(self._settings.process_memory())
+        return Counts(node=self._identity.node, traffic=self._traffic.rows(), **process)
 
     async def gather_profile(self) -> None:
         """Read the profiles of reachable roles in other processes into the driver's timeline."""

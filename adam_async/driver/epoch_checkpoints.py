@@ -19,10 +19,10 @@ from math import inf
 from adam_async.checkpoint.shard_transfer import ClockPassed
 from adam_async.checkpoint.writer import Checkpointer, Reading
 from adam_async.controller.client import Membership
-from adam_async.driver.count_types import DataCounts
 from adam_async.driver.readiness import POLL_S
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.run.config import Config
+from adam_async.run.counts import DataCounts
 from adam_async.run.progress import Progress
 from adam_async.run.run_record import RunRecord
 from adam_async.run.training_program import ResumeRecord

@@ -10,6 +10,7 @@ from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleFaile
 from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config, default_in_flight
+from adam_async.run.counts import WorkerCounts
 from adam_async.run.progress import Progress
 from adam_async.run.store_record import served_word
 from transport import TransportError
@@ -208,10 +209,9 @@ class Readiness:
             answers = [await self._queries.statistics(each, run, dial_s=POLL_S) for each in addresses]
         except TransportError:
             return
-        kernels = [answer.counts.kernels for answer in answers if answer.counts.kernels is not None]
-        done, total = min(
-            ((each.compiled, each.of) for each in kernels), key=lambda each: each[0] - each[1], default=(0, 0)
-        )
+        workers = [each.kernels for each in answers if isinstance(each, WorkerCounts)]
+        kernels = [(each.compiled, each.of) for each in workers if each is not None]
+        done, total = min(kernels, key=lambda each: each[0] - each[1], default=(0, 0))
         self._progress.phase = f"preparing kernels {done}/{total}" if done < total else "preparing"
 
     def _missing(self, run: str, why: str = "") -> DeadlineExceeded:

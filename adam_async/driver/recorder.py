@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.driver.count_types import RoleStatistics
 from adam_async.driver.replay.decode import make_recording
 from adam_async.driver.replay.record_file import Log, dump_record
 from adam_async.driver.replay.recording import Header, RecordedEpoch
@@ -15,6 +14,7 @@ from adam_async.driver.replay.run import digest
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, RecordError
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.counts import Counts, WorkerCounts
 from adam_async.run.epoch_shares import Ranges
 from adam_async.run.primary import primary_of
 from adam_async.run.result import EpochResult
@@ -79,7 +79,7 @@ class Recorder:
         self,
         cluster: ClusterMap,
         weights: Mapping[str, NDArray[Any]],
-        statistics: Mapping[str, RoleStatistics],
+        statistics: Mapping[str, Counts],
     ) -> bytes | RecordError:
         """Read the logs of all bundles; returns the record file, or the reason for its absence.
 
@@ -114,17 +114,17 @@ class Recorder:
             return RecordError(f"the run was not recorded: {error}")
         return b"".join(dump_record(header, logs))
 
-    def _kernels(self, statistics: Mapping[str, RoleStatistics]) -> str:
+    def _kernels(self, statistics: Mapping[str, Counts]) -> str:
         """Return the kernels of the workers; with a step the configured ones, for the transforms."""
         if isinstance(self._model, StepModel):
             return self._program.config.kernels
         return _kernels(statistics)
 
 
-def _kernels(statistics: Mapping[str, RoleStatistics]) -> str:
+def _kernels(statistics: Mapping[str, Counts]) -> str:
     """Return the implementation of the layers that all workers ran."""
-    counts = (node.counts.kernels for node in statistics.values())
-    found = {kernels.set for kernels in counts if kernels is not None}
+    workers = [each for each in statistics.values() if isinstance(each, WorkerCounts)]
+    found = {each.kernels.set for each in workers if each.kernels is not None}
     if not found:
         raise RecordError("no worker reported its kernels")
     if len(found) != 1:

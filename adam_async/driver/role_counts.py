@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from adam_async.controller.client import Membership
-from adam_async.driver.count_types import DataCounts, RoleStatistics
 from adam_async.driver.readiness import POLL_S, check_failed
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages import PROFILED
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.counts import Counts, DataCounts
 from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.progress import Progress
 from adam_async.run.run_copies import copies_of
@@ -79,7 +79,7 @@ class RoleCounts:
                 continue
             try:
                 async with asyncio.timeout(self._grace_s):
-                    found = (await self._ask(asked)).counts
+                    found = await self._ask(asked)
             except (TransportError, TimeoutError):
                 # A lost dealer stays in the map until the controllers notice its loss.
                 if asked == before and self.data_address() == asked:
@@ -91,7 +91,7 @@ class RoleCounts:
                 return found
             await asyncio.sleep(BEGIN_S)  # the dealer reads the groups that the shards have
 
-    async def final(self, run: str) -> dict[str, RoleStatistics]:
+    async def final(self, run: str) -> dict[str, Counts]:
         """Return the counts of all roles at the end of a run, by node id; note roles that do not answer."""
         controllers = [("", address) for address in self._membership.controllers]
         # The other controllers replace a lost leader, so a short wait for each of them is enough.
@@ -105,13 +105,11 @@ class RoleCounts:
         addresses = self.addresses(*PROFILED).values()
         return await self._queries.all_profiles(addresses, on_silence=self._note)
 
-    async def answers(
-        self, addresses: Mapping[str, str], run: str, *, within_s: float
-    ) -> dict[str, RoleStatistics]:
+    async def answers(self, addresses: Mapping[str, str], run: str, *, within_s: float) -> dict[str, Counts]:
         """Ask several roles at once. See `RoleQueries.answers`."""
         return await self._queries.answers(addresses.items(), run, within_s=within_s)
 
-    async def _ask(self, address: str) -> RoleStatistics:
+    async def _ask(self, address: str) -> Counts:
         run = self._map.run
         return await self._queries.statistics(address, run.id if run is not None else "")
 
@@ -191,7 +189,7 @@ class ProgressPoll:
             self._note(event)
         progress.silent = self._silence.shown(now)
         # A silent role keeps its last counts, so sums do not fall while it is silent.
-        known = {**progress.roles, **{node: each.values for node, each in answers.items()}}
+        known = progress.roles | answers
         progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
         progress.replicas = len(self._membership.map.live_replicas())
         progress.copies = copies_of(self._membership.map)

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
-from adam_async.driver.count_types import RoleStatistics, read_counts
 from adam_async.messages import (
     GetProfile,
     GetRecord,
@@ -22,6 +21,7 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
 from adam_async.parameter_server.replay_log import MOST_PACKED_BYTES
 from adam_async.run.config import Waits
+from adam_async.run.counts import ROLES, ControllerCounts, Counts
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Part
 from transport import Link, RemoteProtocolError, TransportError
@@ -47,7 +47,7 @@ class RoleQueries:
         self._endpoint = endpoint
         self._waits = waits
 
-    async def statistics(self, address: str, run: str, *, dial_s: float | None = None) -> RoleStatistics:
+    async def statistics(self, address: str, run: str, *, dial_s: float | None = None) -> Counts:
         """Return the counts of the role at an address.
 
         Args:
@@ -65,12 +65,13 @@ class RoleQueries:
                 raise RemoteProtocolError(
                     "statistics", f"{link.peer} sent those of {sender.role} {sender.node}"
                 )
-            values = read_text_tensor(reply, dict[str, Any], MOST_STATISTICS_BYTES)
-            return RoleStatistics(
-                node=sender.node,
-                counts=read_counts(values, sender.role),
-                values={**values, "role": sender.role},
-            )
+            kind = ROLES.get(sender.role, Counts)
+            counts: Counts = read_text_tensor(reply, kind, MOST_STATISTICS_BYTES)
+            if counts.node != sender.node or counts.traffic is UNSET:
+                raise RemoteProtocolError(
+                    "statistics", f"the counts of {sender.node} lack their traffic, or are of {counts.node!r}"
+                )
+            return counts
 
     async def answers(
         self,
@@ -80,7 +81,7 @@ class RoleQueries:
         within_s: float | None = None,
         dial_s: float | None = None,
         on_silence: Callable[[str], None] = lambda _: None,
-    ) -> dict[str, RoleStatistics]:
+    ) -> dict[str, Counts]:
         """Return the counts of the roles that answer, by node id; requests to all are sent at once.
 
         Args:
@@ -91,13 +92,13 @@ class RoleQueries:
             on_silence: Called for each role that did not answer.
         """
 
-        async def ask(node: str, address: str) -> RoleStatistics | None:
+        async def ask(node: str, address: str) -> Counts | None:
             """Return the counts of one role, if it answers in time."""
             try:
                 async with asyncio.timeout(within_s):
                     statistics = await self.statistics(address, run, dial_s=dial_s)
                 # A node listens under any name that it likes.
-                if not (statistics.node == node if node else statistics.values["role"] == "controller"):
+                if not (statistics.node == node if node else isinstance(statistics, ControllerCounts)):
                     raise RemoteProtocolError("statistics", f"{statistics.node} answers for {node or 'it'}")
             except (TransportError, TimeoutError, ValueError) as error:
                 # A node may publish an invalid address, or one that others reach over another network.

@@ -6,16 +6,14 @@ the fastest replica.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import msgspec
 
 from adam_async.controller.client import Membership
-from adam_async.driver.count_types import ProcessCounts
 from adam_async.driver.readiness import POLL_S
 from adam_async.driver.role_queries import RoleQueries
-from adam_async.messages.bounds import Clock, Count, Epoch, Version
 from adam_async.run.cluster_map import NOTICE, ClusterMap, NodeRecord
+from adam_async.run.counts import ControllerCounts, Counts, DataCounts, ServerCounts, WorkerCounts
 from adam_async.run.run_copies import RunCopies, copies_of, store_copies
 
 ROLES = ("controller", "data", "ps", "worker", "driver", "client", "reader")
@@ -23,24 +21,6 @@ ROLES = ("controller", "data", "ps", "worker", "driver", "client", "reader")
 
 ASKED = ("ps", "data", "worker")
 """Roles in the map that report counts; the controllers are not in the map."""
-
-
-class _Groups(msgspec.Struct, frozen=True):
-    groups: Count = 0
-
-
-class _Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a role's report that a status shows."""
-
-    process: ProcessCounts
-    versions: dict[str, Version] = {}
-    """Version of each shard, by shard."""
-    clocks: dict[str, dict[str, Clock]] = {}
-    """Clock of each replica at each shard, by shard and replica."""
-    epoch: Epoch = 0
-    groups: Count = 0
-    finished: Count = 0
-    data: _Groups | None = None
 
 
 class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,28 +96,25 @@ async def read_status(
     others = {name: node for name, node in cluster.nodes.items() if name != membership.node}
     cluster = msgspec.structs.replace(cluster, nodes=others)
     run = cluster.run.id if cluster.run is not None else ""
-    facts: dict[str, Mapping[str, Any]] = {}
+    facts: dict[str, Counts] = {}
     if queries is not None:
         addresses = [(name, cluster.nodes[name].address) for role in ASKED for name in cluster.live(role)]
         controllers = [("", address) for address in membership.controllers]
-        answers = await queries.answers(addresses, run, within_s=POLL_S)
-        answers |= await queries.answers(controllers, run, dial_s=POLL_S)
-        facts = {node: answer.values for node, answer in answers.items()}
+        facts = await queries.answers(addresses, run, within_s=POLL_S)
+        facts |= await queries.answers(controllers, run, dial_s=POLL_S)
     return status_of(cluster, facts, leading=membership.leading, with_ended=with_ended)
 
 
 def status_of(
-    cluster: ClusterMap, reports: Mapping[str, Mapping[str, Any]], *, leading: str, with_ended: bool
+    cluster: ClusterMap, facts: Mapping[str, Counts], *, leading: str, with_ended: bool
 ) -> ClusterStatus:
     """Return the status of a cluster.
 
     Args:
-        reports: Counts of the roles that answered, by node id; invalid counts are ignored, as if the role had
-            not answered.
+        facts: Counts of the roles that answered, by node id.
         leading: Node id of the leading controller.
         with_ended: Include nodes that have left or were lost.
     """
-    facts = {node: read for node, report in reports.items() if (read := _facts(report)) is not None}
     lags = _lags(facts.values())
     roles = [
         RoleStatus(
@@ -145,13 +122,13 @@ def status_of(
             role="controller",
             state="leads" if node == leading else "follows",
             address="",
-            host=facts[node].process.host,
-            pid=facts[node].process.pid,
-            peak_rss_mb=facts[node].process.peak_rss_mb,
-            age_s=facts[node].process.age_s,
+            host=counts.host,
+            pid=counts.pid,
+            peak_rss_mb=counts.peak_rss_mb,
+            age_s=counts.age_s,
         )
-        for node, report in reports.items()
-        if report.get("role") == "controller" and node in facts
+        for node, counts in facts.items()
+        if isinstance(counts, ControllerCounts)
     ]
     for node, record in cluster.nodes.items():
         if record.live or with_ended:
@@ -167,18 +144,11 @@ def status_of(
     )
 
 
-def _facts(report: Mapping[str, Any]) -> _Facts | None:
-    try:
-        return msgspec.convert(report, _Facts)
-    except msgspec.ValidationError:
-        return None
-
-
-def _lags(facts: Iterable[_Facts]) -> dict[str, int]:
+def _lags(facts: Iterable[Counts]) -> dict[str, int]:
     """Return the lag of each replica: the largest lag over all shards of all servers."""
     lags: dict[str, int] = {}
     for each in facts:
-        for clocks in each.clocks.values():
+        for clocks in each.clocks.values() if isinstance(each, ServerCounts) else ():
             first = max(clocks.values(), default=0)
             for replica, clock in clocks.items():
                 lags[replica] = max(lags.get(replica, 0), first - clock)
@@ -186,7 +156,7 @@ def _lags(facts: Iterable[_Facts]) -> dict[str, int]:
 
 
 def _role(
-    node: str, record: NodeRecord, facts: _Facts | None, cluster: ClusterMap, lags: Mapping[str, int]
+    node: str, record: NodeRecord, facts: Counts | None, cluster: ClusterMap, lags: Mapping[str, int]
 ) -> RoleStatus:
     notice = record.failed or str(record.info.get(NOTICE, ""))
     status = RoleStatus(
@@ -199,14 +169,16 @@ def _role(
     )
     if facts is None:
         return status
-    versions = facts.versions.values()
-    groups = facts.data.groups if facts.data is not None else facts.finished
+    versions = facts.versions.values() if isinstance(facts, ServerCounts) else ()
+    groups = facts.finished if isinstance(facts, DataCounts) else 0
+    if isinstance(facts, WorkerCounts) and facts.data is not None:
+        groups = facts.data.groups
     return msgspec.structs.replace(
         status,
-        host=facts.process.host,
-        pid=facts.process.pid,
-        peak_rss_mb=facts.process.peak_rss_mb,
-        age_s=facts.process.age_s,
+        host=facts.host,
+        pid=facts.pid,
+        peak_rss_mb=facts.peak_rss_mb,
+        age_s=facts.age_s,
         groups=groups,
         version=(min(versions), max(versions)) if versions else None,
     )
@@ -223,7 +195,7 @@ def _state(record: NodeRecord, cluster: ClusterMap) -> str:
     return f"replica {record.replica}{part}"
 
 
-def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
+def _run(cluster: ClusterMap, facts: Mapping[str, Counts]) -> RunStatus | None:
     run = cluster.run
     if run is None:
         return None
@@ -240,7 +212,7 @@ def _run(cluster: ClusterMap, facts: Mapping[str, _Facts]) -> RunStatus | None:
         driven=cluster.driven,
         epoch=run.epoch,
         epochs=epochs if isinstance(epochs, int) else 0,
-        finished=dealer.finished if dealer is not None else 0,
+        finished=dealer.finished if isinstance(dealer, DataCounts) else 0,
         groups=epoch.groups if is_now and epoch is not None else 0,
         test_accuracy=accuracy,
     )

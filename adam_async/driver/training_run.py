@@ -21,7 +21,6 @@ from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import Checkpointer, Spawn
 from adam_async.client.parameter_client import ParameterClient
 from adam_async.controller.client import Membership
-from adam_async.driver.count_types import RoleStatistics
 from adam_async.driver.divergence import LossChecks
 from adam_async.driver.epoch_checkpoints import LEAST_POLL_S, EpochCheckpoints
 from adam_async.driver.epoch_choice import EpochChoice
@@ -36,6 +35,7 @@ from adam_async.driver.submission import update_program, with_evaluations
 from adam_async.driver.takeover import next_epoch
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
 from adam_async.run.cluster_map import ClusterMap, EpochRecord
+from adam_async.run.counts import Counts
 from adam_async.run.epoch_counts import EpochCounts, Evaluation
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
@@ -71,7 +71,7 @@ class DriverParts:
     warn: Callable[[str], None]
     read_progress: Callable[[EpochCounts | None], Awaitable[None]]
     end_run: Callable[[], Awaitable[None]]
-    own_statistics: Callable[[], dict[str, Any]]
+    own_statistics: Callable[[], Counts]
 
 
 class TrainingRun:
@@ -150,8 +150,7 @@ class TrainingRun:
             if self._checkpointer is not None:
                 self._progress.phase = "waiting for the checkpoint to be written"
                 await self._checkpointer.settle()
-        values = {node: each.values for node, each in statistics.items()}
-        return self._result(weights, {**values, self._node: own}, record)
+        return self._result(weights, {**statistics, self._node: own}, record)
 
     async def _train_epochs(
         self, client: ParameterClient, on_epoch: OnEpoch | None
@@ -398,7 +397,7 @@ class TrainingRun:
             return None
 
     async def _make_record(
-        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, RoleStatistics]
+        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, Counts]
     ) -> bytes | RecordError | None:
         if self._recorder is None and self._config.record:
             return RecordError("the run was not recorded: another driver has taken it over")
@@ -411,7 +410,7 @@ class TrainingRun:
     def _result(
         self,
         weights: Mapping[str, NDArray[Any]],
-        statistics: dict[str, dict[str, Any]],
+        statistics: dict[str, Counts],
         record: bytes | RecordError | None,
     ) -> RunResult:
         return RunResult(

@@ -60,7 +60,7 @@ class GetStatistics(Body, frozen=True, kw_only=True):
 class Statistics(Body, frozen=True, kw_only=True):
     """Statistics of a role. Tensor: the values as JSON text; docs/reference/report.md names the fields.
 
-    For a client or reader: the counts of one store, `parameter_server.statistics.StoreStatistics`.
+    For a client or reader: the counts of one store, `run.counts.StoreCounts`.
     """
 
     node: NodeId

@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET, UnsetType
-
 from adam_async.controller.client import Membership
 from adam_async.controller.role import reply_or_fail, reply_when_room
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
@@ -23,8 +21,8 @@ from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.counts import DiskCounts
 from adam_async.run.run_record import begun, followed
-from adam_async.run.series import DiskCounts
 from adam_async.run.store_record import StoreRecord, served_word
 from transport import LinkClosed, Message, Request
 
@@ -174,11 +172,11 @@ class SavedStores:
         if self._disk is not None:
             await self._disk.end()
 
-    def counts(self, id: str) -> DiskCounts | UnsetType:
-        """Return the counts of a store; UNSET if the disk does not follow it."""
+    def counts(self, id: str) -> DiskCounts | None:
+        """Return the counts of a store; None if the disk does not follow it."""
         found = self._disk.find(id) if self._disk is not None else None
         if found is None or not found.is_serving:
-            return UNSET
+            return None
         counts = found.statistics()
         return DiskCounts(
             updates=counts.updates,

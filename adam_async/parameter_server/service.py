@@ -46,11 +46,12 @@ from adam_async.parameter_server.served_store import ServedStore, words_of
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath, ServerLinks
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.statistics import ServerStatistics, count_server, count_store
+from adam_async.parameter_server.statistics import count_server, count_store
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import COPIES, DISK, ELSEWHERE, MOST_REASON, NOTICE, NUMERICS, ClusterMap
+from adam_async.run.counts import ServerCounts, StoreCounts
 from adam_async.run.store_record import StoreRecord, joined_arrays
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer
@@ -468,7 +469,7 @@ class ParameterServer(Role):
             return
         led = [each for each in self.served.values() if each.store.id == body.run and each.is_primary]
         if led:
-            led[0].reports.answer(request, lambda: count_store([each.state for each in led]))
+            led[0].reports.answer(request, lambda: count_store([each.state for each in led], StoreCounts()))
         elif self._store_of(request, body.run, ()) is not None:
             request.fail("not-primary", f"{self._identity.node} is no primary of store {body.run}")
 
@@ -529,10 +530,10 @@ class ParameterServer(Role):
 
     # --- inspection ----------------------------------------------------------------------------
 
-    def statistics(self) -> ServerStatistics:
+    def statistics(self) -> ServerCounts:
         """Return the counts of the server, and of its shards in the run in progress or just ended."""
         states = self._states()
-        counts = count_server(states) if states else ServerStatistics()
+        counts = count_server(states) if states else ServerCounts()
         if states:
             counts.disk = self._saved.counts(states[0].store)
         return self._with_common(counts)

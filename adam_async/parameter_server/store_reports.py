@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from adam_async.controller.role import STATISTICS_BYTES, reply_when_room
 from adam_async.messages import Statistics, pack, text_tensor
-from adam_async.parameter_server.statistics import StoreStatistics
+from adam_async.run.counts import StoreCounts
 from transport import Message, Request
 
 KEPT_S = 1.0
 """Time for which a report that took several rounds of the loop answers further requests, in seconds."""
 
-Counting = Generator[None, None, StoreStatistics]
+Counting = Generator[None, None, StoreCounts]
 
 
 class StoreReports:

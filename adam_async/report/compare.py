@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from adam_async.report.report import Report
+from adam_async.run.series import waited_s
 
 
 def compare(reports: Sequence[Report]) -> list[tuple[str, ...]]:
@@ -59,8 +60,8 @@ def _sent(report: Report) -> str:
     return f"{sum(row.payload_bytes + row.frame_bytes for row in report.traffic) / 1e6:.1f}"
 
 
-def _waited(seconds: Callable[[Report], float]) -> Callable[[Report], str]:
-    return lambda report: f"{seconds(report):.1f}" if report.waits else ""
+def _waited(what: int) -> Callable[[Report], str]:
+    return lambda report: f"{waited_s(report.workers)[what]:.1f}" if report.workers else ""
 
 
 def _ended(report: Report) -> str:
@@ -89,9 +90,9 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("training, s", lambda report: f"{report.totals.train_s:.1f}"),
     ("staleness, mean / max", _staleness),
     ("sent, MB", _sent),
-    ("waited for servers, s", _waited(lambda report: sum(each.admission_wait_s for each in report.waits))),
-    ("waited for images, s", _waited(lambda report: sum(each.blocked_s for each in report.waits))),
-    ("waited for clocks, s", _waited(lambda report: sum(each.clock_wait_s for each in report.waits))),
+    ("waited for servers, s", _waited(0)),
+    ("waited for images, s", _waited(1)),
+    ("waited for clocks, s", _waited(2)),
     ("memory, MB", lambda report: f"{report.totals.peak_rss_mb:.0f}"),
     ("events", lambda report: str(len(report.events)) if report.events else ""),
 )

@@ -4,7 +4,7 @@ import msgspec
 
 from adam_async.errors import ConfigError
 
-SCHEMA = "adam-async/report/2"
+SCHEMA = "adam-async/report/3"
 """Name and version of the schema; the version grows when a field changes its meaning or is removed."""
 
 

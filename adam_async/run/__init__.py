@@ -38,7 +38,8 @@ Files, in reading order:
     user_code.py                     transforms, layers and steps imported by path; allowed modules
 
     progress.py                      state of a run for the live table
-    series.py                        one sample per second of training; staleness, waits, counts of disks
+    counts.py                        the numbers that each role counts, from their owners to the report
+    series.py                        one sample per second of training; sums of staleness and waits
     result.py                        results of epochs, of checkpoints and of a whole run
     run_copies.py                    copies of a run's shards
 """

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adam_async.messages import read_number
+from adam_async.run.counts import Counts, DataCounts, ServerCounts, WorkerCounts
 from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
-from adam_async.run.series import Sample, Series, add_up, waits_of
+from adam_async.run.series import Sample, Series, add_up, waited_s
 from adam_async.run.step_model import RunModel
 
 RECENT_S = 3.0
@@ -55,7 +56,7 @@ class Progress:
     waited_s: float = 0.0
     """Waits of workers for servers, images or clocks, in seconds, summed."""
     epochs: list[EpochResult] = field(default_factory=list)
-    roles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    roles: dict[str, Counts] = field(default_factory=dict)
     """Statistics of data servers, parameter servers and workers at the last update, by node id."""
     takes_checkpoints: bool = False
     checkpoint: str = ""
@@ -103,9 +104,7 @@ class Progress:
         """Samples of the run so far."""
         return self._series.samples if self._series is not None else ()
 
-    def update(
-        self, roles: Mapping[str, dict[str, Any]], *, now: float, ended: EpochCounts | None = None
-    ) -> None:
+    def update(self, roles: Mapping[str, Counts], *, now: float, ended: EpochCounts | None = None) -> None:
         """Update the progress with statistics of the roles, during an epoch or just after it.
 
         Args:
@@ -114,25 +113,22 @@ class Progress:
         """
         self.roles = dict(roles)
         values = list(roles.values())
-        dealer = next((each for each in values if is_dealer(each)), {"images": 0, "loss": 0.0})
-        counts = ended or EpochCounts(
-            int(dealer["images"]), dealer["loss"], skipped=int(dealer.get("skipped", 0))
-        )
+        dealers = [each for each in values if isinstance(each, DataCounts) and each.term]
+        counts = ended or (dealers[0] if dealers else EpochCounts(loss=0.0))
         self.images, self.skipped, self.loss = counts.images, counts.skipped, read_number(counts.loss)
         self._measure_rate(now)
-        holders = [each for each in values if each.get("role") == "ps" and each.get("shards")]
-        self.clock = min((each["clock"] for each in holders), default=0)
-        ages = [float(each["disk"].get("age_s") or 0.0) for each in holders if each.get("disk")]
+        holders = [each for each in values if isinstance(each, ServerCounts) and each.shards]
+        self.clock = min((each.clock for each in holders), default=0)
+        ages = [each.disk.age_s or 0.0 for each in holders if each.disk is not None]
         self.disk_age_s = max(ages, default=None)
         self.waiting_for = tuple(
-            f"{node} for {each['waiting_for']}"
+            f"{node} for {each.waiting_for}"
             for node, each in sorted(roles.items())
-            if each.get("role") == "worker" and each.get("waiting_for")
+            if isinstance(each, WorkerCounts) and each.waiting_for
         )
-        staleness = add_up(each.get("staleness", {}) for each in values)
+        staleness = add_up(each.staleness for each in holders)
         self.staleness_mean, self.staleness_max = staleness.mean, staleness.max
-        waits = (waits_of(node, each) for node, each in roles.items())
-        self.waited_s = sum(each.total_s for each in waits if each is not None)
+        self.waited_s = sum(waited_s(values))
         if self._series is not None:
             before_s, images_before = self._before()
             self._series.take(
@@ -162,8 +158,3 @@ class Progress:
             images += epoch.images
         self._added_up = len(self.epochs), train_s, images
         return train_s, images
-
-
-def is_dealer(values: Mapping[str, Any]) -> bool:
-    """Return whether statistics come from the data server that leases the run's groups."""
-    return values.get("role") == "data" and bool(values.get("term"))

@@ -8,6 +8,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from adam_async.errors import RecordError, counted
+from adam_async.run.counts import Counts
 from adam_async.run.epoch_counts import EpochCounts, Evaluation
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.run_record import RunRecord
@@ -109,7 +110,8 @@ class RunResult:
     model: RunModel
     """The network; in a run with a step of the user's a `StepModel`."""
     data: dict[str, Any]
-    statistics: dict[str, dict[str, Any]]
+    statistics: dict[str, Counts]
+    """Counts of each role that answered at the end, by node id."""
     events: tuple[dict[str, Any], ...]
     """Losses of roles and other events, with seconds since the start of the run."""
     series: tuple[Sample, ...] = ()

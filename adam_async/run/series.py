@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from adam_async.run.counts import Counts, ServerCounts, WorkerCounts
 from adam_async.run.learning_rate import Schedule
 
 
@@ -62,37 +63,11 @@ def _natural(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isdecimal() else (-1, name)
 
 
-class WaitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits of one worker before it admits groups: their numbers, and the sums of their seconds."""
-
-    worker: str
-    admission_waits: int
-    admission_wait_s: float
-    blocked_fetches: int
-    blocked_s: float
-    clock_waits: int
-    clock_wait_s: float
-
-    @property
-    def total_s(self) -> float:
-        """Sum of all waits, in seconds."""
-        return self.admission_wait_s + self.blocked_s + self.clock_wait_s
-
-
-def waits_of(worker: str, values: Mapping[str, Any]) -> WaitReport | None:
-    """Return the waits in a worker's statistics; None for another role, or before its first training."""
-    parameters, data = values.get("parameters"), values.get("data")
-    if parameters is None or data is None:
-        return None
-    return WaitReport(
-        worker=worker,
-        admission_waits=parameters["admission_waits"],
-        admission_wait_s=parameters["admission_wait_s"],
-        blocked_fetches=data["blocked_fetches"],
-        blocked_s=data["blocked_s"],
-        clock_waits=values.get("clock_waits", 0),
-        clock_wait_s=values.get("clock_wait_s", 0.0),
-    )
+def waited_s(roles: Iterable[Counts]) -> tuple[float, float, float]:
+    """Return the sums of the waits of all workers, in seconds: for servers, images and clocks."""
+    waits = [each.waited_s for each in roles if isinstance(each, WorkerCounts)]
+    servers, images, clocks = zip(*waits, strict=True) if waits else ((), (), ())
+    return sum(servers), sum(images), sum(clocks)
 
 
 FEW = 0.25
@@ -139,7 +114,7 @@ class Series:
 
     def take(
         self,
-        roles: Mapping[str, Mapping[str, Any]],
+        roles: Mapping[str, Counts],
         *,
         s: float,
         epoch: int,
@@ -148,7 +123,6 @@ class Series:
         loss: float,
     ) -> None:
         """Add a sample."""
-        waits = [waits_of(node, values) for node, values in roles.items()]
         if len(self.samples) >= SAMPLES_KEPT:
             del self.samples[1 : SAMPLES_KEPT // 2 : 2]
         self.samples.append(
@@ -159,14 +133,12 @@ class Series:
                 loss=loss if images and isfinite(loss) else None,
                 rate=self._schedule.rate(epoch - 1 + min(images / self._epoch_images, 1.0)),
                 staleness_mean=self._recent_staleness(
-                    values.get("staleness", {}) for values in roles.values()
+                    each.staleness for each in roles.values() if isinstance(each, ServerCounts)
                 ),
                 bytes=sum(
-                    row["payload_bytes"] + row["frame_bytes"]
-                    for values in roles.values()
-                    for row in values.get("traffic", ())
+                    row.payload_bytes + row.frame_bytes for each in roles.values() for row in each.sent
                 ),
-                waited_s=sum(each.total_s for each in waits if each is not None),
+                waited_s=sum(waited_s(roles.values())),
             )
         )
 
@@ -178,29 +150,3 @@ class Series:
             return None
         self._pushes, self._staleness, self._taken = total.pushes, total.mean * total.pushes, pushes
         return max(staleness / pushes, 0.0) if pushes > 0 else None
-
-
-class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the store of a run on the disk of one server."""
-
-    updates: int
-    """Number of applied pushes; a push counts once for each piece that it changes."""
-    writes: int
-    """Number of pieces written because of these pushes."""
-    bytes: int
-    """Size of the written pieces, in bytes."""
-    amplification: float
-    """Number of bytes written to files for each byte of the written pieces."""
-    rounds: int
-    """Number of complete rounds of writing."""
-    syncs: int
-    disk_bytes: int
-    """Present size of the files, in bytes."""
-    age_s: float | None = None
-    """Age of the oldest update that is not on the disk, in seconds; None until all pieces were written."""
-    period_s: float
-    """Time between the beginnings of two rounds, in seconds."""
-    as_of: float | None
-    """Time up to which all updates are on the disk, in seconds since 1970; None before the first round."""
-    full: bool
-    """Whether the last write failed for lack of space."""

@@ -9,9 +9,8 @@ from collections import Counter
 from functools import partial
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from adam_async.runtime.machine import ProcessMemory
+from adam_async.messages.bounds import Count
 from adam_async.runtime.timeline import Timeline
 from transport import Link
 
@@ -22,16 +21,9 @@ class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "f
     sender: str
     receiver: str
     type: str
-    messages: int
-    payload_bytes: int
-    frame_bytes: int
-
-
-class CommonStatistics(msgspec.Struct, kw_only=True):
-    """Statistics that every role has."""
-
-    traffic: list[TrafficRow] | UnsetType = UNSET
-    process: ProcessMemory | UnsetType = UNSET
+    messages: Count
+    payload_bytes: Count
+    frame_bytes: Count
 
 
 class Traffic:

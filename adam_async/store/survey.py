@@ -13,9 +13,10 @@ import msgspec
 from adam_async.controller.client import Membership, joined_as
 from adam_async.errors import StoreError
 from adam_async.messages import GetStatistics, Statistics, pack, read_text_tensor, unpack
-from adam_async.messages.bounds import MOST_STATISTICS_BYTES, Clock, Count, Version
+from adam_async.messages.bounds import MOST_STATISTICS_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.counts import Histogram, StoreCounts
 from adam_async.run.primary import primary_of
 from adam_async.run.run_copies import RunCopies, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
@@ -23,9 +24,6 @@ from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord, jo
 from adam_async.store.joining import ONLY_ON_DISKS
 from adam_async.store.wish import consistency_of
 from transport import Identity, Network, RemoteProtocolError, TransportError
-
-Histogram = dict[str, Count]
-"""Number of pushes by staleness; the keys are the staleness as text."""
 
 
 class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,22 +79,6 @@ class StoreDetails(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSummary
     arrays: list[ArraySummary]
     clients: list[ClientSummary]
-
-
-class ClientCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one client on one server."""
-
-    clock: Clock | None = None
-    staleness: Histogram = {}
-
-
-class ServerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a server's report on a store that this file reads."""
-
-    versions: dict[str, Version]
-    """Version of each shard."""
-    clients: dict[str, ClientCounts]
-    """Counts of each client, by its place in the clocks."""
 
 
 @asynccontextmanager
@@ -166,7 +148,7 @@ class Survey:
             clients=_client_summaries(store, cluster, reports),
         )
 
-    async def _counts(self, address: str, store: str) -> ServerCounts:
+    async def _counts(self, address: str, store: str) -> StoreCounts:
         async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
             reply = await link.call(pack(GetStatistics(run=store)), timeout_s=self._waits.call_s)
             sender = unpack(reply, Statistics)
@@ -174,7 +156,7 @@ class Survey:
                 raise RemoteProtocolError(
                     "statistics", f"{link.peer} sent those of {sender.role} {sender.node}"
                 )
-            counts: ServerCounts = read_text_tensor(reply, ServerCounts, MOST_STATISTICS_BYTES)
+            counts: StoreCounts = read_text_tensor(reply, StoreCounts, MOST_STATISTICS_BYTES)
             return counts
 
     async def delete(self, name: str) -> None:
@@ -221,7 +203,7 @@ def _primaries(store: StoreRecord, cluster: ClusterMap) -> tuple[str, ...]:
 
 
 def _array_summaries(
-    store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable, reports: Sequence[ServerCounts]
+    store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable, reports: Sequence[StoreCounts]
 ) -> list[ArraySummary]:
     """Summarize each array; it has a version only if all its shards were reported."""
     versions = {shard: version for report in reports for shard, version in report.versions.items()}
@@ -244,7 +226,7 @@ def _array_summaries(
 
 
 def _client_summaries(
-    store: StoreRecord, cluster: ClusterMap, reports: Sequence[ServerCounts]
+    store: StoreRecord, cluster: ClusterMap, reports: Sequence[StoreCounts]
 ) -> list[ClientSummary]:
     """Summarize the clients that have a place or were counted, in the order of their places."""
     nodes = {

@@ -31,5 +31,4 @@ Files, in reading order:
 
     kernel_change.py                    compiled kernels, compiled during training in a child process
     step_reads.py                       the versions that each group read, in pushes of a recorded run
-    statistics.py                       counts of a worker, for the driver's polls and the report
 """

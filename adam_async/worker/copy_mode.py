@@ -12,6 +12,7 @@ from adam_async.model.context import Context
 from adam_async.model.network import Network, Trainable
 from adam_async.model.partition.network import Partition
 from adam_async.run.config import Config
+from adam_async.run.counts import PartitionCounts, WorkerCounts
 from adam_async.run.step_model import StepModel
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.partition_trainer import PartitionTrainer, SendBlock, partition_graph
@@ -19,7 +20,6 @@ from adam_async.worker.puller import Puller, WorkerWeights
 from adam_async.worker.push_plan import BackwardSection, PushPlan, plan_pushes, plan_sections
 from adam_async.worker.pusher import Pusher
 from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.statistics import PartitionStatistics, WorkerStatistics
 from adam_async.worker.step_reads import StepReads
 from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch, replica_graph
@@ -190,9 +190,9 @@ class CopyMode:
         else:
             self._stepper.sync_at(sync_clock)
 
-    def statistics(self) -> WorkerStatistics:
+    def statistics(self) -> WorkerCounts:
         """Return the protocol of each tensor, the number of push buffers, and the replica's clock."""
-        counts = WorkerStatistics(
+        counts = WorkerCounts(
             protocols=list(self._plan.protocols.values()),
             push_buffers=self._trainer.buffers_made,
             left_ahead=self._pusher.left_ahead,
@@ -266,10 +266,10 @@ class PartitionMode(CopyMode):
             waits_for_pull=not self._background,
         )
 
-    def statistics(self) -> WorkerStatistics:
+    def statistics(self) -> WorkerCounts:
         """Return the statistics of `CopyMode`, and the partition's numbers of segments and send buffers."""
         counts = super().statistics()
-        counts.part = PartitionStatistics(
+        counts.part = PartitionCounts(
             segments=len(self._partition.segments), wires=self._partition_trainer.wires_made
         )
         return counts

@@ -13,9 +13,9 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.parameter_server.storage import ShardStorage
+from adam_async.run.counts import WorkerCounts
 from adam_async.run.learning_rate import Schedule
 from adam_async.worker.push_plan import plan_pushes
-from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.step_reports import StepReports
 from adam_async.worker.training import InPlaceTrainer, ThreadMemory, replica_graph
 from adam_async.worker.training_mode import ModeSetup
@@ -157,10 +157,10 @@ class InPlaceMode:
         """See `CopyMode.flush`."""
         self._step_reports.close()
 
-    def statistics(self) -> WorkerStatistics:
+    def statistics(self) -> WorkerCounts:
         """Return the bytes that each tensor's gradient would need on a link; a run in place sends none."""
         choices = [replace(choice, chosen="in place") for choice in self._plan.protocols.values()]
-        return WorkerStatistics(protocols=choices, push_buffers=0)
+        return WorkerCounts(protocols=choices, push_buffers=0)
 
 
 class _Clocks:

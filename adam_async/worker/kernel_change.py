@@ -15,8 +15,8 @@ from threading import Event
 
 from adam_async.model.context import Engine
 from adam_async.model.network import Network
+from adam_async.run.counts import KernelCounts
 from adam_async.runtime.child_process import run_module
-from adam_async.worker.statistics import KernelStatistics
 from dataflow import ComputePool
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class KernelChange:
         """Count kernels that a compute thread has compiled, or read from the disk."""
         self._compiled = (done, total)
 
-    def statistics(self, groups: int) -> KernelStatistics:
+    def statistics(self, groups: int) -> KernelCounts:
         """Return the set in use, and the numbers of compiled kernels and of groups trained without them.
 
         Args:
@@ -143,6 +143,4 @@ class KernelChange:
         """
         done, total = self._compiled
         early = 0 if self._engine is None else groups if self._changed_at is None else self._changed_at
-        return KernelStatistics(
-            kernel_set=self._network.kernels, compiled=done, total=total, numpy_groups=early
-        )
+        return KernelCounts(set=self._network.kernels, compiled=done, of=total, numpy_groups=early)

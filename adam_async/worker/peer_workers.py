@@ -32,10 +32,10 @@ from adam_async.messages import Block, Blocks, Greet, check_tensor, pack, unpack
 from adam_async.model.partition.network import Partition
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.counts import PeerWorkerCounts
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
-from adam_async.worker.statistics import PeerWorkerStatistics
 from transport import (
     DialFailed,
     Identity,
@@ -295,9 +295,9 @@ class PeerWorker:
             self._has_begun = begun
             self._events.progress()
 
-    def statistics(self) -> PeerWorkerStatistics:
+    def statistics(self) -> PeerWorkerCounts:
         """Return the counts of links, messages and blocks."""
-        return PeerWorkerStatistics(
+        return PeerWorkerCounts(
             links=self.links,
             messages=self.messages,
             blocks_received=self.received,
@@ -494,6 +494,6 @@ class PeerWorkers:
     def _send_greet(self, link: Link, other: PeerWorker) -> None:
         link.send_nowait(pack(other.hello(self._greet)))
 
-    def statistics(self) -> dict[str, PeerWorkerStatistics]:
+    def statistics(self) -> dict[str, PeerWorkerCounts]:
         """Return the counts of each link, by node."""
         return {other.node: other.statistics() for other in self._others.values()}

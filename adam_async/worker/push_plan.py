@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from adam_async.messages import Part
 from adam_async.model.network import Network, Trainable
+from adam_async.run.counts import ProtocolChoice
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 
@@ -42,17 +43,6 @@ Protocol = Literal["delta", "factors"]
 
 ServerShards = tuple[tuple[str, tuple[ShardId, ...]], ...]
 """Pairs of a server and some of its shards, for one message each that only names shards."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProtocolChoice:
-    """Protocol of one tensor's gradient, and the payload bytes per step of either protocol."""
-
-    tensor: str
-    delta_bytes: int
-    factor_bytes: int | None
-    """Payload bytes of a step as factors; None if the gradient has no factors."""
-    chosen: Protocol | Literal["in place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from adam_async.model.spec import ModelSpec
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits, default_in_flight, replica_in_flight
+from adam_async.run.counts import WorkerCounts
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import ShardTable, holders, part_table
@@ -46,7 +47,6 @@ from adam_async.worker.copy_mode import CopyMode, PartitionMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
 from adam_async.worker.kernel_change import KernelChange
 from adam_async.worker.peer_workers import PeerWorkers
-from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Trained
 from adam_async.worker.training_mode import GroupEvents, ModeSetup
 from dataflow import (
@@ -553,7 +553,7 @@ class RunSession:
         with suppress(EngineClosed):  # the run has ended; answers still arrive until its links are closed
             self._engine.deliver("landed", tag, None)
 
-    def statistics(self) -> WorkerStatistics:
+    def statistics(self) -> WorkerCounts:
         """Return the counts of this run on this worker."""
         engine = self._engine.statistics() if self._engine is not None else None
         counts = self._mode.statistics()

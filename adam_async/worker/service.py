@@ -13,6 +13,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.storage import ShardStorage, StoragePool
 from adam_async.run.cluster_map import ClusterMap, failed_word, ready_word
+from adam_async.run.counts import Lag, WorkerCounts
 from adam_async.run.step_model import StepModel
 from adam_async.run.store_record import joined_arrays
 from adam_async.run.train_step import StepSpec, TrainStep
@@ -20,7 +21,6 @@ from adam_async.run.training_program import ProgramRecord, TrainingProgram, read
 from adam_async.run.user_code import StepSource
 from adam_async.runtime.clock import LoopLag
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
-from adam_async.worker.statistics import WorkerStatistics
 from dataflow import ComputePool
 from transport import BufferPool, Link, TransportError
 
@@ -237,11 +237,11 @@ class ModelWorker(Role):
             if cluster.replica_generation(replica) != replica_generation:
                 return
 
-    def statistics(self) -> WorkerStatistics:
+    def statistics(self) -> WorkerCounts:
         """Return the counts of the worker, and of the run in progress or just ended."""
         session = self._run_session
-        counts = session.statistics() if session is not None else WorkerStatistics()
-        counts.lag_s = self._lag.percentiles()
+        counts = session.statistics() if session is not None else WorkerCounts()
+        counts.lag_s = Lag(**self._lag.percentiles())
         counts.buffers = self._buffers.statistics()
         counts.refused_greets = self._refused_greets
         return self._with_common(counts)

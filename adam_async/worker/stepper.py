@@ -34,10 +34,10 @@ from functools import partial
 from adam_async.data_server.client import ImageGroup
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import Lease, Values
+from adam_async.run.counts import WorkerCounts
 from adam_async.worker.puller import Snapshot
 from adam_async.worker.pusher import Pusher, Step
 from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.statistics import WorkerStatistics
 from adam_async.worker.training import Admitted, Trained
 from dataflow import Firing, Tag
 
@@ -426,7 +426,7 @@ class Stepper:
         self._advanced = self._advanced or old is None or values.clock > old.clock
         self._changed.set()
 
-    def count_into(self, counts: WorkerStatistics) -> None:
+    def count_into(self, counts: WorkerCounts) -> None:
         """Fill in the replica's clock, and its waits for other replicas."""
         counts.clock = self.sent
         counts.clock_waits = self._waits

@@ -77,14 +77,14 @@ class CutRun:
         """Wait until an epoch has begun."""
         await self.see(lambda m: m.epoch is not None and m.epoch.number >= epoch, f"epoch {epoch}")
 
-    async def ask(self, node: str) -> dict[str, Any]:
+    async def ask(self, node: str) -> Any:
         """The counts of a node."""
-        return (await self._asks.statistics(self.map.nodes[node].address, "")).values
+        return await self._asks.statistics(self.map.nodes[node].address, "")
 
     async def trained(self, replica: int) -> int | None:
         """Return the number of groups that a replica generation has trained; None if it does not answer."""
-        with suppress(TransportError, KeyError, IndexError):
-            return int((await self.ask(self.map.members(replica)[0]))["engine"]["finished"])
+        with suppress(TransportError, AttributeError, IndexError):
+            return int((await self.ask(self.map.members(replica)[0])).engine.finished)
         return None
 
     def pid(self, worker: int) -> int:

@@ -15,6 +15,7 @@ import pytest
 from adam_async.cluster import launcher as launching
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.processes import ProcessCluster
+from adam_async.run.counts import ControllerCounts
 from adam_async.run.option_sources import make_config
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.clock import system_entropy
@@ -115,7 +116,7 @@ def test_three_controllers_started_by_hand_log_the_changes_of_their_group(tmp_pa
             assert "Traceback" not in command.output
 
 
-async def group_views(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
+async def group_views(cluster: ProcessCluster) -> dict[str, ControllerCounts]:
     """The views of their group that the reachable controllers have, by node id."""
     answers = {}
     for address in cluster.driver.controllers:
@@ -123,7 +124,8 @@ async def group_views(cluster: ProcessCluster) -> dict[str, dict[str, Any]]:
             statistics = await cluster.driver._queries.statistics(address, "", dial_s=1.0)
         except TransportError:
             continue
-        answers[statistics.node] = statistics.values["controllers"]
+        assert isinstance(statistics, ControllerCounts)
+        answers[statistics.node] = statistics
     return answers
 
 
@@ -145,7 +147,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
         training = group.create_task(cluster.train(lambda epoch: epochs.put_nowait(epoch.epoch)))
         await passed(2)
         before = await group_views(cluster)
-        leader = next(node for node, values in before.items() if values["role"] == "leader")
+        leader = next(node for node, values in before.items() if values.role == "leader")
         followers = sorted(set(before) - {leader})
         killed = [(leader,), (followers[0],), (followers[1],), (leader, followers[0])]
         for number, nodes in enumerate(killed):
@@ -162,7 +164,7 @@ async def test_training_goes_on_whichever_controllers_are_killed(tmp_path: Path)
     )
     assert set(died) <= set(lines)
     # A restarted controller has its folder: no controller had to join the group anew.
-    assert {tuple(values["voters"]) for values in after.values()} == {tuple(before[leader]["voters"])}
+    assert {tuple(values.voters) for values in after.values()} == {tuple(before[leader].voters)}
     assert os.listdir(tmp_path) == []
 
 

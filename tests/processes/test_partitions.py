@@ -312,7 +312,7 @@ async def kill_at_random(run: CutRun, dice: random.Random) -> list[int]:
             await run.begun(int(moment))
             while True:
                 counts = await run.ask("data-0")
-                if counts["epoch"] > int(moment) or counts["finished"] >= moment % 1 * counts["groups"]:
+                if counts.epoch > int(moment) or counts.finished >= moment % 1 * counts.groups:
                     break
             worker = dice.randrange(WORKERS)
             hit = run.replica_of(worker)
@@ -343,8 +343,8 @@ async def test_workers_that_are_killed_at_random_moments_cost_no_image_and_stop_
     skipped = sum(epoch.skipped for epoch in result.epochs)
     # Every leased group was finished or returned.
     groups = EPOCHS * -(-IMAGES // 16)
-    assert groups - skipped <= data["leased"] - data["returned"] <= groups
-    assert data["returned"] > 0
+    assert groups - skipped <= data.leased - data.returned <= groups
+    assert data.returned > 0
     assert result.epochs[-1].test_accuracy > 0.9
     assert sum(bool(re.search(r"worker-\d died: killed", event["event"])) for event in result.events) == KILLS
 

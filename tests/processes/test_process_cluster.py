@@ -125,7 +125,7 @@ async def test_a_program_trains_with_child_processes_in_its_own_loop() -> None:
         result = await cluster.train()
 
     assert [epoch.images for epoch in result.epochs] == [1437, 1437]
-    assert len({node["process"]["pid"] for node in result.statistics.values()}) == 5
+    assert len({node.pid for node in result.statistics.values()}) == 5
     assert lines == []
     assert all(command_line(pid or 0) == "" for pid in children)
 
@@ -197,7 +197,7 @@ async def test_each_child_gets_its_own_slow_options() -> None:
             re.findall(r"--size (\S+)", command_line(child.pid or 0)) for child in cluster.children.values()
         ]
         result = await cluster.train()
-    paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
+    paced = [result.statistics[f"worker-{number}"].pool.paced_s for number in range(2)]
 
     assert counts == {
         "controller": [],

@@ -30,10 +30,11 @@ from adam_async.model.partition.planner import (
 )
 from adam_async.model.working_set import WorkingSet, working_sets
 from adam_async.run.config import default_in_flight
+from adam_async.run.counts import ProtocolChoice
 from adam_async.run.ids import NodeId
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets, part_table
-from adam_async.worker.push_plan import ProtocolChoice, choose_protocol, factorable_tensors
+from adam_async.worker.push_plan import choose_protocol, factorable_tensors
 
 PlanKind = Literal["vertical", "layers"]
 

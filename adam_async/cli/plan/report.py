@@ -9,8 +9,8 @@ from adam_async.cli.plan.choice import Candidate, kept_whole, recomputed
 from adam_async.model.layer import extent
 from adam_async.model.partition.plan import Crossing
 from adam_async.model.partition.planner import crossing_bytes, worker_seconds
+from adam_async.run.counts import ProtocolChoice
 from adam_async.runtime.machine import Machine
-from adam_async.worker.push_plan import ProtocolChoice
 
 SCHEMA = "adam-async/plan/1"
 """Name and version of the schema. The version grows when a field changes its meaning or is removed."""

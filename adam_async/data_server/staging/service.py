@@ -30,6 +30,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from adam_async.controller.role import Role, RoleSettings, reply_when_room
@@ -46,10 +47,10 @@ from adam_async.data_server.staging.peer import (
     damaged,
 )
 from adam_async.data_server.staging.plan import Staging, Step
-from adam_async.data_server.statistics import StagingCounts, StagingStatistics
 from adam_async.errors import BindFailed, DataError, counted, first_cause
 from adam_async.messages import Body, FilePart, ManifestPart, ReadFile, ReadManifest, pack, text_tensor
 from adam_async.run.config import Waits
+from adam_async.run.counts import Counts
 from adam_async.runtime.disk import Disk
 from transport import Identity, Network, RemoteProtocolError, Request
 
@@ -65,6 +66,28 @@ LONGEST_WAIT_S = 60.0
 """Maximum wait of a question for a missing file, in seconds."""
 
 OpenDisk = Callable[[str], Disk]
+
+
+class StagingCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of files and bytes of a staging, by origin."""
+
+    files: int
+    kept_files: int
+    """Number of files that an earlier start has left in the copy."""
+    source_files: int
+    """Number of files read from the source."""
+    source_bytes: int
+    copied_files: int
+    """Number of files copied from other servers."""
+    copied_bytes: int
+    retried: int
+    """Number of attempts that were repeated after a failure."""
+
+
+class StagerCounts(Counts, kw_only=True):
+    """Counts of a server of a staging."""
+
+    staging: StagingCounts
 
 
 class Stager(Role):
@@ -334,9 +357,9 @@ class Stager(Role):
 
     # --- statistics --------------------------------------------------------------------------
 
-    def statistics(self) -> StagingStatistics:
+    def statistics(self) -> StagerCounts:
         """Return the statistics of the role, with the counts of the staging."""
-        return self._with_common(StagingStatistics(staging=self.counts()))
+        return self._with_common(StagerCounts(staging=self.counts()))
 
     def counts(self) -> StagingCounts:
         """Return the numbers of files and bytes by origin, and of retries."""

@@ -20,6 +20,7 @@ from adam_async.model.named import mlp
 from adam_async.parameter_server import clock_snapshot, piece_states
 from adam_async.report.report import _totals
 from adam_async.run.config import Config, Waits
+from adam_async.run.counts import ServerCounts
 from adam_async.run.option_sources import make_config
 from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
@@ -283,7 +284,7 @@ async def test_shards_that_were_read_at_different_times_get_the_groups_that_each
 
 
 def servers_of(result):
-    return [values for values in result.statistics.values() if values["role"] == "ps"]
+    return [each for each in result.statistics.values() if isinstance(each, ServerCounts)]
 
 
 OTHERS = {

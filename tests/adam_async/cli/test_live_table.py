@@ -28,15 +28,16 @@ from adam_async.model import Network, named_model
 from adam_async.model.partition.plan import Layout
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import ControllerReport, EventReport, Report, build_report
+from adam_async.report.report import EventReport, Report, build_report
 from adam_async.run.config import Config
+from adam_async.run.counts import ControllerCounts
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.run_copies import copies_of
-from adam_async.run.series import WaitReport
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine
 from tests.adam_async.cluster_maps import bundle_map
+from tests.adam_async.role_counts import counts_of
 
 MODEL = Network(named_model("mnist-adam"))
 DATA = {
@@ -376,16 +377,16 @@ def test_the_summary_names_events_baseline_and_staleness() -> None:
 
 
 def test_the_summary_says_which_of_several_controllers_leads() -> None:
-    def line(*controllers: ControllerReport) -> str:
+    def line(*controllers: ControllerCounts) -> str:
         lines = summary(small_report(controllers=list(controllers)))
         return "\n".join(line for line in lines if line.startswith("leader"))
 
-    one, two = (ControllerReport(node=f"controller-{n}", role="follower", term=4) for n in (1, 2))
-    leader = ControllerReport(node="controller-3", role="leader", term=4)
+    one, two = (ControllerCounts(node=f"controller-{n}", role="follower", term=4) for n in (1, 2))
+    leader = ControllerCounts(node="controller-3", role="leader", term=4)
     assert line(one, two, leader) == "leader controller-3 of 3 controllers, in term 4"
     assert line(one, two) == "leader none of 2 controllers, in term 4"
     assert line(leader) == ""
-    deposed = ControllerReport(node="controller-4", role="leader", term=3)
+    deposed = ControllerCounts(node="controller-4", role="leader", term=3)
     assert line(deposed, one, leader) == "leader controller-3 of 3 controllers, in term 4"
 
 
@@ -401,16 +402,10 @@ async def test_the_leader_is_printed_when_known_and_when_it_changes() -> None:
 
 
 def test_waits_for_the_clocks_of_others_are_named_where_there_were_some() -> None:
-    waits = WaitReport(
-        worker="worker-0",
-        admission_waits=1,
-        admission_wait_s=1.0,
-        blocked_fetches=1,
-        blocked_s=2.0,
-        clock_waits=1,
-        clock_wait_s=3.0,
+    worker = counts_of(
+        "worker", parameters={"admission_wait_s": 1.0}, data={"blocked_s": 2.0}, clock_wait_s=3.0
     )
-    text = why_not_one(small_report(waits=[waits]), 0.5)
+    text = why_not_one(small_report(workers=[worker]), 0.5)
 
     assert "(workers waited 1.0 s for servers, 2.0 s for images, 3.0 s for the clocks of others)" in text
     assert "clocks" not in why_not_one(small_report(), 0.5)

@@ -67,7 +67,7 @@ async def test_a_report_of_another_format_is_named_with_a_cure(
     tmp_path: Path, number: bytes, field: bytes
 ) -> None:
     (file,) = await written(tmp_path, "one.json")
-    text = file.read_bytes().replace(b"adam-async/report/2", b"adam-async/report/" + number)
+    text = file.read_bytes().replace(b"adam-async/report/3", b"adam-async/report/" + number)
     file.write_bytes(text.rstrip()[:-1] + field + b"}")
 
     async with Disk() as disk:

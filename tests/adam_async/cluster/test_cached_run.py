@@ -45,7 +45,7 @@ async def test_a_synchronous_run_has_the_same_values_with_any_cache(
         async with cluster_of(config, network(), dataset=dataset) as cluster:
             result = await cluster.train()
             weights.append(result.weights)
-    assert result.statistics["data-0"]["cache"]["decoded"] == len(whole.train_labels)
+    assert result.statistics["data-0"].cache.decoded == len(whole.train_labels)
     for name, array in weights[0].items():
         assert np.array_equal(array, weights[1][name])
 

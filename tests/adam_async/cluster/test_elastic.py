@@ -113,7 +113,7 @@ async def test_the_other_workers_train_the_groups_of_a_worker_that_leaves(
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
     how = "left" if goodbye else "died"
     assert [event["event"] for event in result.events] == [f"worker-1 {how}"]
-    assert result.statistics["data-0"]["returned"] > 0
+    assert result.statistics["data-0"].returned > 0
     assert "worker-1" not in result.statistics
 
 

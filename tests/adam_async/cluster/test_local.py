@@ -20,6 +20,7 @@ from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.report.evaluate import evaluate
 from adam_async.run.cluster_map import NUMERICS
 from adam_async.run.config import Config, Waits
+from adam_async.run.counts import ControllerCounts
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import apply_numerics
 from adam_async.worker.copy_mode import CopyMode
@@ -121,7 +122,7 @@ async def test_every_cadence_trains_every_image_once_per_epoch(cadence, network)
                 server.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [60] * config.epochs
     data = result.statistics["data-0"]
-    assert (data["returned"], data["late_reports"]) == (0, 0)
+    assert (data.returned, data.late_reports) == (0, 0)
     assert all(np.isfinite(values).all() for values in result.weights.values())
     assert all(epoch.train_s > 0 or epoch.images_per_s == 0 for epoch in result.epochs)
     assert result.events == ()
@@ -430,7 +431,7 @@ async def test_a_paced_worker_computes_less_and_the_first_event_names_it(network
     async with cluster_of(config, NETWORKS[network]()) as cluster:
         result = await cluster.train()
         again = await cluster.train()
-    paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
+    paced = [result.statistics[f"worker-{number}"].pool.paced_s for number in range(2)]
     assert paced[0] == 0.0 < paced[1]
     assert [epoch.images for epoch in result.epochs] == [60, 60]
     slowed = "worker-1 computes 0.05 of the time, messages between worker-0 and ps-0 are 2 ms late"
@@ -443,7 +444,7 @@ async def test_one_worker_of_a_replica_may_be_slow_and_so_may_the_way_between_tw
     config = config_of(partitions=2, slow=slow, weights="copy", epochs=1)
     async with cluster_of(config) as cluster:
         result = await cluster.train()
-    paced = [result.statistics[f"worker-{number}"]["pool"]["paced_s"] for number in range(2)]
+    paced = [result.statistics[f"worker-{number}"].pool.paced_s for number in range(2)]
     assert paced[0] == 0.0 < paced[1]
     assert result.epochs[0].images == 60
 
@@ -473,10 +474,10 @@ async def test_three_controllers_have_the_result_of_one(network):
         assert [each for each in cluster.controllers if each.group.leads] == [leading]
         assert leading.map.run.phase == "finished"
     assert [epoch.images for epoch in result.epochs] == [60] * 2
-    counts = {name: node["controllers"] for name, node in result.statistics.items() if "controllers" in node}
+    counts = {name: node for name, node in result.statistics.items() if isinstance(node, ControllerCounts)}
     assert sorted(counts) == ["controller-1", "controller-2", "controller-3"]
-    assert sorted(each["role"] for each in counts.values()) == ["follower", "follower", "leader"]
-    assert {each["group"] for each in counts.values()} == {leading.replicated_state.group}
+    assert sorted(each.role for each in counts.values()) == ["follower", "follower", "leader"]
+    assert {each.group for each in counts.values()} == {leading.replicated_state.group}
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -486,5 +487,5 @@ async def test_two_data_servers_feed_a_cluster_together(network):
         result = await cluster.train()
         assert cluster.controller.map.dealer.term == 1
     assert [epoch.images for epoch in result.epochs] == [60] * 2
-    terms = [result.statistics[f"data-{number}"]["term"] for number in range(2)]
+    terms = [result.statistics[f"data-{number}"].term for number in range(2)]
     assert sorted(terms) == [0, 1]

@@ -16,10 +16,10 @@ from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.stall_aware_clock import LATE_S
-from adam_async.controller.statistics import GroupStatistics
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.config import Waits
+from adam_async.run.counts import ControllerCounts
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.traffic import Traffic
@@ -68,7 +68,7 @@ def test_a_group_is_founded_when_the_last_one_comes_and_not_before(caplog):
         trio.kill("controller-3")
         await asyncio.sleep(30.0)
         assert trio.leaders == []
-        assert trio.statistics()["controller-1"] == GroupStatistics(group="", role="founding")
+        assert trio.statistics()["controller-1"] == ControllerCounts()
         await trio.restart("controller-3")
         await trio.settled()
 

@@ -352,9 +352,9 @@ async def test_every_node_is_heard_in_the_statistics():
     async with cluster_of(config_of(replicas=2, servers=2)) as cluster:
         result = await cluster.train()
     assert set(result.statistics) >= {"driver", "data-0", "ps-0", "ps-1", "worker-0", "worker-1"}
-    assert msgspec.json.decode(msgspec.json.encode(result.statistics)) == msgspec.to_builtins(
-        result.statistics
-    )
+    assert {node: counts.node for node, counts in result.statistics.items()} == {
+        node: node for node in result.statistics
+    }
 
 
 async def test_results_can_be_printed():

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from adam_async.driver.count_types import RoleStatistics, read_counts
 from adam_async.driver.readiness import Readiness
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_queries import RoleQueries
@@ -14,10 +13,12 @@ from adam_async.model.network import Network
 from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
+from adam_async.run.counts import Counts
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from dataflow import ComputePool
 from tests.adam_async.cluster_maps import training
+from tests.adam_async.role_counts import counts_of
 from tests.adam_async.runs import cluster_of, local_network
 from transport import Identity
 
@@ -64,17 +65,15 @@ async def test_a_bundle_without_a_primary_is_named() -> None:
     assert str(record) == "the run was not recorded: bundle ps-0 has no primary"
 
 
-def statistics_of(*kernels: str | None) -> dict[str, RoleStatistics]:
+def statistics_of(*kernels: str | None) -> dict[str, Counts]:
     """Statistics of workers with these kernels; None leaves them out."""
-    process = {"host": "h", "pid": 1, "peak_rss_mb": 2.0}
-    found = {}
-    for number, name in enumerate(kernels):
-        values = {"process": process, "traffic": []}
-        if name is not None:
-            values["kernels"] = {"set": name, "compiled": 0, "of": 0}
-        counts = read_counts(values, "worker")
-        found[f"worker-{number}"] = RoleStatistics(node=f"worker-{number}", counts=counts, values=values)
-    return found
+    return {
+        f"worker-{number}": counts_of(
+            "worker",
+            kernels=None if name is None else {"set": name, "compiled": 0, "of": 0, "numpy_groups": 0},
+        )
+        for number, name in enumerate(kernels)
+    }
 
 
 async def test_workers_with_different_kernels_make_no_record() -> None:

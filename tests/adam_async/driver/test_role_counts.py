@@ -12,18 +12,9 @@ from adam_async.messages import Statistics, pack, text_tensor
 from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord
 from adam_async.runtime.channel import Endpoint
 from tests.adam_async.cluster_maps import node, run_record
+from tests.adam_async.role_counts import counts_of
 from tests.adam_async.runs import PATIENT, local_network
 from transport import Identity, Link, LinkBroken, Request
-
-COUNTS = {
-    "process": {"host": "a", "pid": 1, "peak_rss_mb": 2.0},
-    "traffic": [],
-    "term": 1,
-    "epoch": 1,
-    "finished": 7,
-    "images": 0,
-    "loss": None,
-}
 
 
 def dealt_by(name: str) -> ClusterMap:
@@ -56,7 +47,8 @@ async def dealers(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
             me = link.identity.node
             asked.append(me)
             if me == "data-1":
-                request.reply(pack(Statistics(node=me, role="data"), [text_tensor(COUNTS)]))
+                counts = counts_of("data", me, term=1, epoch=1, finished=7)
+                request.reply(pack(Statistics(node=me, role="data"), [text_tensor(counts)]))
                 return
             if len(asked) == lost_at:
                 member.map = dealt_by("data-1")
@@ -83,7 +75,7 @@ async def dealers(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
 @pytest.mark.parametrize("lost_at", [1, 2])
 async def test_the_successor_of_a_lost_dealer_answers_in_its_place(lost_at: int) -> None:
     async with dealers(lost_at) as (counts, asked):
-        assert (await counts.dealer()).finished == COUNTS["finished"]
+        assert (await counts.dealer()).finished == 7
     assert asked == ["data-0"] * lost_at + ["data-1"]
 
 

@@ -26,9 +26,8 @@ from adam_async.messages import (
 )
 from adam_async.parameter_server.replay_log import MOST_PACKED_BYTES
 from adam_async.runtime.channel import Endpoint
-from adam_async.runtime.machine import ProcessMemory
 from adam_async.runtime.trace_events import Fired, Part
-from adam_async.runtime.traffic import CommonStatistics
+from tests.adam_async.role_counts import counts_of
 from tests.adam_async.runs import PATIENT, local_network
 from transport import Identity, Link, Message, RemoteProtocolError, Request
 
@@ -103,14 +102,13 @@ async def test_a_record_is_read_part_by_part() -> None:
 async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
     network = local_network()
     asked: list[str] = []
-    counts = {"process": {"host": "a", "pid": 1, "peak_rss_mb": 2.0}, "traffic": []}
 
     def node(name: str, *, answers: bool) -> AbstractAsyncContextManager[object]:
         async def on_link(link: Link) -> None:
             def on_request(request: Request) -> None:
                 asked.append(name)
                 if answers:
-                    counted = Statistics(node=name, role="worker"), [text_tensor(counts)]
+                    counted = Statistics(node=name, role="worker"), [text_tensor(counts_of("worker", name))]
                     reply_when_room(request, 20 << 20, lambda: pack(*counted))
 
             link.serve(on_request)
@@ -125,15 +123,14 @@ async def test_a_role_that_does_not_answer_keeps_no_other_answer_back() -> None:
         found = await queries.answers(addresses, "run", within_s=0.2)
 
     assert sorted(asked) == ["worker-0", "worker-1"]
-    assert {node: each.values for node, each in found.items()} == {"worker-1": {**counts, "role": "worker"}}
+    assert found == {"worker-1": counts_of("worker", "worker-1")}
 
 
 async def test_an_answer_in_the_name_of_another_role_is_not_counted() -> None:
     noted: list[str] = []
 
     def counts(asked: Any) -> Message:
-        common = CommonStatistics(traffic=[], process=ProcessMemory(host="", pid=1, peak_rss_mb=1.0))
-        return pack(Statistics(node="ps-0", role="ps"), [text_tensor(common)])
+        return pack(Statistics(node="ps-0", role="ps"), [text_tensor(counts_of("ps", "ps-0"))])
 
     async with answering(counts) as queries:
         for node in ("ps-0", "ps-1", ""):  # an empty name asks a controller
@@ -143,3 +140,11 @@ async def test_an_answer_in_the_name_of_another_role_is_not_counted() -> None:
         "ps-0 answers for ps-1",
         "ps-0 answers for it",
     ]
+
+
+@pytest.mark.parametrize("counts", [{"node": "ps-0"}, {"node": "ps-1", "traffic": []}])
+async def test_counts_without_traffic_or_of_another_node_are_refused(counts: dict[str, Any]) -> None:
+    answer = pack(Statistics(node="ps-0", role="ps"), [text_tensor(counts)])
+    async with answering(lambda asked: answer) as queries:
+        with pytest.raises(RemoteProtocolError, match="the counts of ps-0 lack their traffic, or are of"):
+            await queries.statistics(ADDRESS, "run")

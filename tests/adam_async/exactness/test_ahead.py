@@ -38,7 +38,7 @@ async def train(config, network=None):
     """The weights, and how many messages left ahead."""
     async with cluster_of(config, network, spec=DEEP, dataset=tiny_dataset(train=59)) as cluster:
         result = await cluster.train()
-        ahead = sum(values.get("left_ahead", 0) for values in result.statistics.values())
+        ahead = sum(getattr(values, "left_ahead", 0) for values in result.statistics.values())
         return result.weights, ahead
 
 
@@ -136,7 +136,7 @@ async def test_every_group_is_trained_once_where_messages_leave_ahead(mode, netw
         for server in cluster.servers:
             server.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [59, 59, 59]
-    assert sum(values.get("left_ahead", 0) for values in result.statistics.values()) > 0
+    assert sum(getattr(values, "left_ahead", 0) for values in result.statistics.values()) > 0
 
 
 @pytest.mark.parametrize("protocol", ["delta", "factors"])
@@ -149,14 +149,14 @@ async def test_a_recorded_run_with_messages_ahead_is_repeated_to_the_last_bit(mo
         result = await cluster.train()
     statistics = result.statistics
     workers = [statistics[f"worker-{n}"] for n in range(2)]
-    assert all(worker["left_ahead"] > 0 for worker in workers)
+    assert all(worker.left_ahead > 0 for worker in workers)
     servers = [counted for node, counted in statistics.items() if node.startswith("ps-")]
     pushes = 0
     for counted in servers:
-        versions = counted["versions"].values()
-        assert sum(versions) == sum(counted["staleness"].values())
+        versions = counted.versions.values()
+        assert sum(versions) == sum(counted.staleness.values())
         pushes += sum(versions)
-    assert pushes == sum(worker["parameters"]["acknowledged"] for worker in workers) > 0
+    assert pushes == sum(worker.parameters.acknowledged for worker in workers) > 0
 
     assert isinstance(result.record, bytes)
     assert_equal_bits(check_replay(result.record, dataset).weights(), result.weights)

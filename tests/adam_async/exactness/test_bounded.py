@@ -243,7 +243,7 @@ async def test_refused_pushes_delay_no_replica(mode):
         result = await train(config, dataset=dataset, spec=TRAPPED, layers=TRAP_LAYERS)
     assert [epoch.images for epoch in result.epochs] == [60, 60]
     servers = [told for node, told in result.statistics.items() if node.startswith("ps-")]
-    assert sum(told["refused"] for told in servers) == 2 * sum(len(told["versions"]) for told in servers)
+    assert sum(told.refused for told in servers) == 2 * sum(len(told.versions) for told in servers)
     assert all(np.isfinite(values).all() for values in result.weights.values())
     if config.slack is not None:
         assert max(pushes) <= config.slack + 1

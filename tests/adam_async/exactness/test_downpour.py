@@ -26,8 +26,8 @@ def config_of(**options):
 
 def sent(result, *kinds):
     """Payload bytes of all messages of these kinds."""
-    rows = [row for told in result.statistics.values() for row in told["traffic"]]
-    return sum(row["payload_bytes"] for row in rows if row["type"] in kinds)
+    rows = [row for told in result.statistics.values() for row in told.traffic]
+    return sum(row.payload_bytes for row in rows if row.type in kinds)
 
 
 @pytest.mark.parametrize("sharding", [{}, SHARDED], ids=["whole", "sharded"])
@@ -73,7 +73,7 @@ async def test_the_groups_of_the_warm_start_are_one_replicas_alone(mode, push_ev
 async def test_a_worker_connects_only_to_servers_with_shards(mode):
     result = await train(config_of(servers=9, **MODES[mode]))
     servers = {node: told for node, told in result.statistics.items() if node.startswith("ps-")}
-    holding = {node for node, told in servers.items() if told.get("versions")}
-    talked_to = {row["to"] for row in result.statistics["worker-0"]["traffic"] if row["to"] in servers}
+    holding = {node for node, told in servers.items() if told.versions}
+    talked_to = {row.receiver for row in result.statistics["worker-0"].traffic if row.receiver in servers}
     assert talked_to == holding
     assert len(holding) < len(servers) == 9

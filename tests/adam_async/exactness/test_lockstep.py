@@ -93,7 +93,7 @@ async def test_links_that_fail_change_nothing_of_the_sums(lag):
     config = lockstep(epochs=1, **options, **RULES["momentum"], **SHARDED)
     faults = Faults(cut=0.03, drop_reply=0.03, delay=0.2, delay_s=0.002)
     result, _, _ = await assert_serial(config, network=Rough(NETWORKS["local"](), faults))
-    assert sum(result.statistics[f"worker-{n}"]["parameters"]["reconnects"] for n in (0, 1)) > 0
+    assert sum(result.statistics[f"worker-{n}"].parameters.reconnects for n in (0, 1)) > 0
 
 
 async def test_more_replicas_than_groups_leave_the_others_nothing_to_add():
@@ -119,7 +119,7 @@ async def test_a_gradient_that_is_not_finite_counts_no_images_in_its_sum(push_ev
     result, _, _ = await assert_serial(config, dataset, spec=TRAPPED, layers=TRAP_LAYERS, refused=(bad,))
     assert [epoch.images for epoch in result.epochs] == [60, 60]
     servers = [told for node, told in result.statistics.items() if node.startswith("ps-")]
-    assert sum(told["refused"] for told in servers) == 2 * sum(len(told["versions"]) for told in servers)
+    assert sum(told.refused for told in servers) == 2 * sum(len(told.versions) for told in servers)
 
 
 @pytest.mark.parametrize("push_every", [1, 3])

@@ -111,7 +111,7 @@ async def train(config, network=None, **options):
         cluster.controller.replicated_state.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * config.epochs
     data = result.statistics["data-0"]
-    assert (data["returned"], data["late_reports"]) == (0, 0)
+    assert (data.returned, data.late_reports) == (0, 0)
     return result
 
 
@@ -203,9 +203,9 @@ async def test_asynchronous_workers_of_a_cut_model_learn(plan, workers):
 
 def blocks_sent(result, source, target):
     """Bytes of all blocks that one worker sent another, as its links counted them."""
-    rows = result.statistics[f"worker-{source}"]["traffic"]
+    rows = result.statistics[f"worker-{source}"].traffic
     return sum(
-        row["payload_bytes"] for row in rows if (row["to"], row["type"]) == (f"worker-{target}", "Blocks")
+        row.payload_bytes for row in rows if (row.receiver, row.type) == (f"worker-{target}", "Blocks")
     )
 
 
@@ -271,21 +271,21 @@ def talk_of(result):
     return {
         (node, other): told
         for node, counted in result.statistics.items()
-        for other, told in counted.get("neighbours", {}).items()
+        for other, told in getattr(counted, "neighbours", {}).items()
     }
 
 
 def assert_each_group_once(config, result):
     groups = -(-IMAGES // config.images_per_group) * config.epochs
     for number in range(config.workers):
-        engine = result.statistics[f"worker-{number}"]["engine"]
-        assert (engine["admitted"], engine["finished"]) == (groups, groups)
-        assert (engine["abandoned"], engine["failed"], engine["dropped_tokens"]) == (0, 0, 0)
-        assert (engine["live"], engine["early_tokens"]) == (0, 0)
+        engine = result.statistics[f"worker-{number}"].engine
+        assert (engine.admitted, engine.finished) == (groups, groups)
+        assert (engine.abandoned, engine.failed, engine.dropped_tokens) == (0, 0, 0)
+        assert (engine.live, engine.early_tokens) == (0, 0)
     crossings = crossings_of(config, digits())
     for (node, other), told in talk_of(result).items():
         ways = [(f"worker-{c.source}", f"worker-{c.target}") for c in crossings]
-        assert told["blocks_received"] == groups * ways.count((other, node))
+        assert told.blocks_received == groups * ways.count((other, node))
 
 
 ROUGH = {
@@ -312,9 +312,9 @@ async def test_links_that_fail_between_workers_change_nothing_of_what_is_learnt(
     result = await train(config, rough(network, ROUGH[faults]))
     assert_each_group_once(config, result)
     talk = talk_of(result)
-    assert sum(told["links"] for told in talk.values()) > len(talk)
+    assert sum(told.links for told in talk.values()) > len(talk)
     smooth = await train(config)
-    assert all(told["links"] == 1 for told in talk_of(smooth).values())
+    assert all(told.links == 1 for told in talk_of(smooth).values())
     assert_equal_bits(result.weights, smooth.weights)
 
 
@@ -328,8 +328,8 @@ async def test_a_link_that_is_cut_hundreds_of_times_costs_nothing_but_time(netwo
     assert_each_group_once(config, result)
     assert_equal_bits(result.weights, smooth.weights)
     talk = talk_of(result)
-    assert min(told["links"] for told in talk.values()) > 200
-    assert sum(told["blocks_said_again"] for told in talk.values()) > 0
+    assert min(told.links for told in talk.values()) > 200
+    assert sum(told.blocks_resent for told in talk.values()) > 0
 
 
 async def test_each_part_in_one_process_keeps_to_cores_of_its_own():
@@ -339,4 +339,4 @@ async def test_each_part_in_one_process_keeps_to_cores_of_its_own():
     assert [epoch.images for epoch in result.epochs] == [IMAGES]
     for part in range(2):
         expected = pinned_cpus(threads=1, first=part)
-        assert expected is None or result.statistics[f"worker-{part}"]["cpus"] == [*expected]
+        assert expected is None or result.statistics[f"worker-{part}"].cpus == expected

@@ -31,7 +31,7 @@ async def run_under(network, faults, **options):
         (int(staleness), count)
         for node, counted in result.statistics.items()
         if node.startswith("ps-")
-        for staleness, count in counted["staleness"].items()
+        for staleness, count in counted.staleness.items()
     ]
     total = sum(count for _, count in rows)
     mean = sum(staleness * count for staleness, count in rows) / total
@@ -50,12 +50,12 @@ async def test_a_link_that_is_cut_now_and_then_costs_reconnects_and_no_update(ne
     rough = Rough(NETWORKS[network](), Faults(cut=0.03, drop_reply=0.03))
     async with cluster_of(config_of(IMPATIENT), rough) as cluster:
         result = await cluster.train()
-    told = result.statistics["worker-0"]["parameters"]
-    assert told["reconnects"] > 0
-    assert told["acknowledged"] == STEPS * SHARDS
+    told = result.statistics["worker-0"].parameters
+    assert told.reconnects > 0
+    assert told.acknowledged == STEPS * SHARDS
     for node, counted in result.statistics.items():
         if node.startswith("ps-"):
-            assert set(counted["versions"].values()) == {STEPS}
+            assert set(counted.versions.values()) == {STEPS}
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -66,7 +66,7 @@ async def test_one_worker_whose_links_are_cut_still_trains_as_serial_sgd_does(ne
     rough = Rough(NETWORKS[network](), Faults(cut=0.03, drop_reply=0.05))
     async with cluster_of(config_of(IMPATIENT, **serial), rough) as cluster:
         result = await cluster.train()
-    assert result.statistics["worker-0"]["parameters"]["duplicates"] > 0
+    assert result.statistics["worker-0"].parameters.duplicates > 0
     for name, values in expected.items():
         assert abs(result.weights[name] - values).max() < 1e-12
 

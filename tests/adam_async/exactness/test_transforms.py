@@ -45,8 +45,8 @@ async def test_a_run_trains_on_the_variants_of_its_epoch_for_any_asker(network, 
     assert [epoch.images for epoch in result.epochs] == [IMAGES]
     for name, value in result.weights.items():
         assert value.tobytes() == expected.weights[name].tobytes(), name
-    told = result.statistics["data-0"]["transforms"]
-    assert told["pool"]["finished"] > 0
+    told = result.statistics["data-0"].transforms
+    assert told.pool.finished > 0
 
 
 async def test_every_epoch_has_variants_of_its_own():

@@ -35,8 +35,8 @@ async def run(protocol, network, sharding):
 
 
 def sent(statistics, node, kind):
-    rows = [row for row in statistics[node]["traffic"] if row["type"] == kind]
-    return sum(row["payload_bytes"] for row in rows), sum(row["messages"] for row in rows)
+    rows = [row for row in statistics[node].traffic if row.type == kind]
+    return sum(row.payload_bytes for row in rows), sum(row.messages for row in rows)
 
 
 @pytest.mark.thorough
@@ -72,13 +72,13 @@ async def test_the_bytes_of_pushes_and_values_equal_the_formulas(protocol, netwo
 @pytest.mark.parametrize("network", NETWORKS)
 async def test_the_report_of_protocols_states_both_costs_and_the_fewer_bytes_win_between_processes(network):
     result, servers = await run("auto", network, SHARDED)
-    for choice in result.statistics["worker-0"]["protocols"]:
-        if choice["tensor"] not in FACTORABLE:
-            assert (choice["factor_bytes"], choice["chosen"]) == (None, "delta")
+    for choice in result.statistics["worker-0"].protocols:
+        if choice.tensor not in FACTORABLE:
+            assert (choice.factor_bytes, choice.chosen) == (None, "delta")
             continue
-        inputs, outputs = FACTORABLE[choice["tensor"]]
-        factors = IMAGES * (servers[choice["tensor"]] * inputs + outputs) * ITEM
-        assert choice["delta_bytes"] == inputs * outputs * ITEM
-        assert choice["factor_bytes"] == factors
-        are_fewer = network != "local" and factors < choice["delta_bytes"]
-        assert choice["chosen"] == ("factors" if are_fewer else "delta")
+        inputs, outputs = FACTORABLE[choice.tensor]
+        factors = IMAGES * (servers[choice.tensor] * inputs + outputs) * ITEM
+        assert choice.delta_bytes == inputs * outputs * ITEM
+        assert choice.factor_bytes == factors
+        are_fewer = network != "local" and factors < choice.delta_bytes
+        assert choice.chosen == ("factors" if are_fewer else "delta")

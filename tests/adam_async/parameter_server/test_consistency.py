@@ -161,7 +161,7 @@ def test_a_late_answer_to_a_pull_has_the_clock_and_the_replicas_behind(synchrono
     server.tick("t", 2, 3, [0, 1])
     assert server.pull("p", 3, wait_s=0.5) == []
     assert server.state.next_deadline() == 0.5
-    assert count_server([server.state]).parked == 1
+    assert count_server([server.state]).waiting == 1
     assert count_server([server.state]).waiting_for == [1]
     assert server.later(0.4) == []
     (answer,) = server.later(0.1)

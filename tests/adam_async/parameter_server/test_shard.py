@@ -13,9 +13,9 @@ def test_staleness_has_few_rows_for_replicas_that_the_map_does_not_name():
     shard.separate().name_replicas([7, 8])
     shard.separate().count_staleness(7, 1)
     assert shard.staleness == {3: 2 * MOST_ROWS, 1: 1}
-    rows = count_server([ServerState(store="s", generation=1, shards=[shard])]).staleness_by_replica
+    rows = count_server([ServerState(store="s", generation=1, shards=[shard])]).clients
     assert len(rows) == MOST_ROWS + 2
-    assert (rows["others"], rows["7"]) == ({"3": MOST_ROWS}, {"1": 1})
+    assert (rows["others"].staleness, rows["7"].staleness) == ({"3": MOST_ROWS}, {"1": 1})
 
 
 def test_a_row_of_staleness_has_few_values_whatever_versions_pushes_claim_to_have_read():

@@ -1,4 +1,4 @@
-"""The statistics of a server in the report keep their names, and unset fields are left out."""
+"""A server adds up the counts of its shards, in pieces."""
 
 import asyncio
 from types import SimpleNamespace
@@ -8,46 +8,20 @@ import msgspec
 from adam_async.messages import Statistics
 from adam_async.parameter_server import statistics
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.statistics import ClientCounts, ServerStatistics, count_store
+from adam_async.parameter_server.statistics import count_server, count_store
 from adam_async.parameter_server.store_reports import KEPT_S, StoreReports
+from adam_async.run.counts import ClientCounts, StoreCounts
 from tests.adam_async.parameter_server.timelines import shard_of
 
 
 def counted(states):
     """Count to the end."""
-    pieces = count_store(states)
+    pieces = count_store(states, StoreCounts())
     while True:
         try:
             next(pieces)
         except StopIteration as end:
             return end.value
-
-
-def test_the_report_has_the_names_that_readers_know():
-    assert [field.encode_name for field in msgspec.structs.fields(ServerStatistics)] == [
-        "traffic",
-        "process",
-        "shards",
-        "versions",
-        "staleness",
-        "staleness_by_replica",
-        "staleness_by_tensor",
-        "clocks",
-        "clock",
-        "held",
-        "refused",
-        "duplicates",
-        "parked",
-        "waiting_for",
-        "batches",
-        "batched_pushes",
-        "disk",
-    ]
-
-
-def test_a_server_without_a_run_reports_no_shards():
-    counts = ServerStatistics(traffic=[])
-    assert msgspec.json.decode(msgspec.json.encode(counts)) == {"traffic": []}
 
 
 def test_clients_of_a_store_see_versions_and_each_client_with_its_clock_and_staleness():
@@ -61,9 +35,14 @@ def test_clients_of_a_store_see_versions_and_each_client_with_its_clock_and_stal
     assert (counts["shards"], counts["bytes"], counts["state_bytes"]) == (2, 32, 0)
     assert counts["versions"] == {"0": 4, "1": 5}
     assert counts["clients"] == {
-        "0": {"clock": 4, "pushes": 2, "staleness": {"2": 2}},
-        "1": {"clock": 9, "pushes": 0, "staleness": {}},
+        "0": {"clock": 4, "staleness": {"2": 2}},
+        "1": {"clock": 9, "staleness": {}},
     }
+    total = count_server([state])
+    assert (total.shards, total.clients, total.versions) == (2, counted([state]).clients, counts["versions"])
+    assert total.staleness == {"2": 2}
+    assert total.staleness_by_tensor == {"t0": {"2": 1}, "t1": {"2": 1}}
+    assert (total.clocks, total.clock) == ({"0": {"0": 4, "1": 9}, "1": {"0": 5, "1": 9}}, 4)
 
 
 def test_a_large_store_is_counted_in_pieces_with_the_same_counts(monkeypatch):
@@ -74,9 +53,9 @@ def test_a_large_store_is_counted_in_pieces_with_the_same_counts(monkeypatch):
     state = ServerState(store="s", generation=1, shards=shards)
     at_once = counted([state])
     monkeypatch.setattr(statistics, "PIECE_SHARDS", 2)
-    assert len(list(count_store([state]))) == 3
+    assert len(list(count_store([state], StoreCounts()))) == 3
     assert counted([state]) == at_once
-    assert at_once.clients["0"] == ClientCounts(clock=3, pushes=7, staleness={"2": 7})
+    assert at_once.clients["0"] == ClientCounts(clock=3, staleness={"2": 7})
 
 
 class Asked:
@@ -98,7 +77,7 @@ async def test_requests_for_a_large_store_share_one_report_of_a_second(monkeypat
 
     def counting():
         counts.append(now[0])
-        return count_store([state])
+        return count_store([state], StoreCounts())
 
     async with asyncio.TaskGroup() as group:
         reports = StoreReports(

@@ -1,34 +1,34 @@
 """The progress of a run follows what its roles counted."""
 
-from typing import Any
-
 import pytest
 
 from adam_async.run.config import Config
+from adam_async.run.counts import Counts
 from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.learning_rate import Schedule
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
 from adam_async.run.series import Series
+from tests.adam_async.role_counts import counts_of
 
 EPOCH = EpochResult(epoch=1, images=100, skipped=0, train_loss=0.5, test_accuracy=0.9, train_s=4.0)
 
 
-def roles(*, images: int, loss: float | None = 0.5) -> dict[str, dict[str, Any]]:
+def roles(*, images: int, loss: float | None = 0.5) -> dict[str, Counts]:
     return {
-        "data-0": {"images": images, "loss": loss, "role": "data", "term": 1},
-        "ps-0": {"role": "ps", "shards": 2, "staleness": {"1": 3, "5": 1}, "clock": 4, "waiting_for": [1]},
-        "ps-1": {"role": "ps", "shards": 1, "staleness": {}, "clock": 5, "waiting_for": []},
-        "ps-2": {"role": "ps", "shards": 0, "clock": 0},
-        "worker-0": {
-            "role": "worker",
-            "clock": 9,
-            "parameters": {"admission_waits": 1, "admission_wait_s": 1.0},
-            "data": {"blocked_fetches": 1, "blocked_s": 0.5},
-            "clock_wait_s": 2.0,
-            "waiting_for": "replica 1 at clock 4",
-        },
-        "worker-1": {"role": "worker", "waiting_for": ""},
+        "data-0": counts_of("data", images=images, loss=loss, term=1),
+        "ps-0": counts_of("ps", shards=2, staleness={"1": 3, "5": 1}, clock=4, waiting_for=[1]),
+        "ps-1": counts_of("ps", shards=1, clock=5),
+        "ps-2": counts_of("ps"),
+        "worker-0": counts_of(
+            "worker",
+            clock=9,
+            parameters={"admission_wait_s": 1.0},
+            data={"blocked_s": 0.5},
+            clock_wait_s=2.0,
+            waiting_for="replica 1 at clock 4",
+        ),
+        "worker-1": counts_of("worker"),
     }
 
 
@@ -94,9 +94,7 @@ def test_missing_statistics_count_as_zero() -> None:
 
 def test_skipped_images_show_from_their_report_until_the_next_epoch() -> None:
     progress = begun()
-    progress.update(
-        {"data-0": {"images": 80, "loss": 0.5, "skipped": 20, "role": "data", "term": 1}}, now=101.0
-    )
+    progress.update({"data-0": counts_of("data", images=80, loss=0.5, skipped=20, term=1)}, now=101.0)
     assert progress.skipped == 20
 
     progress.begin_epoch(2, now=102.0)

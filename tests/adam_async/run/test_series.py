@@ -3,27 +3,26 @@
 from typing import Any
 
 from adam_async.run.config import Config
+from adam_async.run.counts import Counts
 from adam_async.run.learning_rate import Schedule
-from adam_async.run.series import SAMPLES_KEPT, Series, WaitReport, add_up, add_up_by_name, waits_of
+from adam_async.run.series import SAMPLES_KEPT, Series, add_up, add_up_by_name, waited_s
+from tests.adam_async.role_counts import counts_of
 
 
-def roles(*, staleness: dict[str, int], payload: int, waited_s: float) -> dict[str, dict[str, Any]]:
+def roles(*, staleness: dict[str, int], payload: int, admission_s: float) -> dict[str, Counts]:
     """Return the statistics of a server and a worker."""
     return {
-        "ps-0": {
-            "staleness": staleness,
-            "traffic": [
-                {"payload_bytes": payload, "frame_bytes": 10},
-                {"payload_bytes": 0, "frame_bytes": 5},
-            ],
-        },
-        "worker-0": {
-            "parameters": {"admission_waits": 1, "admission_wait_s": waited_s},
-            "data": {"blocked_fetches": 1, "blocked_s": 0.25},
-            "clock_waits": 2,
-            "clock_wait_s": 0.5,
-            "traffic": [],
-        },
+        "ps-0": counts_of(
+            "ps",
+            staleness=staleness,
+            traffic=[{"payload_bytes": payload, "frame_bytes": 10}, {"frame_bytes": 5}],
+        ),
+        "worker-0": counts_of(
+            "worker",
+            parameters={"admission_wait_s": admission_s},
+            data={"blocked_s": 0.25},
+            clock_wait_s=0.5,
+        ),
     }
 
 
@@ -31,14 +30,14 @@ def series(**options: Any) -> Series:
     return Series(Schedule.of(Config(rate=0.5, **options)), epoch_images=100)
 
 
-def take(samples: Series, statistics: dict[str, dict[str, Any]], **at: Any) -> None:
+def take(samples: Series, statistics: dict[str, Counts], **at: Any) -> None:
     samples.take(statistics, **{"s": 1.0, "epoch": 1, "images": 1, "images_before": 0, "loss": 1.0, **at})
 
 
 def test_a_sample_holds_totals_of_the_whole_run() -> None:
     samples = series()
     at = {"s": 2.5, "epoch": 2, "images": 40, "images_before": 100, "loss": 0.5}
-    take(samples, roles(staleness={"1": 4}, payload=100, waited_s=1.0), **at)
+    take(samples, roles(staleness={"1": 4}, payload=100, admission_s=1.0), **at)
     (sample,) = samples.samples
 
     assert (sample.s, sample.epoch, sample.images, sample.loss, sample.rate) == (2.5, 2, 140, 0.5, 0.5)
@@ -49,7 +48,7 @@ def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
     samples = series()
     seen = ({"0": 4}, {"0": 4, "3": 1, "5": 1}, {"0": 4, "3": 1, "5": 1}, {})
     for second, histogram in enumerate(seen):
-        take(samples, roles(staleness=histogram, payload=0, waited_s=0.0), s=float(second))
+        take(samples, roles(staleness=histogram, payload=0, admission_s=0.0), s=float(second))
 
     assert [sample.staleness_mean for sample in samples.samples] == [0.0, 4.0, None, None]
 
@@ -57,7 +56,7 @@ def test_staleness_is_that_of_the_pushes_since_the_sample_before() -> None:
 def test_the_last_pushes_of_an_epoch_are_counted_with_those_after_it() -> None:
     samples = series()
     for s, histogram in ((1.0, {"4": 10}), (1.02, {"4": 10, "0": 2}), (2.0, {"4": 18, "0": 2})):
-        take(samples, roles(staleness=histogram, payload=0, waited_s=0.0), s=s)
+        take(samples, roles(staleness=histogram, payload=0, admission_s=0.0), s=s)
 
     assert [sample.staleness_mean for sample in samples.samples] == [4.0, None, 3.2]
 
@@ -110,34 +109,8 @@ def test_histograms_of_the_same_name_are_joined_and_names_come_in_their_order() 
     assert (joined["10"].histogram, joined["10"].mean) == ({"1": 2, "3": 2}, 2.0)
 
 
-PUSHES = {"admission_waits": 3, "admission_wait_s": 0.5}
-FETCHES = {"blocked_fetches": 2, "blocked_s": 0.25}
+def test_waits_of_workers_add_up_by_their_kind() -> None:
+    waits = [{"parameters": {"admission_wait_s": 1.0}, "clock_wait_s": 2.0}, {"data": {"blocked_s": 0.5}}]
 
-
-def test_all_kinds_of_waits_are_read_and_added() -> None:
-    waits = waits_of(
-        "worker-1", {"parameters": PUSHES, "data": FETCHES, "clock_waits": 7, "clock_wait_s": 1.5}
-    )
-
-    assert waits == WaitReport(
-        worker="worker-1",
-        admission_waits=3,
-        admission_wait_s=0.5,
-        blocked_fetches=2,
-        blocked_s=0.25,
-        clock_waits=7,
-        clock_wait_s=1.5,
-    )
-    assert waits.total_s == 2.25
-
-
-def test_a_worker_that_waits_for_no_clocks_has_waited_for_none() -> None:
-    waits = waits_of("worker-0", {"parameters": PUSHES, "data": FETCHES})
-
-    assert waits is not None
-    assert (waits.clock_waits, waits.clock_wait_s) == (0, 0.0)
-
-
-def test_a_node_that_never_trained_has_no_waits() -> None:
-    assert waits_of("worker-0", {"role": "worker"}) is None
-    assert waits_of("ps-0", {"role": "ps", "staleness": {}}) is None
+    assert waited_s([counts_of("ps"), *(counts_of("worker", **each) for each in waits)]) == (1.0, 0.5, 2.0)
+    assert waited_s([]) == (0, 0, 0)

@@ -49,7 +49,7 @@ async def test_a_client_gets_the_statistics_of_the_store_that_it_names():
             await store.push({"w": np.ones(4)})
             counts = await statistics_of(store)
             assert counts["versions"] == {"0": 1}
-            assert counts["clients"]["0"]["pushes"] == 1
+            assert counts["clients"]["0"]["staleness"] == {"0": 1}
 
 
 async def statistics_of(store):

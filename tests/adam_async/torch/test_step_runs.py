@@ -82,8 +82,8 @@ async def test_factors_with_several_rows_per_image_are_sent_if_they_have_fewer_b
         async with cluster_of(config, step=TorchStep(Tokens(), functional.cross_entropy)) as cluster:
             result = await cluster.train()
         weights.append(result.weights)
-        rows = result.statistics["worker-0"]["traffic"]
-        sent.append(sum(row["payload_bytes"] for row in rows if row["type"] == "Push"))
+        rows = result.statistics["worker-0"].traffic
+        sent.append(sum(row.payload_bytes for row in rows if row.type == "Push"))
     # In float64: ten rows of each matrix of (32, 32) and (20, 32), and a bias of 32.
     steps = sent[1] // (8 * (32 * 32 + 20 * 32 + 32))
     assert sent == [steps * 8 * (10 * 64 + 10 * 52 + 32), steps * 8 * (32 * 32 + 20 * 32 + 32)]

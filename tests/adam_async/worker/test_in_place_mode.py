@@ -22,8 +22,8 @@ def config_of(**options):
 
 
 def sent(result, kind):
-    rows = [row for node in result.statistics.values() for row in node["traffic"] if row["type"] == kind]
-    return sum(row["messages"] for row in rows), sum(row["payload_bytes"] for row in rows)
+    rows = [row for node in result.statistics.values() for row in node.traffic if row.type == kind]
+    return sum(row.messages for row in rows), sum(row.payload_bytes for row in rows)
 
 
 @pytest.mark.parametrize("options", [{}, {"replicas": 2, **SHARDED}], ids=["one", "replicas-and-servers"])
@@ -41,9 +41,9 @@ async def test_records_travel_and_no_gradient_does(options):
     assert 2 * model <= values < 2 * model + options.get("replicas", 1) * model
     for name in ("worker-0", "worker-1")[: options.get("replicas", 1)]:
         counts = result.statistics[name]
-        assert {choice["chosen"] for choice in counts["protocols"]} == {"in place"}
-        assert {choice["tensor"] for choice in counts["protocols"]} == set(result.weights)
-        assert counts["push_buffers"] == 0
+        assert {choice.chosen for choice in counts.protocols} == {"in place"}
+        assert {choice.tensor for choice in counts.protocols} == set(result.weights)
+        assert counts.push_buffers == 0
 
 
 async def test_all_replicas_of_a_process_train_the_memory_of_its_servers():

@@ -14,6 +14,7 @@ from adam_async import Config, LocalCluster
 from adam_async.model import Network, named_model
 from adam_async.model.fast import program
 from adam_async.model.fast.memory import NotOnDiskError
+from adam_async.run.counts import KernelCounts, WorkerCounts
 from adam_async.runtime.kernel_cache import KernelCache
 from adam_async.worker import kernel_change
 from adam_async.worker.kernel_change import KernelChange
@@ -59,8 +60,8 @@ async def test_the_network_takes_up_what_the_child_compiled(nothing_compiled: li
         await change.run(pool, lambda: 7)
     assert network.kernels == "numba"
     found = change.statistics(100)
-    assert (found.kernel_set, found.numpy_groups) == ("numba", 7)
-    assert found.compiled == found.total > 1
+    assert (found.set, found.numpy_groups) == ("numba", 7)
+    assert found.compiled == found.of > 1
 
 
 async def test_a_run_does_not_wait_for_kernels_whose_files_are_lost(
@@ -199,18 +200,18 @@ async def test_lockstep_and_recorded_runs_wait_for_compiled_kernels_and_log_it(
     with caplog.at_level(logging.WARNING):
         found = await train(**options)
     assert "training waits until its kernels are compiled" in caplog.text
-    assert (found["set"], found["numpy_groups"]) == ("numba", 0)
+    assert (found.set, found.numpy_groups) == ("numba", 0)
 
 
 async def test_other_runs_begin_at_once(nothing_compiled: list[bool]) -> None:
     found = await train()
-    assert found["set"] == "numpy"
-    assert found["numpy_groups"] > 0
+    assert found.set == "numpy"
+    assert found.numpy_groups > 0
 
 
-async def train(**options: object) -> dict[str, object]:
+async def train(**options: object) -> KernelCounts:
     """Train for one epoch; returns the worker's statistics of its kernels."""
     config = Config(epochs=1, threads=1, model="digits", **options)  # type: ignore[arg-type]
     async with LocalCluster(config, dataset=tiny_dataset()) as cluster:
         result = await cluster.train()
-    return next(values["kernels"] for values in result.statistics.values() if values["role"] == "worker")
+    return next(each.kernels for each in result.statistics.values() if isinstance(each, WorkerCounts))

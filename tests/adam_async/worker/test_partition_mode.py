@@ -62,7 +62,7 @@ async def test_when_one_worker_goes_the_other_replica_trains_what_both_had_befor
         cluster.data.state.check_invariants()
         cluster.controller.replicated_state.state.check_invariants()
     assert [epoch.images for epoch in result.epochs] == [IMAGES] * 2
-    assert result.statistics["data-0"]["returned"] > 0
+    assert result.statistics["data-0"].returned > 0
     assert replica_generation
     how = "left" if goodbye else "died"
     assert [event["event"] for event in result.events] == [f"worker-3 {how}"]

@@ -10,6 +10,7 @@ from adam_async.errors import RunFailed
 from adam_async.messages import Block
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
+from adam_async.run.counts import WorkerCounts
 from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
@@ -89,9 +90,8 @@ async def test_steps_that_the_servers_count_are_the_groups_that_were_trained():
     groups = 3 * 15
     assert versions == {groups}
     assert storage.steps[0] == groups
-    assert (
-        sum(counts["data"]["groups"] for counts in result.statistics.values() if "data" in counts) == groups
-    )
+    workers = [counts for counts in result.statistics.values() if isinstance(counts, WorkerCounts)]
+    assert sum(counts.data.groups for counts in workers) == groups
 
 
 async def test_a_worker_without_the_memory_of_the_servers_names_the_option_to_change():

@@ -251,7 +251,7 @@ def check_result(cluster: TrainingCluster, result: RunResult, ledger: Ledger) ->
     ledger.operations = sum(cluster.acknowledged.values())
     ledger.counts["accuracy"] = round(100 * accuracy)
     ledger.counts["returned leases"] = sum(
-        int(each.get("returned", 0)) for each in result.statistics.values()
+        getattr(each, "returned", 0) for each in result.statistics.values()
     )
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
 
 from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
@@ -250,8 +249,8 @@ class TrainingCluster(Cluster):
     def note_acknowledged(self, name: str) -> None:
         """Record the number of acknowledged pushes of a worker's session."""
         session = self._sessions.get(name)
-        counts = self.workers[name].statistics().parameters if session is not None else UNSET
-        if session is not None and counts is not UNSET:
+        counts = self.workers[name].statistics().parameters if session is not None else None
+        if session is not None and counts is not None:
             self.acknowledged[session] = max(self.acknowledged.get(session, 0), counts.acknowledged)
 
     def check(self) -> None:

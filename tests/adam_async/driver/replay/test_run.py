@@ -253,7 +253,7 @@ async def test_links_that_fail_leave_nothing_twice_in_a_record(network, options)
     async with cluster_of(config, rough, dataset=DATA) as cluster:
         result = await cluster.train()
     assert isinstance(result.record, bytes)
-    assert sum(node.get("duplicates", 0) for node in result.statistics.values()) > 0
+    assert sum(getattr(node, "duplicates", 0) for node in result.statistics.values()) > 0
 
     assert_same(replayed(read_recording(result.record, origin="it")), result.weights)
 

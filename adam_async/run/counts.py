@@ -1,0 +1,297 @@
+"""Pure: the numbers that roles count, one type for each role, from their owners to the report.
+
+A role fills in its type. The driver trusts no role, and reads an answer with the same type, which checks all
+bounds. Polls, the live table, the status and the report use the fields as they are. Names are those of the
+JSON text; docs/reference/report.md has the unit and the meaning of each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from adam_async.messages.bounds import Clock, Count, Epoch, Images, Name, NodeId, Seconds, Version
+from adam_async.run.epoch_counts import SkippedGroups
+from adam_async.runtime.traffic import TrafficRow
+from dataflow import EngineStatistics
+from dataflow import PoolStatistics as ComputePoolStatistics
+from transport import PoolStatistics as BufferPoolStatistics
+
+Histogram = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], Count]
+"""Number of pushes by staleness, which is text of 1 to 9 digits."""
+
+ONCE = frozenset(("traffic", "protocols", "staleness_by_tensor"))
+"""Fields of roles that a report has once for all roles; the records of its roles have them unset."""
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """Counts of any role."""
+
+    node: NodeId = ""
+    host: Name = ""
+    pid: Count = 0
+    peak_rss_mb: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    age_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e10)] = 0.0
+    traffic: list[TrafficRow] | UnsetType = UNSET
+
+    @property
+    def sent(self) -> Sequence[TrafficRow]:
+        """Rows of sent messages."""
+        return () if self.traffic is UNSET else self.traffic
+
+
+class ControllerCounts(Counts, kw_only=True):
+    """Counts of a controller: the version of its map, and its position in its group.
+
+    A controller without a group has its name, its leader and its lists empty.
+    """
+
+    version: Version = 0
+    group: Name = ""
+    role: Name = "founding"
+    leader: NodeId = ""
+    term: Count = 0
+    commit: Count = 0
+    log: Count = 0
+    voters: list[NodeId] = []
+    learners: list[NodeId] = []
+
+
+class CacheCounts(msgspec.Struct, kw_only=True):
+    """Memory of images and groups of a data server; a cache that decodes images counts from `hits` on."""
+
+    name: NodeId = ""
+    budget_bytes: Count = 0
+    resident_images: Count
+    resident_bytes: Count
+    block_bytes: Count = 0
+    evicted_blocks: Count = 0
+    hits: Count = 0
+    misses: Count = 0
+    decoded: Count = 0
+    decode_s: Seconds = 0.0
+    spilled: Count = 0
+    spilled_bytes: Count = 0
+    read_back: Count = 0
+    replaced: Count = 0
+    replaced_why: list[str] = []
+
+
+class TransformCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of the thread that transforms images."""
+
+    late_answers: Count
+    """Number of answers that waited for their groups."""
+    pool: ComputePoolStatistics
+
+
+class DataCounts(Counts, kw_only=True):
+    """Counts of a data server: progress of the epoch, and leases since it became the dealer."""
+
+    term: Count = 0
+    """Term in which this server deals out the groups of the run; 0: another one does."""
+    epoch: Epoch = 0
+    """Epoch whose groups the server deals out; 0: none yet."""
+    groups: Count = 0
+    finished: Count = 0
+    drained: bool = False
+    """Whether a run that stops has no leased group left."""
+    clock: Clock = 0
+    """Known final clock of the epoch."""
+    images: Count = 0
+    train_s: Seconds = 0.0
+    skipped_groups: SkippedGroups = ()
+    skipped: Images = 0
+    """Number of skipped images."""
+    loss: float | None = None
+    """Mean loss over the images of finished groups; None if it is not finite."""
+    leased: Count = 0
+    returned: Count = 0
+    """Number of leases that returned from lost replicas."""
+    late_reports: Count = 0
+    transforms: TransformCounts | None = None
+    """Statistics of the transforms; None without any."""
+    cache: CacheCounts | None = None
+    """Statistics of the memory; None before the first run."""
+
+
+class ClientCounts(msgspec.Struct, kw_only=True):
+    """Counts of one client of a store, or replica of a run, over the shards of one server."""
+
+    clock: Clock | None = None
+    """Lowest clock of its shards, in steps; None for a client that the map does not name."""
+    staleness: Histogram = {}
+
+
+class StoreCounts(Counts, kw_only=True):
+    """Counts of the shards of one store on one server."""
+
+    shards: Count = 0
+    bytes: Count = 0
+    state_bytes: Count = 0
+    versions: dict[str, Version] = {}
+    clients: dict[str, ClientCounts] = {}
+    """Counts of each client, by its replica number in the cluster map, or ``others``."""
+    refused: Count = 0
+    duplicates: Count = 0
+    waiting: Count = 0
+    """Number of requests that wait for a clock or for sums."""
+    waiting_for: list[int] = []
+    """Replica numbers of the clients that the waiting requests wait for."""
+    batches: Count = 0
+    batched_pushes: Count = 0
+
+
+class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the store of a run on the disk of one server."""
+
+    updates: Count
+    writes: Count
+    bytes: Count
+    amplification: float
+    rounds: Count
+    syncs: Count
+    disk_bytes: Count
+    age_s: Seconds | None = None
+    """Age of the oldest update that is not on the disk, in seconds; None until all pieces were written."""
+    period_s: Seconds
+    as_of: float | None
+    """Time up to which all updates are on the disk, in seconds since 1970; None before the first round."""
+    full: bool
+    """Whether the last write failed for lack of space."""
+
+
+class ServerCounts(StoreCounts, kw_only=True):
+    """Counts of a parameter server, and of its shards of a run; zeros without shards."""
+
+    staleness: Histogram = {}
+    staleness_by_tensor: dict[str, Histogram] | UnsetType = UNSET
+    clocks: dict[str, dict[str, Clock]] = {}
+    """Clock of each replica on each shard."""
+    clock: Clock = 0
+    """Lowest clock of the shards."""
+    pending_contributions: Count = 0
+    """Number of contributions to sums that are not whole."""
+    disk: DiskCounts | None = None
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """Lateness of the timers of the event loop, in seconds."""
+
+    p50: Seconds
+    p99: Seconds
+    max: Seconds
+
+
+class PartitionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker's partition of a model."""
+
+    segments: Count
+    wires: Count
+
+
+class KernelCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernels that train a worker's groups."""
+
+    set: str
+    compiled: Count
+    of: Count
+    numpy_groups: Count
+    """Number of groups that NumPy's kernels trained while others were compiled."""
+
+
+class PushCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a client of the parameter servers, over all bundles."""
+
+    primaries: dict[str, str]
+    """Primary of each bundle, by the bundle's home; empty text while there is none."""
+    moves: Count
+    """Number of times that the primary of a bundle moved."""
+    numbers: dict[str, Count]
+    """Number of the last push to each shard; a client numbers its pushes to a shard from 1."""
+    unanswered: Count
+    acknowledged: Count
+    duplicates: Count
+    refused: Count
+    resent: Count
+    reconnects: Count
+    admission_waits: Count
+    admission_wait_s: Seconds
+
+
+class FetchCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a worker's client of the data servers."""
+
+    groups: Count
+    blocked_fetches: Count
+    blocked_s: Seconds
+
+
+class PeerWorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The exchange with another worker of the replica."""
+
+    links: Count
+    messages: Count
+    blocks_received: Count
+    blocks_duplicate: Count
+    blocks_resent: Count
+    blocks_unconfirmed: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolChoice:
+    """Protocol of one tensor's gradient, and the payload bytes per step of either protocol."""
+
+    tensor: str
+    delta_bytes: Count
+    factor_bytes: Count | None
+    """Payload bytes of a step as factors; None if the gradient has no factors."""
+    chosen: Literal["delta", "factors", "in place"]
+
+
+class WorkerCounts(Counts, kw_only=True):
+    """Counts of a model worker, and of the run in progress or of the last run.
+
+    The worker, the run session and the training mode fill in their own fields.
+    """
+
+    lag_s: Lag | None = None
+    buffers: BufferPoolStatistics | None = None
+    """Pool of receive buffers; roles of one process may share one."""
+    refused_greets: Count = 0
+    protocols: list[ProtocolChoice] | UnsetType = UNSET
+    push_buffers: Count = 0
+    left_ahead: Count = 0
+    clock: Clock = 0
+    """Clock that the replica has at the servers after all messages in transit."""
+    clock_waits: Count = 0
+    clock_wait_s: Seconds = 0.0
+    waiting_for: str = ""
+    """Text that names the replicas for which this replica waits; empty without a wait."""
+    part: PartitionCounts | None = None
+    kernels: KernelCounts | None = None
+    cpus: tuple[int, ...] | None = None
+    """CPUs to which the compute threads are pinned; None without pinning."""
+    parameters: PushCounts | None = None
+    data: FetchCounts | None = None
+    neighbours: dict[str, PeerWorkerCounts] = {}
+    """The other workers of the replica, by node."""
+    pool: ComputePoolStatistics | None = None
+    engine: EngineStatistics | None = None
+
+    @property
+    def waited_s(self) -> tuple[float, float, float]:
+        """Waits before groups were admitted, in seconds: for servers, images and clocks."""
+        servers = self.parameters.admission_wait_s if self.parameters is not None else 0.0
+        return servers, self.data.blocked_s if self.data is not None else 0.0, self.clock_wait_s
+
+
+ROLES: dict[str, type[Counts]] = {
+    "controller": ControllerCounts,
+    "data": DataCounts,
+    "ps": ServerCounts,
+    "worker": WorkerCounts,
+}
+"""Type of the counts of a role; other roles have those of any role."""

@@ -1,0 +1,83 @@
+"""A driver checks the counts that a role reports before it calculates with them."""
+
+import msgspec
+import pytest
+
+from adam_async.messages import Statistics, pack, read_text_tensor, text_tensor
+from adam_async.messages.bounds import MOST_STATISTICS_BYTES
+from adam_async.run.counts import ROLES
+from tests.adam_async.role_counts import counts_of
+from transport import RemoteProtocolError
+
+ROW = {
+    "from": "a",
+    "to": "b",
+    "type": "Push",
+    "messages": 1,
+    "payload_bytes": 1,
+    "frame_bytes": 2,
+    "more": "x",
+}
+
+
+def read(role: str, values: dict[str, object]) -> object:
+    message = pack(Statistics(node="n", role=role), [text_tensor({"traffic": [ROW], **values})])
+    return read_text_tensor(message, ROLES[role], MOST_STATISTICS_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("role", "values"),
+    [
+        ("ps", {"staleness": {"x": 1}}),
+        ("ps", {"staleness": [1]}),
+        ("ps", {"refused": 1.5}),
+        ("ps", {"shards": -1}),
+        ("ps", {"versions": 3}),
+        ("ps", {"versions": {"0": -1}}),
+        ("ps", {"staleness_by_tensor": []}),
+        ("ps", {"staleness_by_tensor": {"w": {"x": 1}}}),
+        ("ps", {"clients": {"0": {"staleness": {"9" * 5000: 1}}}}),
+        ("ps", {"clocks": {"0": {"0": "much"}}}),
+        ("worker", {"traffic": 5}),
+        ("worker", {"traffic": [{"payload_bytes": 1}]}),
+        ("worker", {"host": None}),
+        ("worker", {"host": "m" * 161}),
+        ("worker", {"pid": 1 << 53}),
+        ("worker", {"peak_rss_mb": 1e300}),
+        ("worker", {"age_s": -1.0}),
+        ("worker", {"parameters": {}}),
+        ("worker", {"protocols": [1]}),
+        ("worker", {"data": {"groups": "many", "blocked_fetches": 1, "blocked_s": 1.0}}),
+        ("worker", {"data": {"groups": 1, "blocked_fetches": 1, "blocked_s": None}}),
+        ("worker", {"clock_wait_s": "1"}),
+        ("worker", {"kernels": "numpy"}),
+        ("worker", {"kernels": {}}),
+        ("worker", {"kernels": {"set": "numpy", "compiled": "3", "of": 3, "numpy_groups": 0}}),
+        ("data", {"term": "1"}),
+        ("data", {"images": "1"}),
+        ("data", {"cache": 1}),
+        ("data", {"cache": {"resident_images": 1, "resident_bytes": 1, "budget_bytes": "all"}}),
+        ("controller", {"term": "x"}),
+        ("controller", {"voters": 7}),
+    ],
+)
+def test_counts_of_another_type_or_beyond_their_bounds_are_refused(
+    role: str, values: dict[str, object]
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="malformed text beside Statistics"):
+        read(role, values)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_counts_of_every_role_read_back_as_they_were(role: str) -> None:
+    counts = counts_of(role)
+    assert read(role, msgspec.to_builtins(counts)) == counts
+
+
+def test_a_worker_that_never_trained_has_waited_for_nothing() -> None:
+    assert counts_of("worker", parameters=None, data=None).waited_s == (0.0, 0.0, 0.0)
+
+
+def test_all_kinds_of_waits_of_a_worker_are_read() -> None:
+    pushes, fetches = {"admission_wait_s": 0.5}, {"blocked_s": 0.25}
+    assert counts_of("worker", parameters=pushes, data=fetches, clock_wait_s=1.5).waited_s == (0.5, 0.25, 1.5)
