@@ -7,8 +7,8 @@ import numpy as np
 from adam_async.model.layer import Array, Layer, Slots, Weights
 from adam_async.model.spec import LayerSpec, Shape
 
-IMAGES = 1200
-"""Number of training images."""
+IMAGES = 8000
+"""Number of training images: an epoch lasts for seconds, so that audits see the results of all epochs."""
 
 SIDE = 8
 """Rows and columns of an image."""

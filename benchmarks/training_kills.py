@@ -66,7 +66,7 @@ from benchmarks._tally import IMAGES, write_files
 from transport import BufferPool, Identity, TransportError
 
 KINDS = ("worker", "data servers", "driver", "one server", "everything")
-GROUP_IMAGES, SHARD_BYTES, SEED = 4, 256, 5
+GROUP_IMAGES, SHARD_BYTES, SEED = 4, 2048, 5
 ROOT = Path(__file__).resolve().parents[1]
 LAYER = ("--layer", "tally=benchmarks._tally:Tally")
 RETURN_S = 120.0
@@ -171,6 +171,10 @@ class Roles:
         self._log.close()
 
 
+class Missed(Exception):
+    """Results of epochs have left the map before an audit noted them."""
+
+
 class Audit:
     """Reads the shards of the run in the map, and compares their counts with their sets."""
 
@@ -180,6 +184,8 @@ class Audit:
         self._orders = EpochOrders(Dice(SEED), num_images=IMAGES, images_per_group=GROUP_IMAGES)
         self._skipped: dict[int, SkippedGroups] = {}
         """Skipped groups of each ended epoch."""
+        self._whole = [np.zeros(IMAGES)]
+        """How often each image was trained before epoch 1, 2, ..."""
         self.audits = 0
         self.faults: list[str] = []
         self.groups = 0
@@ -246,7 +252,11 @@ class Audit:
         resumed = read_training(cluster.run).resumed if cluster.run is not None else None
         if resumed is not None:
             results = [*resumed.results, *results]
-        for epoch, ranges in enumerate(skipped_groups(results), start=cluster.ended - len(results) + 1):
+        first = cluster.ended - len(results) + 1
+        if first > self.ended + 1:
+            # The order of an epoch depends on the groups that the epochs before have skipped.
+            raise Missed(f"the map has the results from epoch {first} on, the audit those to {self.ended}")
+        for epoch, ranges in enumerate(skipped_groups(results), start=first):
             if self._skipped.setdefault(epoch, ranges) != ranges:
                 self.faults.append(f"epoch {epoch} skipped {self._skipped[epoch]}, and then {ranges}")
 
@@ -255,20 +265,17 @@ class Audit:
         kept = {epoch: {*_numbers(ranges)} for epoch, ranges in state.groups.items()}
         if max(kept, default=0) > self.ended + 1:
             return  # the result of the epoch before is on its way
-        every = set(range(self._orders.num_groups))
-        expected = np.zeros(len(counts))
-        for epoch in range(1, max([*kept, ended]) + 1):
-            order = self._order(epoch)
-            skipped = {number for each in self._skipped.get(epoch, ()) for number in range(*each)}
-            found = kept.get(epoch, every - skipped if epoch < min(kept, default=0) else set())
-            if epoch <= ended and found != every - skipped:
-                lacks, more = sorted(every - skipped - found), sorted(found & skipped)
+        first = min(kept, default=1)
+        images = self._before(first).copy()
+        for epoch in range(first, max([*kept, ended]) + 1):
+            found = kept.get(epoch, set())
+            if epoch <= ended and found != (trained := self._trained(epoch)):
+                lacks, more = sorted(trained - found), sorted(found - trained)
                 self.faults.append(
                     f"shard at {start}, epoch {epoch}: lacks {lacks[:9]}, has skipped {more[:9]}"
                 )
-            for number in found:
-                images = order.group(number) - start
-                expected[images[(images >= 0) & (images < len(counts))]] += 1
+            images += self._images(epoch, found)
+        expected = images[start : start + len(counts)]
         is_wrong = (counts != expected) if self._exact else (counts > expected) | (counts < expected / 8)
         if is_wrong.any():
             at = int(np.flatnonzero(is_wrong)[0])
@@ -277,9 +284,27 @@ class Audit:
                 f"{counts[at]:g} for {expected[at]:g} of image {start + at}"
             )
 
+    def _before(self, epoch: int) -> np.ndarray:
+        """Return how often the epochs before this one have trained each image."""
+        while len(self._whole) < epoch:
+            last = len(self._whole)
+            self._whole.append(self._whole[-1] + self._images(last, self._trained(last)))
+        return self._whole[epoch - 1]
+
+    def _trained(self, epoch: int) -> set[int]:
+        """Return the groups of an ended epoch that it has not skipped."""
+        skipped = {number for each in self._skipped[epoch] for number in range(*each)}
+        return set(range(self._orders.num_groups)) - skipped
+
+    def _images(self, epoch: int, groups: set[int]) -> np.ndarray:
+        """Return 1 for each image in these groups of an epoch, and 0 for the others."""
+        counts = np.zeros(IMAGES)
+        rows = self._order(epoch).indices.reshape(-1, GROUP_IMAGES)
+        counts[rows[sorted(groups)]] = 1
+        return counts
+
     def _order(self, epoch: int) -> EpochOrder:
-        # Results that the map has dropped between two audits are taken for those of whole epochs.
-        return self._orders.order(epoch, [self._skipped.get(before, []) for before in range(1, epoch)])
+        return self._orders.order(epoch, [self._skipped[before] for before in range(1, epoch)])
 
 
 def _numbers(ranges: Sequence[int]) -> list[int]:
@@ -336,6 +361,8 @@ async def measure(kind: str, mode: Mode, arguments: argparse.Namespace) -> dict[
                     await asyncio.sleep(PAUSE_S)
         except TimeoutError:
             error = f"no further group within {RETURN_S:g} s"
+        except Missed as missed:
+            error = str(missed)
         finally:
             await roles.end()
         if error or audit.faults:
