@@ -9,6 +9,9 @@ a change of the data server, both begin again on a new link, and first the clien
 holds: another data server goes on from them. A request contains the number of received leases, so a lost
 answer loses none. A third task reads the images of the leased groups from any data server (`group_reader`).
 
+From a pool the client asks for a *piece*, half a second of its work, when it has begun the newest one
+(`piece_size`). So it has more leases than groups.
+
 In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
 clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.
 """
@@ -25,10 +28,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from adam_async.data_server.group_reader import GroupReader
+from adam_async.data_server.piece_size import PieceSize
 from adam_async.errors import RoleFailed
 from adam_async.messages import (
     MOST_GROUPS,
     MOST_HELD,
+    MOST_LEASES,
+    MOST_REPORTED,
     Finished,
     HeldLease,
     Lease,
@@ -82,6 +88,8 @@ class DataClient:
         address: Returns the address of the data server that leases groups; an empty text while the run has
             none. Call `map_changed` after a change.
         servers: Returns the addresses of the ready data servers, first the one to read images from.
+        ahead: Maximum number of groups in memory.
+        first_piece: Number of groups of the first piece from a pool; None: the replicas have shares.
         rows: First needed row of the images, and the row after the last one; ``(0, 0)``: labels only. None:
             whole images.
 
@@ -98,6 +106,7 @@ class DataClient:
         ahead: int,
         limits: GroupLimits,
         waits: Waits,
+        first_piece: int | None = None,
         rows: tuple[int, int] | None = None,
     ) -> None:
         self._channel = Channel(endpoint, peer="the data server", address="", patience_s=waits.patience_s)
@@ -109,6 +118,12 @@ class DataClient:
         self._identity = endpoint.identity
         self._slot = slot
         self._ahead = ahead
+        self._pieces = PieceSize(first=first_piece, most=MOST_LEASES) if first_piece is not None else None
+        self._ask_at = ahead // 2 if first_piece is None else 0
+        """Number of untaken groups at which the client asks for more: half of the groups ahead, because one
+        request for them costs less than one per group; from a pool, those of the newest piece."""
+        self._report_at = max(ahead // 2, 1)
+        """Number of finished groups that are reported together."""
         self._limits = limits
         self._waits = waits
         self._leased: list[tuple[Lease, int, int]] = []
@@ -248,12 +263,14 @@ class DataClient:
         self._reported.clear()
         self._is_known.set()
         while True:
-            # One request for half of the groups costs less than one request per group.
-            while (held := len(self._leased) + len(self._groups)) > self._ahead // 2:
+            while (untaken := len(self._leased) + len(self._groups)) > self._ask_at:
                 self._has_room.clear()
                 await self._has_room.wait()
-            # After the last group the next groups arrive only after the training of all received ones.
-            count = self._ahead - (0 if self._last else held)
+            if self._pieces is not None:
+                count = self._pieces.next(asyncio.get_running_loop().time())
+            else:
+                # After the last group the next groups arrive only after the training of all received ones.
+                count = self._ahead - (0 if self._last else untaken)
             self._take_up(count, await self._ask(link, count))
 
     def _take_up(self, asked: int, answer: Leases) -> None:
@@ -266,6 +283,8 @@ class DataClient:
             return
         self._leased += [(lease, answer.clock, self.end) for lease in answer.leases[:1]]
         self._leased += [(lease, 0, 0) for lease in answer.leases[1:]]
+        if self._pieces is not None:
+            self._ask_at, self._report_at = len(tags), min(max(len(tags), 1), MOST_REPORTED)
         self._hold(tags, answer)
         self._known_end = answer.end if answer.last else -1
         self._last = answer.last
@@ -299,10 +318,11 @@ class DataClient:
         """Read the images of the leased groups in their order, until cancelled."""
         leased = self._leased
         while True:
-            while not leased:
+            while not leased or self._lacks_room:
                 self._has_leases.clear()
                 await self._has_leases.wait()
-            first = [lease for lease, *_ in leased[:MOST_GROUPS]]
+            most = min(MOST_GROUPS, self._ahead - len(self._groups))
+            first = [lease for lease, *_ in leased[:most]]
             leases = list(next(groupby(first, attrgetter("epoch")))[1])
             # A few answers bring the groups ahead, because each costs as much as a few groups.
             least = min(len(leases), max(self._ahead // 4, 1))
@@ -313,14 +333,20 @@ class DataClient:
             self._received += len(read)
             self._has_group.set()
 
+    @property
+    def _lacks_room(self) -> bool:
+        """Whether the leased groups do not fit into memory, and less than half of it is free."""
+        room = self._ahead - len(self._groups)
+        return room < min(len(self._leased), -(-self._ahead // 2))
+
     async def _report(self, link: Link) -> None:
         await self._is_known.wait()
         while True:
             # A few at a time; at once if the epoch, or further groups, may wait for these reports.
-            while not self._reports or not (len(self._reports) >= self._ahead // 2 or self._is_short):
+            while not self._reports or not self._reports_due:
                 self._has_reports.clear()
                 await self._has_reports.wait()
-            reports = tuple(self._reports)
+            reports = tuple(self._reports[:MOST_REPORTED])
             body = ReportGroups(
                 run=self._slot.run,
                 replica=self._slot.replica,
@@ -352,6 +378,8 @@ class DataClient:
         begin = loop.time()
         over = self._last and not self._leased
         self._has_group.clear()
+        if self._pieces is not None:
+            self._pieces.waits(begin)
         await self._has_group.wait()
         if self._groups and not over:
             # Waiting for the next epoch is not waiting for a slow data server.
@@ -371,20 +399,28 @@ class DataClient:
     def take(self) -> ImageGroup:
         """Take the next group. Raises IndexError without one."""
         group = self._groups.popleft()
-        if len(self._groups) + len(self._leased) <= self._ahead // 2:
+        if self._pieces is not None:
+            self._pieces.goes_on(asyncio.get_running_loop().time())
+            if self._leased and not self._lacks_room:
+                self._has_leases.set()
+        if len(self._groups) + len(self._leased) <= self._ask_at:
             self._has_room.set()
         return group
 
     def finished(self, report: Finished) -> None:
         """Note a trained group with an acknowledged push; the client reports it soon."""
         self._reports.append(report)
-        if self._is_short or len(self._reports) >= self._ahead // 2:
+        if self._pieces is not None:
+            self._pieces.finished()
+        if self._reports_due:
             self._has_reports.set()
 
     @property
-    def _is_short(self) -> bool:
-        """Whether reports are due at once: the replica has no more groups, or the client has none left."""
-        return self._last or not self._groups
+    def _reports_due(self) -> bool:
+        """Whether the reports are sent now."""
+        # At once if the replica has no more groups, or the client has none left.
+        is_short = self._last or not (self._groups or self._leased)
+        return is_short or len(self._reports) >= self._report_at
 
     def statistics(self) -> FetchCounts:
         """Return the counts of groups, and of waits for them."""

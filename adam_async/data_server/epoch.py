@@ -137,6 +137,7 @@ class Epoch:
         self.number, self.groups = began.number, began.groups
         self._round_groups = began.round_groups
         self._carried, self._fraction, self._pooled = began.carried, began.fraction, began.pooled
+        self._step = began.step
         done = (*began.finished, *began.skipped)
         if began.pooled:
             assigned = assign_pool(began.groups, warm=began.warm, finished=done)
@@ -305,8 +306,20 @@ class Epoch:
 
     @property
     def may_close_early(self) -> bool:
-        """Whether the epoch may end before all its groups are trained."""
-        return self._pooled or (self.clock_targets is None and self._fraction < 1)
+        """Whether the epoch may end before the replicas have finished their shares."""
+        return not self._pooled and self.clock_targets is None and self._fraction < 1
+
+    @property
+    def most_piece(self) -> int | None:
+        """Maximum number of groups of one answer from a pool; None without a pool.
+
+        A quarter of an equal share of the groups that are left lets all replicas end at the same time.
+        """
+        if not self._pooled or self._warming:
+            return None
+        taken = self.finished + len(self.leases) + len(self.unsettled)
+        left = min(len(self.queues.get(POOL, ())), max(self._pool_limit - taken, 0))
+        return max(left // (4 * max(len(self._live), 1)), self._step)
 
     @property
     def end(self) -> int:

@@ -1,10 +1,10 @@
 """Pure: the rate at which each replica finishes groups, and the number of groups that it may have.
 
-An epoch that ends early waits for its leases (`epoch.py`). Groups are leased ahead of need, as many to a slow
-replica as to a fast one, and the slow replica takes longer for them. A replica below half the rate of the
-fastest one therefore has only as many groups as it finishes in the time that the fastest one would need for
-the largest number that the slow one held at once. The limit is at least one and a half steps, rounded down,
-because a report needs a whole step.
+An epoch that ends early waits for its leases (`epoch.py`). From shares, groups are leased ahead of need, as
+many to a slow replica as to a fast one, and the slow replica takes longer for them. A replica below half the
+rate of the fastest one therefore has only as many groups as it finishes in the time that the fastest one
+would need for the largest number that the slow one held at once. The limit is at least one and a half steps,
+rounded down, because a report needs a whole step.
 """
 
 from collections.abc import Collection

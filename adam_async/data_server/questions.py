@@ -12,7 +12,7 @@ from adam_async.controller.role import reply_or_fail
 from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.state import Grant, GroupsReported, LeaseAsked
-from adam_async.messages import MOST_GROUPS, Lease, LeaseGroups, Leases, Reported, ReportGroups, pack
+from adam_async.messages import MOST_LEASES, Lease, LeaseGroups, Leases, Reported, ReportGroups, pack
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import Replica
@@ -118,7 +118,7 @@ class Questions:
                 epoch=body.epoch,
                 position=body.position,
                 heard=body.heard,
-                count=min(body.count, MOST_GROUPS),
+                count=min(body.count, MOST_LEASES),
                 wait_s=min(body.wait_s, self._wait_s),
                 held=body.held,
             )

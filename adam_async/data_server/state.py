@@ -515,7 +515,7 @@ class DataState:
         self, epoch: Epoch, replica: Replica, log: ReplicaLeases, count: int, now: float
     ) -> list[Logged]:
         # An epoch that closes early waits for its leases, so a slow replica must not hold many.
-        room = self._limits.room(replica, now) if epoch.may_close_early else None
+        room = self._limits.room(replica, now) if epoch.may_close_early else epoch.most_piece
         fresh = epoch.lease(replica, count if room is None else min(count, room))
         if not fresh:
             return []

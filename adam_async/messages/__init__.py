@@ -71,6 +71,8 @@ from adam_async.messages.group_sets import BundleSets, ReadGroupSets, read_group
 from adam_async.messages.leases import (
     MOST_GROUPS,
     MOST_HELD,
+    MOST_LEASES,
+    MOST_REPORTED,
     Finished,
     Groups,
     HeldLease,

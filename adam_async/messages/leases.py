@@ -6,7 +6,6 @@ import msgspec
 
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import (
-    MOST_IN_A_META,
     After,
     Attempt,
     Clock,
@@ -25,10 +24,16 @@ from adam_async.messages.bounds import (
 )
 
 MOST_GROUPS = 64
-"""Maximum number of groups in one request or answer of a data server."""
+"""Maximum number of groups whose images one request names."""
 
-MOST_HELD = MOST_IN_A_META
-"""Maximum number of leases that a worker holds."""
+MOST_LEASES = 512
+"""Maximum number of leases in one answer: more do not fit into one message."""
+
+MOST_REPORTED = 256
+"""Maximum number of groups in one report: more do not fit into one message."""
+
+MOST_HELD = 1024
+"""Maximum number of leases that a worker holds: it sends all of them in one message."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +100,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 class Leases(Body, frozen=True, kw_only=True):
     """Leased groups, without their images."""
 
-    leases: Annotated[tuple[Lease, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
+    leases: Annotated[tuple[Lease, ...], msgspec.Meta(max_length=MOST_LEASES)] = ()
     last: bool = False
     """Whether no further group waits for this replica: a step in progress ends with these groups."""
     clock: Clock = 0
@@ -142,7 +147,7 @@ class ReportGroups(Body, frozen=True, kw_only=True):
     replica: ReplicaNumber
     replica_generation: DrawnId
     partition: Partition
-    finished: Annotated[tuple[Finished, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
+    finished: Annotated[tuple[Finished, ...], msgspec.Meta(max_length=MOST_REPORTED)]
 
 
 class Reported(Body, frozen=True, kw_only=True):

@@ -288,6 +288,7 @@ class RunSession:
             rows=self._image_rows,
             limits=self._limits,
             ahead=max(self._config.groups_ahead(prod(self._model.input_shape)), self._in_flight),
+            first_piece=max(self._in_flight, self._config.push_every) if self._config.pooled else None,
             waits=setup.waits,
         )
 

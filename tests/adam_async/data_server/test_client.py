@@ -82,7 +82,7 @@ def pictures(body):
 
 
 @asynccontextmanager
-async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
+async def client_of(network, *, waits=PATIENT, ahead=AHEAD, first_piece=None, rows=None):
     """A client at work, and its server."""
     identity = Identity(role="worker", node="worker-0", incarnation=7)
     server = Server()
@@ -94,6 +94,7 @@ async def client_of(network, *, waits=PATIENT, ahead=AHEAD, rows=None):
             address=lambda: listener.address,
             servers=lambda: (listener.address,),
             ahead=ahead,
+            first_piece=first_piece,
             limits=LIMITS,
             rows=rows,
             waits=waits,
@@ -215,6 +216,47 @@ async def test_reports_travel_a_few_at_a_time(network):
         client.finished(finished(three))
         await turns(20)
         assert server.reported == [(0, 1)]
+
+
+async def test_from_a_pool_it_asks_for_the_next_piece_when_it_has_begun_the_newest_one(network):
+    async with client_of(network, first_piece=3) as (client, server):
+        assert (await server.grant()).count == 3
+        assert (await server.grant(2)).position == 3
+        await take(client, 2)
+        await turns(20)
+        assert server.asked == []
+        await take(client, 1)
+        assert (await server.grant(1)).position == 5
+        await take(client, 1)
+        await turns(20)
+        assert server.asked == [], "the piece of two groups is begun, and the piece of one group is not"
+
+
+async def test_of_a_large_piece_it_reads_no_more_images_than_it_has_memory_for(network):
+    async with client_of(network, first_piece=11) as (client, server):
+        await server.grant()
+        await until(lambda: len(server.read) == 1)
+        await take(client, AHEAD // 2 - 1)
+        await turns(20)
+        assert len(server.read) == 1
+        groups = await take(client, 10)
+        assert [group.lease.number for group in groups] == list(range(1, 11))
+        assert max(len(body.numbers) for body in server.read) <= AHEAD
+
+
+async def test_reports_of_a_pool_travel_piece_by_piece_and_fit_into_a_message(network):
+    async with client_of(network, first_piece=260) as (client, server):
+        await server.grant()
+        await server.grant(200)
+        groups = await take(client, 260)
+        for group in groups[:199]:
+            client.finished(finished(group))
+        await turns(20)
+        assert server.reported == []
+        for group in groups[199:]:
+            client.finished(finished(group))
+        await until(lambda: bool(server.reported))
+        assert len(server.reported[0]) == 256
 
 
 async def test_a_client_without_groups_ahead_reports_at_once_because_more_may_come_only_then(network):

@@ -33,7 +33,7 @@ def finish(scene, *replicas):
 
 @pytest.mark.parametrize("pooled", [False, True])
 def test_what_the_workers_hold_stays_with_them_and_the_rest_is_dealt_out(pooled):
-    epoch = began(8, {ZERO: (0, 4), ONE: (4, 8)}, pooled=pooled)
+    epoch = began(8, {ZERO: (0, 4), ONE: (4, 8)}, pooled=pooled, step=9)
     scene = scene_of(epoch)
     held = {replica: scene.leased(replica, 2) for replica in (ZERO, ONE)}
     scene.report(ZERO, 0)

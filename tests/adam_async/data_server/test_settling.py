@@ -91,7 +91,7 @@ def test_of_a_closed_epoch_groups_that_no_shard_has_are_skipped_and_ragged_ones_
 
 
 def test_a_ragged_group_of_a_pool_is_leased_beyond_its_fraction():
-    scene = scene_of(ZERO, ONE, epoch=began(8, fraction=0.5, pooled=True))
+    scene = scene_of(ZERO, ONE, epoch=began(8, fraction=0.5, pooled=True, step=9))
     assert scene.leased(ZERO, 2) == ((0, 1), (1, 1))
     assert contents(scene.ask(ONE, 9)) == ([2, 3], True, 0, 0)
     assert scene.leased(ONE) is None
@@ -249,7 +249,7 @@ def test_the_clock_of_the_sets_raises_the_end_of_all():
 
 @pytest.mark.parametrize("pooled", [False, True])
 def test_a_dealer_goes_on_with_the_groups_that_not_all_shards_have(pooled):
-    epoch = began(8, HALVES, finished=((0, 2), (5, 6)), ragged={3, 6}, pooled=pooled, num_images=31)
+    epoch = began(8, HALVES, finished=((0, 2), (5, 6)), ragged={3, 6}, pooled=pooled, step=9, num_images=31)
     scene = scene_of(ZERO, ONE, epoch=epoch)
     assert scene.trained == ((0, 2), (5, 6))
     assert scene.state.statistics().images == 12

@@ -159,7 +159,7 @@ def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_close
 
 
 def test_every_replica_takes_the_next_group_of_a_pool_until_the_fraction_is_leased():
-    scene = scene_of(10, fraction=0.75, pooled=True)
+    scene = scene_of(10, fraction=0.75, pooled=True, step=9)
     assert scene.leased(TWO, 3) == ((0, 1), (1, 1), (2, 1))
     assert scene.leased(ZERO, 2) == ((3, 1), (4, 1))
     assert contents(scene.ask(ONE, 9)) == ([5, 6, 7], True, 0, 0)
@@ -170,8 +170,20 @@ def test_every_replica_takes_the_next_group_of_a_pool_until_the_fraction_is_leas
     assert (ended.skipped, ended.behind, ended.images) == (((8, 10),), (), 32)
 
 
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_piece_of_a_pool_is_a_quarter_of_an_equal_share_of_what_is_left_and_at_least_a_step(step):
+    scene = scene_of(200, fraction=0.8, pooled=True, step=step)  # four replicas
+    sizes = [len(scene.leased(replica, 99)) for replica in (ZERO, ONE, TWO, THREE, ZERO, ONE)]
+    assert sizes == [10, 9, 8, 8, 7, 7]
+    rest = []
+    while scene.state._epoch.has_work(ZERO):
+        rest.append(len(scene.leased(ZERO, 99)))
+    assert set(rest[-4:-1]) == {step}
+    assert sum(sizes + rest) == 160
+
+
 def test_leases_of_a_lost_replica_go_back_into_the_pool():
-    scene = scene_of(8, fraction=0.5, pooled=True)
+    scene = scene_of(8, fraction=0.5, pooled=True, step=9)
     scene.leased(ZERO, 2)
     assert contents(scene.ask(ONE, 9)) == ([2, 3], True, 0, 0)
     assert scene.leased(ONE) is None
