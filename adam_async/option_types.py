@@ -1,9 +1,22 @@
-"""Pure: checks that options have values of their types, and the errors for other values."""
+"""Pure: options by their fields: type, bounds, default and text of a field, and the facts of its `Option`.
+
+An option is a field of a struct such as `run.config.Config`. Everything about it stands there:
+
+    flush_s: Annotated[float, Meta(ge=0.01, le=3600.0), SECONDS, CHANGES, Of("ps"), Only(ON_DISK)] = 1.0
+    \"\"\"Seconds between two rounds in which a server writes its changed shards to its disk.\"\"\"
+
+`options_of` collects it. Readers of files, variables, command lines and messages, checks, help and the page
+of options come from there. `read_option` makes the error of a wrong value, and `check_modes` that of an
+option without effect.
+"""
 
 import functools
 import math
-from types import UnionType
-from typing import Annotated, Any, get_args, get_origin
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -15,6 +28,9 @@ Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 """The share of an average that stays at each update, such as a momentum."""
 
+_Fact = TypeVar("_Fact")
+_Options = TypeVar("_Options", bound=msgspec.Struct)
+
 _WORDS = {
     int: "a whole number",
     float: "a number",
@@ -22,6 +38,166 @@ _WORDS = {
     str: "text",
     tuple[str, ...]: "a list of texts",
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mode:
+    """A mode of a run, in which some options have an effect and others do not.
+
+    Attributes:
+        name: Name in errors and in the page of options, such as ``consistency bsp``.
+        option: Option that selects the mode; empty for a mode that no option of a run selects. The command
+            then knows whether it holds, see `check_modes`.
+        values: Values of the option in the mode; empty: all but its default.
+        enter: Cure of an option that needs the mode, such as ``turn augment on``.
+        leave: Cure of an option that the mode excludes, such as ``train with partitions=1``.
+    """
+
+    name: str
+    option: str = ""
+    values: tuple[Any, ...] = ()
+    enter: str = ""
+    leave: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """A fact of an option that holds or does not, in the annotation of its field."""
+
+    name: str
+
+
+CHANGES = Mark("changes")
+"""A resumed run may change the option; otherwise it keeps it."""
+
+DECIDED = Mark("decided")
+"""The run decides the option if it has its default."""
+
+OF_ROLES = Mark("of roles")
+"""In a cluster started by hand each role has the option from its own command."""
+
+OF_DRIVER = Mark("of driver")
+"""The driver has the option for itself, or names a file by it."""
+
+UNTYPED = Mark("untyped")
+"""Only files, variables and programs set the option, not the command line of `train`."""
+
+ONE_WAY = Mark("one way")
+"""The flag has no `--no-` form."""
+
+SECONDS, BYTES = Mark("s"), Mark("bytes")
+"""Unit of a number."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Only:
+    """An option has an effect in this mode only.
+
+    Attributes:
+        why: The reason; may be empty.
+        if_typed: Whether that counts on the command line alone: a file or a variable may be for other runs
+            too. So it is for each mode that no option selects.
+    """
+
+    mode: Mode
+    why: str = ""
+    if_typed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Not:
+    """A mode excludes an option, unless the option has its default.
+
+    Attributes:
+        values: Values that the mode excludes; None: all but the default.
+    """
+
+    mode: Mode
+    why: str
+    values: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Idle:
+    """An option has no effect in this mode; a warning says so."""
+
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """Reads the value of an option, given its name for the error. Raises ConfigError: the value is wrong."""
+
+    read: Callable[[str, Any], object]
+
+
+class Of(tuple[str, ...]):
+    """Roles whose commands have the option too."""
+
+    def __new__(cls, *roles: str) -> "Of":
+        return super().__new__(cls, roles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option:
+    """An option, from its field."""
+
+    name: str
+    kind: Any
+    """Type without bounds and facts."""
+    default: Any
+    facts: tuple[Any, ...] = ()
+    """Other annotations of the field."""
+    bounds: msgspec.Meta | None = None
+
+    def has(self, mark: Mark) -> bool:
+        """Return whether a fact holds."""
+        return mark in self.facts
+
+    def all(self, kind: type[_Fact]) -> tuple[_Fact, ...]:
+        """Return the facts of a kind, in order."""
+        return tuple(fact for fact in self.facts if isinstance(fact, kind))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles whose commands have the option too."""
+        return tuple(role for of in self.all(Of) for role in of)
+
+    @property
+    def idle(self) -> tuple[Mode, ...]:
+        """Modes in which the option has no effect."""
+        return tuple(fact.mode for fact in self.all(Idle))
+
+    @property
+    def unit(self) -> str:
+        """Unit of a number; empty without one."""
+        return "s" if self.has(SECONDS) else "bytes" if self.has(BYTES) else ""
+
+
+@functools.cache
+def options_of(kind: type[msgspec.Struct]) -> Mapping[str, Option]:
+    """Return the options of a struct by name, in order."""
+    return {
+        each.name: option_of(each.name, each.type, default=each.default)
+        for each in msgspec.structs.fields(kind)
+    }
+
+
+def option_of(name: str, kind: Any, *, default: Any = None) -> Option:
+    """Return an option with a type such as that of a field."""
+    facts = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    base = get_args(kind)[0] if facts else kind
+    bounded = facts
+    if get_origin(base) in (Union, UnionType) and get_origin(get_args(base)[0]) is Annotated:
+        # The bounds of a number that may be None are at the number.
+        number = get_args(base)[0]
+        base, bounded = get_args(number)[0] | None, number.__metadata__
+    limits = (fact for fact in bounded if isinstance(fact, msgspec.Meta))
+    bounds = next((each for each in limits if {each.ge, each.gt, each.le, each.lt} != {None}), None)
+    return Option(name=name, kind=base, default=default, facts=facts, bounds=bounds)
+
+
+# --- values ----------------------------------------------------------------------------------
 
 
 def check_types(options: msgspec.Struct, prefix: str = "") -> None:
@@ -33,36 +209,115 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
         options: A struct under construction, possibly frozen.
 
     Raises:
-        ConfigError: A value has another type, is not one of the choices, or lies outside its bounds; the
-            error has the option, the value and the type, the choices or the bound.
+        ConfigError: See `read_option`.
     """
-    bounds = bounds_of(type(options))
-    for field in _fields(type(options)):
-        value = getattr(options, field.name)
-        # A number of NumPy, which this file does not import: a wrong option is refused without it.
-        plain = value.item() if getattr(value, "shape", None) == () else value
-        try:
-            checked = msgspec.convert(plain, _without_bounds(field.type))
-        except msgspec.ValidationError as error:
-            if isinstance(error.__cause__, ConfigError):
-                raise error.__cause__ from None
-            raise ConfigError(
-                f"{prefix}{field.name} must be {described_type(field.type)}, not {value!r}"
-            ) from None
-        if isinstance(checked, str) and not _is_unicode(checked):
-            raise ConfigError(
-                f"{prefix}{field.name} must be text in UTF-8, not {value!r}; rename the file or folder, or "
-                "name a link to it"
-            )
-        if isinstance(checked, int) and not -(1 << 63) <= checked < 1 << 64:  # no message can have it
-            raise ConfigError(
-                f"{prefix}{field.name} must be a whole number of at most 64 bits, not one of "
-                f"{checked.bit_length()} bits"
-            )
-        if field.name in bounds:
-            check_bounds(f"{prefix}{field.name}", checked, *bounds[field.name])
+    for option in options_of(type(options)).values():
+        value = getattr(options, option.name)
+        checked = read_option(option, value, f"{prefix}{option.name}")
         if checked is not value:
-            msgspec.structs.force_setattr(options, field.name, checked)
+            msgspec.structs.force_setattr(options, option.name, checked)
+
+
+def read_option(option: Option, value: Any, name: str, *, strict: bool = True, origin: str = "") -> Any:
+    """Return a value as the type of its option has it.
+
+    Args:
+        name: The option in the spelling of its source.
+        strict: Whether a text is no number.
+        origin: Source of the value, for the error; empty if the name has it.
+
+    Raises:
+        ConfigError: The value has another type, is none of the choices, lies outside the bounds, or is a text
+            that the option's own reader refuses; the error has the option, the value and what is permitted.
+    """
+    # A number of NumPy, which this file does not import: a wrong option is refused without it.
+    plain = value.item() if getattr(value, "shape", None) == () else value
+    if is_table(option.kind) and isinstance(plain, Mapping):
+        return read_table(option.kind, plain, f"{name}.", strict=strict, origins=dict.fromkeys(plain, origin))
+    try:
+        checked = msgspec.convert(plain, option.kind, strict=strict)
+    except msgspec.ValidationError:
+        raise ConfigError(f"{name} must be {described_type(option.kind)}, not {value!r}{origin}") from None
+    if isinstance(checked, str) and not _is_unicode(checked):
+        raise ConfigError(
+            f"{name} must be text in UTF-8, not {value!r}; rename the file or folder, or name a link to it"
+        )
+    if isinstance(checked, int) and not -(1 << 63) <= checked < 1 << 64:  # no message can have it
+        raise ConfigError(
+            f"{name} must be a whole number of at most 64 bits, not one of {checked.bit_length()} bits"
+        )
+    if option.bounds is not None and checked is not None and not is_within(checked, option.bounds):
+        permitted = described_bounds(option.bounds, option.unit)
+        raise ConfigError(f"{name} must be {permitted}, not {checked}{origin}")
+    try:
+        for check in option.all(Check):
+            check.read(name, checked)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{origin}") from None
+    return checked
+
+
+def fault_of(record: msgspec.Struct, kind: type[msgspec.Struct] | None = None) -> str:
+    """Return the fault of the first field of a record that its type does not permit; empty if none is wrong.
+
+    msgspec checks the types of records that it decodes, but not of those that Python code makes.
+
+    Args:
+        kind: Base of the record with the fields to check; None: its own type.
+    """
+    for option in options_of(kind or type(record)).values():
+        if option.bounds is not None or get_origin(option.kind) is Literal:
+            try:
+                read_option(option, getattr(record, option.name), option.name)
+            except ConfigError as error:
+                return str(error)
+    return ""
+
+
+def read_record(kind: type[_Options], value: Any) -> _Options:
+    """Return a record from a value of a message.
+
+    Raises:
+        ConfigError: The value is no such record; the error of a field has its value and its bounds.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        found = re.search(r" - at `\$\.(\w+)`$", str(error))
+        if found is not None and isinstance(value, Mapping) and found[1] in value:
+            read_option(options_of(kind)[found[1]], value[found[1]], found[1])
+        raise ConfigError(str(error)) from None
+
+
+def read_table(
+    kind: type[_Options],
+    values: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    strict: bool = True,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> _Options:
+    """Return options with these values, and defaults for the others.
+
+    Args:
+        prefix: Text before the name of each option, in errors.
+        origins: Source of each value, see `read_option`.
+
+    Raises:
+        ConfigError: An option is unknown, or see `read_option`.
+    """
+    options, read = options_of(kind), {}
+    for name, value in values.items():
+        if name not in options:
+            raise ConfigError(f"there is no option {prefix}{name}; known: {', '.join(options)}")
+        origin = origins.get(name, "")
+        read[name] = read_option(options[name], value, f"{prefix}{name}", strict=strict, origin=origin)
+    return kind(**read)
+
+
+def is_table(kind: Any) -> bool:
+    """Return whether an option is a table of options."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _is_unicode(text: str) -> bool:
@@ -74,60 +329,127 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-@functools.cache
-def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(kind)
+# --- bounds ----------------------------------------------------------------------------------
 
 
-@functools.cache
-def bounds_of(kind: type[msgspec.Struct]) -> dict[str, tuple[float, float | None, float | None]]:
-    """Return the minimum, the maximum, and the first too large number, of each field whose type has bounds.
-
-    None: the type has no such bound.
-    """
-    found = {}
-    for field in _fields(kind):
-        if get_origin(field.type) is Annotated:
-            (meta,) = field.type.__metadata__
-            found[field.name] = (meta.ge, meta.le, meta.lt)
-    return found
+def is_within(value: Any, bounds: msgspec.Meta) -> bool:
+    """Return whether a number is finite and within bounds."""
+    above = -math.inf if bounds.gt is None else bounds.gt
+    least = -math.inf if bounds.ge is None else bounds.ge
+    most = math.inf if bounds.le is None else bounds.le
+    below = math.inf if bounds.lt is None else bounds.lt
+    # A number that is not finite is within no bounds, and a NaN compares with none.
+    return bool(math.isfinite(value) and above < value < below and least <= value <= most)
 
 
-def check_bounds(
-    option: str, value: float, least: float, most: float | None, below: float | None = None
-) -> None:
-    """Check that a number is finite and within its bounds. Raises ConfigError: it is not."""
-    limit = math.inf if below is None else below
-    if not least <= value < limit or (most is not None and value > most):
-        raise ConfigError(f"{option} must be {described_bounds(least, most, below)}, not {value}")
+def check_bounds(option: str, value: float, least: float, most: float | None = None) -> None:
+    """Check a number whose bounds depend on the machine. Raises ConfigError: it is outside."""
+    bounds = msgspec.Meta(ge=least, le=most)
+    if not is_within(value, bounds):
+        raise ConfigError(f"{option} must be {described_bounds(bounds)}, not {value}")
 
 
-def described_bounds(least: float, most: float | None, below: float | None = None) -> str:
-    """Describe the numbers between two bounds, for errors."""
-    if below is not None:
-        return f"at least {_shown(least)} and below {_shown(below)}"
-    if most is None:
-        return f"a number of at least {_shown(least)}"
-    return f"within {_shown(least)} and {_shown(most)}"
+def described_bounds(bounds: msgspec.Meta, unit: str = "") -> str:
+    """Describe the numbers within bounds, for errors and the page of options."""
+    number = "a number of seconds" if unit == "s" else "a number"
+    low = f"at least {_shown(bounds.ge)}" if bounds.gt is None else f"above {_shown(bounds.gt)}"
+    if bounds.lt is not None:
+        return f"{low} and below {_shown(bounds.lt)}"
+    if bounds.le is None:
+        return f"{number} {'of ' if bounds.gt is None else ''}{low}"
+    if bounds.gt is not None:
+        return f"{low} and at most {_shown(bounds.le)}"
+    return f"within {_shown(bounds.ge)} and {_shown(bounds.le)}"
 
 
-def _shown(number: float) -> str:
+def _shown(number: float | None) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
-
-
-def _without_bounds(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def described_type(kind: Any) -> str:
     """Describe the values that a type permits, without its bounds, for errors."""
-    kind = _without_bounds(kind)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    if is_table(kind):
         return "a table of seconds"
-    if get_origin(kind) is UnionType:  # a value, or None
+    if get_origin(kind) in (Union, UnionType):  # a value, or None
         return described_type(get_args(kind)[0])
     if get_origin(kind) is tuple and len(set(get_args(kind))) == 1:
-        (of,) = set(get_args(kind))
-        meta = of.__metadata__[0] if get_origin(of) is Annotated else None
-        return "two numbers" + (f", each {described_bounds(meta.ge, meta.le, meta.lt)}" if meta else "")
-    return _WORDS.get(kind) or f"one of {', '.join(get_args(kind))}"
+        each = option_of("", get_args(kind)[0])
+        return "two numbers" + (f", each {described_bounds(each.bounds)}" if each.bounds else "")
+    return _WORDS.get(kind) or f"one of {', '.join(map(str, get_args(kind)))}"
+
+
+# --- modes -----------------------------------------------------------------------------------
+
+
+def dashed(name: str) -> str:
+    """Return an option in the spelling of the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_modes(
+    options: msgspec.Struct,
+    typed: Collection[str] = (),
+    outside: Mapping[Mode, str] = MappingProxyType({}),
+) -> None:
+    """Check that each option has an effect in the modes of its run.
+
+    Args:
+        typed: Names of the options that the command line sets.
+        outside: Modes that no option selects, each with the text of the mode; empty if it does not hold.
+
+    Raises:
+        ConfigError: An option needs a mode that does not hold, or a mode that holds excludes it; the error
+            has the option, its value, the mode and the cure.
+    """
+    for name, option in options_of(type(options)).items():
+        value, is_typed = getattr(options, name), name in typed
+        out = dashed(name) if is_typed else name
+        spelled = f"{name}={_text(value)}"
+        if is_typed:
+            spelled = out if value is True else f"{out} {_text(value)}"
+        for only in option.all(Only):
+            is_given = value != option.default and (is_typed or not only.if_typed)
+            counts = is_given if only.mode.option else is_typed
+            if counts and _held(only.mode, options, outside) == "":
+                raise ConfigError(f"{spelled} {_lack(only, options)}, or leave {out} out")
+        for excluded in option.all(Not):
+            held = _held(excluded.mode, options, outside) if _is_meant(excluded, value, option) else ""
+            if held:
+                cure = f"leave {out} out, or {excluded.mode.leave}"
+                raise ConfigError(f"{spelled} excludes {held}: {excluded.why}; {cure}")
+
+
+def excluded_options(options: msgspec.Struct, mode: Mode) -> list[str]:
+    """Return the options whose values a mode excludes, if it held."""
+    return [
+        name
+        for name, option in options_of(type(options)).items()
+        for excluded in option.all(Not)
+        if excluded.mode is mode and _is_meant(excluded, getattr(options, name), option)
+    ]
+
+
+def _is_meant(excluded: Not, value: Any, option: Option) -> bool:
+    return value in excluded.values if excluded.values is not None else value != option.default
+
+
+def _held(mode: Mode, options: msgspec.Struct, outside: Mapping[Mode, str]) -> str | None:
+    """Return the text of a mode that holds; empty if it does not, and None if that is unknown."""
+    if not mode.option:
+        return outside.get(mode)
+    value, default = getattr(options, mode.option), options_of(type(options))[mode.option].default
+    holds = value in mode.values if mode.values else value != default
+    return f"{mode.option}={_text(value)}" if holds else ""
+
+
+def _lack(only: Only, options: msgspec.Struct) -> str:
+    """Return the text on an option without its mode, with the cure."""
+    mode = only.mode
+    found = (
+        f"with {mode.option}={_text(getattr(options, mode.option))}, only with" if mode.option else "without"
+    )
+    return f"has no effect {found} {mode.name}{only.why and f', because {only.why}'}: {mode.enter}"
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -49,7 +49,7 @@ from adam_async.parameter_server.service import TURN_WORK
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.partition import table_of
-from adam_async.run.shard_table import NUM_BUCKETS
+from adam_async.run.store_record import NUM_BUCKETS
 from adam_async.runtime.machine import cache_kb, processor_name
 from adam_async.worker.push_plan import Protocol, PushBuffer, PushMessage, plan_pushes
 

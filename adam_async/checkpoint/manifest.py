@@ -13,7 +13,8 @@ import msgspec
 from adam_async.errors import ConfigError, counted
 from adam_async.messages import ShardState
 from adam_async.model.spec import ModelSpec
-from adam_async.run.config import FIELDS, GROUP_IMAGES, Config
+from adam_async.option_types import CHANGES
+from adam_async.run.config import GROUP_IMAGES, OPTIONS, Config
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult, epoch_results
 from adam_async.run.run_record import RunRecord
@@ -21,17 +22,6 @@ from adam_async.run.store_record import ArrayRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import MOST_RUNS, ProgramRecord, ResumeRecord, read_training
 from adam_async.run.user_code import NamedStep, check_named, named_functions
-
-MAY_CHANGE = frozenset(
-    (
-        "data damaged cache spill transforms epochs epoch_fraction epoch_rule replicas threads in_flight "
-        "pin_threads slow servers data_servers controllers processes weights protocol kernels evaluation "
-        "until_accuracy patience keep_best keep_going keep checkpoint_every checkpoint_misses memory "
-        "memory_budget checksum record read_ahead ack flush_s waits"
-    ).split()
-)
-"""Options that a resumed run may change. `data` is the address of the data; `check_data` compares the data.
-`transforms` is the name of a file; the checkpoint has the transforms themselves."""
 
 
 class CheckpointError(ConfigError):
@@ -183,7 +173,10 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     if wanted.schedule == "auto":
         warm_up = wanted.warm_up or kept.warm_up
         wanted = msgspec.structs.replace(wanted, schedule=kept.schedule, warm_up=warm_up)
-    check_kept_options([name for name in FIELDS if name not in MAY_CHANGE], wanted, kept, manifest.title)
+    # `data` is the address of the data; `check_data` compares the data. `transforms` is the name of a file;
+    # the checkpoint has the transforms themselves.
+    fixed = [name for name, option in OPTIONS.items() if not option.has(CHANGES)]
+    check_kept_options(fixed, wanted, kept, manifest.title)
     check_epochs_left(manifest, wanted.epochs)
     return wanted
 

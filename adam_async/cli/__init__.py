@@ -10,23 +10,22 @@ Files, in reading order:
     main.py, commands.py         entry point; the commands with their help, and the exit code of a call
     launch_commands.py           the commands below `launch`
     checkpoint_commands.py       the commands below `checkpoint`
-    help_text.py                 help, filled to the width of the terminal
-    options.py                   options of `train`, of roles and of some commands; others have own files
-    running.py, signals.py       one event loop per command; Ctrl-C and SIGTERM: ordered end, then at once
+    options.py                   options of commands: those of a run from its fields; others beside them
+    link_speed.py                bandwidth and latency of `plan`, read from text with units
+    running.py, signals.py       one event loop per command, with probes; Ctrl-C and SIGTERM
 
     option_checks.py             options of single commands, checked before their modules are imported
     train_checks.py              options of `train`, checked before the modules of a training are imported
     train.py                     `train`: options merged, a cluster started or joined, training, results
     live_table.py                progress on a terminal as a table, elsewhere as lines; the summary
-    results.py                   model, report, profile and record of a run, also of an interrupted one
-    baseline.py                  the bare kernels measured before and after training, for a report
+    results.py                   model, report, profile and record of a run, also of an interrupted one; the
+                                 bare kernels measured before and after training, for a report
     replay.py                    `train --replay`: a recorded run repeated, and its weights compared
     launch.py                    `launch ssh` and `launch ray`: `train` with roles on other machines
     launch_ranks.py              `launch torchrun`, `launch slurm --here`: roles of a rank, and the driver
 
     roles/                       `controller`, `ps`, `data`, `worker`: one role in this process
     from_environment.py          `role --from-env`: the roles that a batch job gives to this process
-    staging.py, health.py        `data --stage`: a copy of a shared source; `--health`: probes over HTTP
     token.py                     `token new` and `token derive`; the token, or keys of a role, for a command
     operation.py                 `status`, `logs`, `scale` and `stop`, in another shell
     store.py                     `store list`, `show`, `save` and `delete`

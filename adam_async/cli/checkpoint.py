@@ -11,8 +11,8 @@ from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.model_head import read_head
 from adam_async.checkpoint.trained_model import check_model, metadata_of
 from adam_async.checkpoint.verification import Verification, checkpoints_in, summary_of, verify_checkpoint
-from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.files import announce_existing, check_target, write_file
+from adam_async.cli.options import JsonOptions, LayerOptions
 from adam_async.cli.terminal import Terminal, new_table, print_json, printable
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.network import Network
@@ -26,7 +26,7 @@ MOST_LISTED = 1000
 """Maximum number of rows of a list of checkpoints: the newest ones, and the latest one."""
 
 
-async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Terminal) -> int:
+async def list_checkpoints(path: Path, options: JsonOptions, terminal: Terminal) -> int:
     """Print a row for each checkpoint; the first row is the checkpoint that a resumed run reads first.
 
     Raises:
@@ -57,7 +57,7 @@ async def list_checkpoints(path: Path, options: CheckpointOptions, terminal: Ter
     return 0
 
 
-async def verify_checkpoints(path: Path, options: CheckpointOptions, terminal: Terminal) -> int:
+async def verify_checkpoints(path: Path, options: JsonOptions, terminal: Terminal) -> int:
     """Read every byte of checkpoints, and print a line for each, with its problems.
 
     Raises:
@@ -90,9 +90,7 @@ async def verify_checkpoints(path: Path, options: CheckpointOptions, terminal: T
     raise DataError("; ".join([*what, *problems, remedy]))
 
 
-async def export_checkpoint(
-    path: Path, file: Path, options: CheckpointExportOptions, terminal: Terminal
-) -> int:
+async def export_checkpoint(path: Path, file: Path, options: LayerOptions, terminal: Terminal) -> int:
     """Write the model of a checkpoint as a file.
 
     Raises:

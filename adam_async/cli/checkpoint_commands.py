@@ -8,9 +8,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.files import check_checkpoints
-from adam_async.cli.options import to_read
+from adam_async.cli.options import JsonOptions, LayerOptions, to_read
 from adam_async.cli.running import run_in_loop
 
 CheckpointsPath = Annotated[
@@ -27,7 +26,7 @@ def checkpoint_list(
     folder: CheckpointsPath,
     /,
     *,
-    options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
+    options: JsonOptions = JsonOptions(),  # noqa: B008 - frozen
 ) -> int:
     """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there."""
     from adam_async.cli.checkpoint import list_checkpoints
@@ -40,7 +39,7 @@ def checkpoint_verify(
     folder: CheckpointsPath,
     /,
     *,
-    options: CheckpointOptions = CheckpointOptions(),  # noqa: B008 - frozen
+    options: JsonOptions = JsonOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged."""
     from adam_async.cli.checkpoint import verify_checkpoints
@@ -54,7 +53,7 @@ def checkpoint_export(
     file: Path,
     /,
     *,
-    options: CheckpointExportOptions = CheckpointExportOptions(),  # noqa: B008 - frozen
+    options: LayerOptions = LayerOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Write the model of the newest whole checkpoint, or of one that you name, as `train --out` does.
 

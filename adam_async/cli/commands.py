@@ -6,56 +6,100 @@ This file imports only the modules that `--help` needs; each command imports its
 import difflib
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from attrs import evolve
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts.help import HelpEntry, HelpPanel, InlineText
+from cyclopts.help.formatters import DefaultFormatter
+from docstring_parser import parse_from_object
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
 
 import adam_async
 from adam_async.cli.checkpoint_commands import checkpoint_commands
-from adam_async.cli.drill_options import DrillOptions
 from adam_async.cli.files import check_model_option, check_model_path, check_present
-from adam_async.cli.help_text import FilledHelp
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import Action, OperatorOptions, StatusOptions, StoreOptions
 from adam_async.cli.operation_options import check_words as check_store_words
 from adam_async.cli.options import (
     WAITING,
     ControllerOptions,
-    Damaged,
     DataServerOptions,
+    DrillOptions,
     ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,
+    PlanOptions,
     PredictOptions,
     ServerOptions,
     StageOptions,
     TrainOptions,
     WorkerOptions,
-    bounded,
     check_threads,
     checked_by,
     node_named,
-    set_by_variable,
+    of_run,
     shown_default,
     to_read,
     value_of,
     within,
 )
-from adam_async.cli.plan.options import PlanOptions
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions, check_options, find_scenarios
 from adam_async.cli.terminal import EscapingConsole, Terminal, explain, reader_left
 from adam_async.errors import ConfigError, counted, first_cause
+from adam_async.option_types import check_modes
 from adam_async.run.addresses import own_peer, read_peers
-from adam_async.run.config import MOST_WORKERS
-from adam_async.run.image_size import read_image_size
-from adam_async.run.option_sources import check_halo
+from adam_async.run.config import FIELDS, MOST_WORKERS, Config, Damaged
 
 USAGE = 2
 
 ModelPath = Annotated[Path, to_read("model", check_model_path)]
+
+
+class FilledHelp(DefaultFormatter):
+    """Formats help as cyclopts does, and fills each paragraph: the lines of a docstring end anywhere.
+
+    cyclopts fills only Markdown, whose modules take as long to import as all others of the help.
+    """
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        """Print a panel of commands or options."""
+        entries = [evolve(entry, description=filled(_described(entry))) for entry in panel.entries]
+        super().__call__(console, options, panel.copy(entries=entries))
+
+    def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
+        """Print the description of a command."""
+        super().render_description(console, options, filled(description))
+
+
+def _described(entry: HelpEntry) -> Any:
+    """Return the description of an entry; for an option of a run, the text at the field of `Config`."""
+    names = [name.removeprefix("--").replace("-", "_") for name in entry.positive_names]
+    empty = isinstance(entry.description, InlineText) and not str(entry.description.primary_renderable)
+    if empty and names and names[0] in FIELDS:
+        return InlineText(Text(_texts_of_run()[names[0]]))
+    return entry.description
+
+
+@cache
+def _texts_of_run() -> dict[str, str]:
+    """Return the text at each field of `Config`, which Python keeps in the source alone."""
+    return {each.arg_name: each.description or "" for each in parse_from_object(Config).params}
+
+
+def filled(text: Any) -> Any:
+    """Return an inline text of cyclopts with each paragraph on one line, and without backquotes."""
+    if not isinstance(text, InlineText) or not isinstance(text.primary_renderable, Text):
+        return text
+    paragraphs = text.primary_renderable.plain.replace("`", "").split("\n\n")
+    line = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    return InlineText(Text(line), force_empty_end=text.force_empty_end)
+
 
 app = App(
     name="adam-async",
@@ -273,7 +317,8 @@ def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     from adam_async.data_server.sources.kinds import check_source
 
     check_threads(options.threads)
-    check_halo(options.halo, options.plan)
+    cut = Config(partitions=2, plan=options.plan or "vertical", halo=options.halo)
+    check_modes(cut, typed=("halo",))
     check_source(options.data or "auto")
     from adam_async.cli.plan.command import run_plan
 
@@ -284,7 +329,7 @@ def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
 def doctor(
     *,
     model: Annotated[str, checked_by(check_model_option)] = "mnist-adam",
-    images_per_group: Annotated[int, bounded("images_per_group")] = 16,
+    images_per_group: Annotated[int, of_run("images_per_group")] = 16,
 ) -> int:
     """Check this machine: requirements of a run, causes of slowness, faults.
 
@@ -350,34 +395,19 @@ def ps(options: ServerOptions) -> int:
 def data(
     options: DataServerOptions = DataServerOptions(),  # noqa: B008 - frozen
     *,
-    data: Annotated[str, set_by_variable("data")] = "auto",
-    damaged: Annotated[Damaged, set_by_variable("damaged")] = "error",
-    size: Annotated[str, set_by_variable("size"), checked_by(read_image_size)] = "",
     stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Run a data server, which leases image groups to the workers.
 
     Without --controller it is independent of a cluster, and serves each `train --data tcp://HOST:PORT`.
-
-    Parameters
-    ----------
-    data
-        auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file (docs/reference/data.md).
-    damaged
-        Damaged images: error stops at the first, skip leaves out up to one in twenty.
-    size
-        Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide.
     """
     from adam_async.cli.roles.checks import check_data_server
 
-    check_data_server(options, data if stage.stage is None else None)
-    from adam_async.cli.staging import serve_staged
+    check_data_server(options, stage)
+    from adam_async.cli.roles.data_server import serve_staged
 
     return run_role(
-        lambda terminal, health: serve_staged(
-            options, stage, data, damaged, os.environ, terminal, health, size=size
-        ),
-        options,
+        lambda terminal, health: serve_staged(options, stage, os.environ, terminal, health), options
     )
 
 
@@ -399,29 +429,17 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
 
 
 @app.command
-def worker(
-    options: WorkerOptions,
-    *,
-    threads: Annotated[int, set_by_variable("threads"), checked_by(check_threads)] = 0,
-    in_flight: Annotated[int, set_by_variable("in_flight"), bounded("in_flight")] = 0,
-) -> int:
+def worker(options: WorkerOptions) -> int:
     """Run a model worker, which trains one replica of the model, or a part of it.
 
     A worker may join a run in progress; the run keeps its rate.
-
-    Parameters
-    ----------
-    threads
-        Compute threads; 0 is one per core.
-    in_flight
-        Groups in flight per replica; 0 is twice its threads.
     """
     from adam_async.cli.roles.checks import check_worker
 
     check_worker(options)
     from adam_async.cli.roles.worker import serve_worker
 
-    return run_role(lambda _, health: serve_worker(options, threads, in_flight, os.environ, health), options)
+    return run_role(lambda _, health: serve_worker(options, os.environ, health), options)
 
 
 @app.command

@@ -13,6 +13,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.named import check_model
 from adam_async.model.spec import ModelSpec
 from adam_async.model.toml_text import MOST_TEXT_BYTES
+from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk, Part
 from adam_async.runtime.ordinary_files import read_ordinary
 
@@ -116,6 +117,12 @@ def check_folder(folder: Path, option: str) -> None:
         raise ConfigError(f"{option}: {folder} cannot be made: {what} exists and is no folder; name another")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"{option}: the folder {there.absolute()} cannot be written to; name another")
+
+
+def check_spill(config: Config) -> None:
+    """Check that the scratch file of images can be made. Raises ConfigError: its folder cannot be used."""
+    if config.spill:
+        check_folder(Path(config.spill), "spill")
 
 
 def make_folder(folder: Path, option: str) -> None:

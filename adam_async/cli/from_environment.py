@@ -23,6 +23,7 @@ from adam_async.data_server.transforms.steps import read_steps
 from adam_async.errors import ConfigError, first_cause
 from adam_async.launch.environment import Assignment, Layout, assigned_roles, cores_of_rank
 from adam_async.run.config import Config, Waits
+from adam_async.run.image_size import image_size_text
 from adam_async.run.option_sources import (
     COMMAND_LINE,
     ENVIRONMENT,
@@ -30,6 +31,7 @@ from adam_async.run.option_sources import (
     from_environment,
     from_toml,
     make_config,
+    role_words,
 )
 from adam_async.run.user_code import allowed_words, transform_words
 from adam_async.runtime.clock import system_entropy
@@ -47,8 +49,7 @@ class Found:
     Attributes:
         config: Options of the run.
         assignment: Roles, and addresses of the controllers.
-        arguments: Options of each role's command, by node id, without the address, the threads and the
-            options that all roles have.
+        arguments: Options of each role's command, by node id, without the address and the options of the run.
         threads: Compute threads of each worker.
     """
 
@@ -61,15 +62,13 @@ class Found:
         """Return the words of the command of the only role."""
         ((role, node),) = self.assignment.roles
         words = [role, *(("--id", node) if node else ()), *self.arguments[node]]
-        words += ["--memory-budget", self.config.memory_budget, "--checksum", self.config.checksum]
+        words += role_words(self.config, role, without=("threads",))
         if role == "controller":
             named = self.assignment.bind_of(node)
             words += ["--bind", self.assignment.pod or named, "--advertise", named]
         else:
             words += ["--wait", f"{options.wait.total_seconds():.3f}s"]
             words += ["--bind", self.assignment.pod] if self.assignment.pod else []
-        if role == "ps" and self.config.copies_bind:
-            words += ["--copies-bind", self.config.copies_bind]
         if role == "worker":
             words += ["--threads", str(self.threads)]
         if options.health is not None:
@@ -118,10 +117,9 @@ async def find_roles(
             "as many ranks as roles"
         )
     # The variables and the file are right: only now import the modules of a cluster, which takes longer.
-    from adam_async.cluster.launcher import data_words
     from adam_async.run.model_selection import image_size
 
-    size = image_size(config.size, config.model, text=model)
+    size = image_size_text(image_size(config.size, config.model, text=model))
     controllers = ",".join(assignment.controllers)
     arguments = {}
     for role, node in assignment.roles:
@@ -134,17 +132,16 @@ async def find_roles(
         if role == "controller" and options.dir is not None:
             words = (*words, "--dir", str(options.dir / node))
         if role == "data":
-            words = (*words, *data_words(config, cache=config.cache, size=size))
             words = (*words, *functions)
         if role == "ps" and store is not None:
-            words = (*words, "--dir", str(store / node), "--flush-s", str(config.flush_s))
+            words = (*words, "--dir", str(store / node))
         if role == "worker":
-            words = (*words, "--in-flight", str(config.in_flight))
             words = (*words, *allowed_words(options.allow_step, options.layers, options.step_path))
         arguments[node] = words
     workers = sum(role == "worker" for role, _ in assignment.roles)
     share = cores_of_rank(environment, usable_cores()) // max(1, workers)
     threads = 1 if config.record else config.threads or max(1, share)
+    config = msgspec.structs.replace(config, size=size)
     return Found(config=config, assignment=assignment, arguments=arguments, threads=threads)
 
 
@@ -162,7 +159,8 @@ async def _function_words(
 def show(found: Found) -> int:
     """Print role, node id and options of each role of this process; returns 0."""
     for role, node in found.assignment.roles:
-        sys.stdout.write(f"{printable(shlex.join((role, node or '-', *found.arguments[node])))}\n")
+        words = (*found.arguments[node], *role_words(found.config, role, without=("threads",)))
+        sys.stdout.write(f"{printable(shlex.join((role, node or '-', *words)))}\n")
     return 0
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.cli.files import read_file
-from adam_async.cli.launch_options import RayOptions, SlurmOptions
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from adam_async.launch.hosts import read_hosts
+from adam_async.launch.ray_resources import RaySettings
+from adam_async.launch.slurm import Job
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import user_cache
@@ -38,7 +39,7 @@ async def launch_over_ssh(
 
 
 async def launch_on_ray(
-    ray: RayOptions,
+    ray: RaySettings,
     file: Path | None,
     options: TrainOptions,
     environment: Mapping[str, str],
@@ -55,16 +56,18 @@ async def launch_on_ray(
     from adam_async.cli.train import run_training
     from adam_async.launch.ray import RayLauncher
 
-    async with RayLauncher(ray.settings(), entropy=system_entropy) as launcher:
+    async with RayLauncher(ray, entropy=system_entropy) as launcher:
         return await run_training(options, environment, terminal, launcher)
 
 
 async def prepare_slurm_job(
     file: Path | None,
     options: TrainOptions,
-    slurm: SlurmOptions,
+    job: Job,
     environment: Mapping[str, str],
     terminal: Terminal,
+    *,
+    submits: bool,
 ) -> int:
     """Print the script of a job, or submit it.
 
@@ -81,10 +84,10 @@ async def prepare_slurm_job(
     async with Disk() as disk:
         config = await configure(options, environment, disk, launched=True)
     words = [word for word in sys.argv[1:] if word not in ("--submit", "--no-submit")]
-    job = slurm.job(memory_of_node(config, slurm.nodes))
+    job = dataclasses.replace(job, memory_bytes=memory_of_node(config, job.nodes))
     folder = written_folder(options.checkpoint, options.resume)
     script = job_script(job, COMMAND, [*words, "--here"], str(folder or ""))
-    if not slurm.submit:
+    if not submits:
         sys.stdout.write(script)
         return 0
     number = await submit(script, environment)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from adam_async.cli.files import check_result
-from adam_async.cli.options import ONLY_ON, WAIT, Wait, addresses_of, options, to_read
+from adam_async.cli.options import ONLY_ON, WAIT, JsonOptions, Wait, addresses_of, options, to_read
 from adam_async.errors import ConfigError
 
 
@@ -23,13 +23,11 @@ class OperatorOptions:
 
 
 @options
-class StatusOptions(OperatorOptions):
+class StatusOptions(OperatorOptions, JsonOptions):
     """Options of `status`. The keys of role reader suffice for the cluster map alone."""
 
     all: Annotated[bool, ONLY_ON] = False
     """Show roles that have left or were lost, too."""
-    json: Annotated[bool, ONLY_ON] = False
-    """Print the result as one JSON object."""
 
 
 Action = Literal["list", "show", "save", "delete"]
@@ -37,7 +35,7 @@ Action = Literal["list", "show", "save", "delete"]
 
 
 @options
-class StoreOptions(OperatorOptions):
+class StoreOptions(OperatorOptions, JsonOptions):
     """Options of `store`."""
 
     token_file: Annotated[Path | None, to_read("--token-file")] = None
@@ -45,8 +43,6 @@ class StoreOptions(OperatorOptions):
     ADAM_TOKEN."""
     yes: Annotated[bool, ONLY_ON] = False
     """Confirm that delete removes the store for all its clients."""
-    json: Annotated[bool, ONLY_ON] = False
-    """Print the result as one JSON object."""
 
 
 def check_words(action: Action, name: str | None, file: Path | None, options: StoreOptions) -> None:

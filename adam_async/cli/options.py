@@ -1,34 +1,43 @@
 """The options of the commands. An option of `train` that is None is set by file or environment."""
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
 
 from cyclopts import Parameter, Token, convert
+from msgspec import Meta
 
 from adam_async.cli.files import (
     check_file,
     check_folder,
+    check_model_option,
     check_model_path,
     check_replay,
     check_result,
 )
+from adam_async.cli.link_speed import parse_bandwidth, parse_latency
 from adam_async.errors import ConfigError
-from adam_async.option_types import check_bounds
+from adam_async.option_types import (
+    ONE_WAY,
+    SECONDS,
+    UNTYPED,
+    Option,
+    check_bounds,
+    dashed,
+    option_of,
+    read_option,
+)
 from adam_async.run.addresses import check_address
-from adam_async.run.cache_size import cache_limits, read_budget
-from adam_async.run.config import BOUNDS, FLUSH_S, MAX_THREADS_PER_CORE, Config
+from adam_async.run.config import MAX_THREADS_PER_CORE, OPTIONS, Config, Damaged
 from adam_async.run.image_size import read_image_size
-from adam_async.run.option_sources import PLAIN, variable_of
-from adam_async.run.stragglers import read_slow
+from adam_async.run.option_sources import PLAIN, is_list, variable_of
 from adam_async.runtime.machine import usable_cores
-from transport.config import MOST_NODE_BYTES, Checksum
+from transport.config import MOST_NODE_BYTES
 
-Damaged = Literal["error", "skip"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 WAIT = timedelta(seconds=60)
@@ -42,8 +51,8 @@ WAITING = "waiting"
 ONLY_ON = Parameter(negative="")
 """Parameter of a flag without a `--no-` form."""
 
-ON_COMMAND_LINE = tuple(name for name in PLAIN if name not in ("dtype", "read_ahead"))
-"""Options of a run that the command line sets; the other ones are for tests."""
+ON_COMMAND_LINE = tuple(name for name in PLAIN if not OPTIONS[name].has(UNTYPED))
+"""Options of a run that the command line sets."""
 
 _Options = TypeVar("_Options")
 
@@ -128,14 +137,19 @@ def folder_of(option: str) -> Parameter:
     return checked_by(check)
 
 
-def within(option: str, least: float, most: float | None, below: float | None = None) -> Parameter:
+def within(option: str, least: float, most: float | None) -> Parameter:
     """Return the cyclopts parameter of a number, checked before modules load; None: no maximum."""
-    return checked_by(lambda value: check_bounds(option, value, least, most, below))
+    permitted = option_of(option, Annotated[int, Meta(ge=least, le=most)])
+    return checked_by(lambda value: read_option(permitted, value, option))
 
 
-def bounded(name: str) -> Parameter:
-    """Return the cyclopts parameter of a number with the bounds of this option of a run."""
-    return within(f"--{name.replace('_', '-')}", *BOUNDS[name])
+def of_run(name: str) -> Parameter:
+    """Return the cyclopts parameter of a value that the option of this name of a run has to permit."""
+    return _permitted(OPTIONS[name])
+
+
+def _permitted(option: Option) -> Parameter:
+    return checked_by(lambda value: read_option(option, value, dashed(option.name.rstrip("_"))))
 
 
 def check_threads(threads: int) -> None:
@@ -145,22 +159,18 @@ def check_threads(threads: int) -> None:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def options(kind: type[_Options]) -> type[_Options]:
-    """Make a class of options, with `value_of` as the converter of their words, and the bounds of a run.
+    """Make a class of options, with `value_of` as the converter of their words, and checks of their bounds.
 
-    The application's own converter serves the arguments of commands; fields do not inherit it.
+    The bounds are in the type of the option, or of the option of a run with its name. The application's own
+    converter serves the arguments of commands; fields do not inherit it.
     """
-    parameter = Parameter(converter=value_of)
-    made = dataclass(frozen=True, slots=True, kw_only=True)(kind)
-    made.__annotations__ = {
-        name: Annotated[of, parameter, bounded(name)] if name in BOUNDS else Annotated[of, parameter]
-        for name, of in made.__annotations__.items()
-    }
+    made = dataclass(frozen=True, kw_only=True)(kind)
+    for name, of in made.__annotations__.items():
+        option = option_of(name, of)
+        bounded = option if option.bounds is not None else OPTIONS.get(name, option)
+        checks = (_permitted(bounded),) if bounded.bounds is not None else ()
+        made.__annotations__[name] = Annotated[of, Parameter(converter=value_of), *checks]
     return Parameter(name="*")(made)
-
-
-def set_by_variable(option: str) -> Parameter:
-    """Return the cyclopts parameter of a role's option; an environment variable can set the option."""
-    return Parameter(env_var=variable_of(option))
 
 
 def shown_always(default: Any, _: Any) -> str:
@@ -173,29 +183,114 @@ def shown_default(default: Any) -> Any:
     return None if default is False or default in (None, "", ()) else str(default)
 
 
+_KINDS = get_type_hints(Config)
+"""Type of each option of a run."""
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def _with_options_of_run(kind: type[_Options]) -> type[_Options]:
     """Add an option for each field of `Config` that the class lacks; the help has its text and default.
 
     An option is None if the command line does not set it.
     """
-    own, plain = kind.__annotations__, Config()
+    own = kind.__annotations__
     found: dict[str, Any] = {"config": own["config"]}
-    for name, of in get_type_hints(Config).items():
-        if name in ON_COMMAND_LINE and name not in own:
-            default = getattr(plain, name)
+    for name in ON_COMMAND_LINE:
+        if name not in own:
+            default, is_switch = (
+                OPTIONS[name].default,
+                _KINDS[name] is bool and not OPTIONS[name].has(ONE_WAY),
+            )
             parameter = Parameter(
                 show_default=None if default in ("", (), None) else partial(shown_always, default),
-                negative="" if of is not bool or name == "keep_going" else None,
+                negative=None if is_switch else "",
             )
-            found[name] = Annotated[of | None, parameter]
+            found[name] = Annotated[_KINDS[name] | None, parameter, of_run(name)]
             setattr(kind, name, None)
     kind.__annotations__ = {**found, **own}
     return options(kind)
 
 
+def _split(_: Any, text: str, **__: Any) -> list[str]:
+    return text.split(",")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def _with(names: Iterable[str] = (), **defaults: Any) -> Callable[[type[_Options]], type[_Options]]:
+    """Return a decorator that adds options of a run by their names, or by name and another default.
+
+    A variable can set each of those without a default. The help has the text of `Config`, unless the class
+    has another one.
+    """
+
+    def with_options(kind: type[_Options]) -> type[_Options]:
+        for name in (*names, *defaults):
+            facts: dict[str, Any] = {"env_var": variable_of(name)} if name not in defaults else {}
+            facts |= {"env_var_split": _split} if is_list(name) else {}
+            parameter = Parameter(negative="", **facts)
+            kind.__annotations__[name] = Annotated[_KINDS[name], parameter, of_run(name)]
+            setattr(kind, name, defaults.get(name, OPTIONS[name].default))
+        return options(kind)
+
+    return with_options
+
+
+def _of(role: str) -> list[str]:
+    """Return the options of a run that the command of a role has, but not those of every role."""
+    return [name for name, option in OPTIONS.items() if role in option.roles and name not in _OF_EVERY_ROLE]
+
+
+_OF_EVERY_ROLE = [name for name, option in OPTIONS.items() if {"controller", "ps"} <= {*option.roles}]
+
+
+class RunPart:
+    """Options of a command that has some options of a run."""
+
+    def config(self, **others: Any) -> Config:
+        """Return these options of a run; the ones that the command lacks have their defaults, or `others`."""
+        names = [each.name for each in fields(self) if each.name in OPTIONS]  # type: ignore[arg-type]
+        return Config(**{name: getattr(self, name) for name in names}, **others)
+
+
+@options
+class LogOptions:
+    """Options of a process that logs and answers probes."""
+
+    log_level: LogLevel | None = None
+    """Lowest level of log lines; by default warning, or info with --verbose."""
+    log_json: Annotated[bool, ONLY_ON] = False
+    """Write each line of the log as one JSON object: time, level, node, logger, message."""
+    health: Annotated[str | None, addresses_of("--health")] = None
+    """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
+
+
+@options
+class ImportOptions:
+    """Options of a command that imports modules of the user."""
+
+    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
+    """Folder with modules that other options name, added to Python's sys.path; repeatable."""
+
+
+@options
+class LayerOptions(ImportOptions):
+    """Options of a command that builds models."""
+
+    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
+    """Layer of yours that models may use: KIND=package.module:Class; repeatable. The process imports the
+    module and runs it."""
+
+
+@options
+class JsonOptions:
+    """Options of a command with a result that programs read."""
+
+    json: Annotated[bool, ONLY_ON] = False
+    """Print the result as one JSON object."""
+
+
 @_with_options_of_run
-class TrainOptions:
+class TrainOptions(LogOptions, LayerOptions):
     """Options of `train`: those of a run, each a field of `Config`, and further ones."""
 
     if TYPE_CHECKING:  # those that commands read and change before a run has a `Config`
@@ -204,7 +299,6 @@ class TrainOptions:
         processes: bool | None = None
         slow: tuple[str, ...] | None = None
         memory: tuple[str, ...] | None = None
-        flush_s: float | None = None
     config: Annotated[Path | None, to_read("--config")] = None
     """TOML file with any option of a run (images_per_group = 64), and the table [waits]."""
     allow_functions: Annotated[bool, ONLY_ON] = False
@@ -235,10 +329,6 @@ class TrainOptions:
     (docs/how-to/train-your-own-step.md)."""
     step_args: str | None = None
     """Arguments of the factory of --step, as a JSON object such as '{"hidden": 64}'."""
-    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
-    """Layer of yours that the model may use: KIND=package.module:Class; repeatable."""
-    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
-    """Folder with the modules of --step and --layer, added to Python's sys.path; repeatable."""
     controller: Annotated[str | None, addresses_of("--controller")] = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""
@@ -255,14 +345,12 @@ class TrainOptions:
     """Print only the last line, and errors."""
     wait: Wait = WAIT
     """Maximum wait for the controller at --controller or in rank 0 of `launch`, such as 60s or 5m."""
-    log_level: LogLevel | None = None
-    """Lowest level of log lines; by default warning, or info with --verbose."""
-    log_json: Annotated[bool, ONLY_ON] = False
-    """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the roles in this process; those of --processes log warnings and errors only."""
-    health: Annotated[str | None, addresses_of("--health")] = None
-    """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
+
+    def given(self) -> list[str]:
+        """Return the names of the options of the run that the command line sets."""
+        return [name for name, value in self.layer().items() if value is not None]
 
     def layer(self) -> dict[str, Any]:
         """Return the options of the run on the command line."""
@@ -270,41 +358,18 @@ class TrainOptions:
         return {**given, "record": None if self.record is None else True}
 
 
-@options
-class RoleOptions:
+@_with(_OF_EVERY_ROLE)
+class RoleOptions(RunPart, LogOptions):
     """Options of every role."""
 
     id: Annotated[str | None, node_named("--id")] = None
     """Name of this node, unique in its cluster; by default role, host and process id."""
     token_file: Annotated[Path | None, to_read("--token-file")] = None
     """File with the cluster's token, or the keys of this role (`token derive`); by default ADAM_TOKEN."""
-    slow: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="", env_var=variable_of("slow"), env_var_split=lambda _, text, **__: text.split(",")
-        ),
-        checked_by(read_slow),
-    ] = ()
-    """Slow down this node: NODE:SHARE of its cores, or NODE~NODE:DELAY of messages to another node;
-    repeatable."""
     advertise: Annotated[str | None, addresses_of("--advertise")] = None
     """tcp://HOST:PORT at which other hosts reach --bind tcp://0.0.0.0:PORT; port 0 is the port of --bind."""
-    memory_budget: Annotated[
-        str,
-        set_by_variable("memory_budget"),
-        checked_by(lambda budget: read_budget("--memory-budget", budget)),
-    ] = "512M"
-    """Maximum memory of this process for its peers: their requests, and answers to these."""
-    checksum: Annotated[Checksum, set_by_variable("checksum")] = "auto"
-    """CRC-32C of sent tensors: on, off, or auto (to other hosts); receivers always check a CRC."""
-    log_level: LogLevel | None = None
-    """Lowest level of log lines; by default warning, or info with --verbose."""
-    log_json: Annotated[bool, ONLY_ON] = False
-    """Write each line of the log as one JSON object: time, level, node, logger, message."""
     verbose: Annotated[bool, ONLY_ON] = False
     """Log the actions of the role."""
-    health: Annotated[str | None, addresses_of("--health")] = None
-    """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
     supervised: Annotated[bool, Parameter(negative="", show=False)] = False
     """Started by a parent process: orders arrive on stdin; the end of stdin ends the role."""
 
@@ -339,28 +404,22 @@ class MemberOptions(RoleOptions):
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller."""
 
 
-@options
+@_with(_of("ps"))
 class ServerOptions(MemberOptions):
     """Options of a parameter server."""
 
-    copies_bind: Annotated[
-        str,
-        set_by_variable("copies_bind"),
-        checked_by(lambda address: address and check_address(address, "--copies-bind")),
-    ] = ""
-    """tcp://HOST:PORT to listen on for the other servers, such as on a network of their own; by default that
-    of --bind."""
     dir: Annotated[Path | None, folder_of("--dir")] = None
     """Folder of this server for its shards, which survive the loss of all servers; without it they are in
     memory only."""
-    flush_s: Annotated[float, set_by_variable("flush_s")] = FLUSH_S
-    """Seconds between two rounds in which the server writes its changed shards to --dir."""
 
 
-@options
-class DataServerOptions(RoleOptions):
+@_with(_of("data"))
+class DataServerOptions(RoleOptions, ImportOptions):
     """Options of a data server."""
 
+    data: str = "auto"
+    """Images: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, or a folder or file
+    (docs/reference/data.md)."""
     controller: Annotated[str | None, addresses_of("--controller")] = None
     """tcp://HOST:PORT of the controller, or of several with commas between them; without it the data server
     waits for a `train --data`."""
@@ -369,19 +428,9 @@ class DataServerOptions(RoleOptions):
     bind: Annotated[str | None, addresses_of("--bind", everywhere=True)] = None
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller, or of
     loopback."""
-    cache: Annotated[
-        str,
-        set_by_variable("cache"),
-        checked_by(lambda cache: cache_limits(cache, "", available_bytes=0)),
-    ] = "auto"
-    """Memory for images: auto, half of the available memory, or a size such as 4G, with immediate service."""
-    spill: Annotated[str, set_by_variable("spill"), folder_of("--spill")] = ""
-    """Folder for decoded images that do not fit into the cache."""
     allow_transform: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Function package.module:function that the transforms of a run may call; repeatable. The data server
     imports the module and runs it."""
-    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
-    """Folder with the modules of --allow-transform, added to Python's sys.path; repeatable."""
 
 
 @options
@@ -393,12 +442,12 @@ class StageOptions:
     stage_peers: Annotated[str | None, addresses_of("--stage-peers")] = None
     """tcp://HOST:PORT of each server that copies this source, with commas between them; the same list for
     each."""
-    stage_wait: float = 60.0
+    stage_wait: Annotated[float, Meta(gt=0.0), SECONDS] = 60.0
     """Seconds after which other servers read the files of a server that has not connected."""
 
 
-@options
-class WorkerOptions(MemberOptions):
+@_with(_of("worker"))
+class WorkerOptions(MemberOptions, LayerOptions):
     """Options of a model worker."""
 
     controller: Annotated[str, Parameter(name=("--join", "--controller")), addresses_of("--join")]
@@ -407,14 +456,10 @@ class WorkerOptions(MemberOptions):
     allow_step: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Module package.module whose steps this worker may train (`train --step`); repeatable. The worker
     imports the module and runs it."""
-    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
-    """Layer of yours that models may use: KIND=package.module:Class; repeatable."""
-    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
-    """Folder with the modules of --allow-step and --layer, added to Python's sys.path; repeatable."""
 
 
 @options
-class FromEnvironmentOptions:
+class FromEnvironmentOptions(LayerOptions):
     """Options of `role`."""
 
     from_env: Annotated[bool, ONLY_ON] = False
@@ -431,13 +476,9 @@ class FromEnvironmentOptions:
     """Maximum wait of a process with one role for a controller, such as 60s or 5m."""
     allow_step: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Module package.module whose steps the workers may train; repeatable, as for `worker`."""
-    layers: Annotated[tuple[str, ...], Parameter(name="--layer", negative="")] = ()
-    """Layer of yours that models may use: KIND=package.module:Class; repeatable, as for `worker`."""
     allow_transform: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Function package.module:function that transforms may call, beside those of `transforms` in --config;
     repeatable, as for `data`."""
-    step_path: Annotated[tuple[Path, ...], ONLY_ON] = ()
-    """Folder with the modules of --allow-step, --layer and transforms, added to sys.path; repeatable."""
     health: Annotated[str | None, addresses_of("--health")] = None
     """tcp://HOST:PORT for probes of the only role: GET /healthz and /readyz over HTTP."""
     print: Annotated[bool, ONLY_ON] = False
@@ -447,13 +488,11 @@ class FromEnvironmentOptions:
 
 
 @options
-class PredictOptions:
+class PredictOptions(JsonOptions):
     """Options of `predict`."""
 
-    top: Annotated[int, within("--top", 1, None)] = 3
+    top: Annotated[int, Meta(ge=1)] = 3
     """Number of classes per image, the likeliest first."""
-    json: Annotated[bool, Parameter(negative="")] = False
-    """Print one JSON object instead of a table."""
     damaged: Damaged = "error"
     """Damaged images: error stops at the first one, skip leaves them out and lists them."""
 
@@ -469,7 +508,7 @@ class ExportOptions:
 
 
 @options
-class InspectOptions:
+class InspectOptions(JsonOptions):
     """Options of `data inspect`."""
 
     damaged: Damaged = "skip"
@@ -480,7 +519,72 @@ class InspectOptions:
     """List the default transforms of these images."""
     transforms: Path | None = None
     """Check that the transforms of this TOML file fit these images, and list them."""
-    classes: Annotated[int, within("--classes", 1, 1024)] = 10
+    classes: Annotated[int, Meta(ge=1, le=1024)] = 10
     """Maximum number of classes listed; --json lists all."""
-    json: Annotated[bool, ONLY_ON] = False
-    """Print the result as one JSON object."""
+
+
+@_with(data="digits", servers=3, copies=3, controllers=3, replicas=2, epochs=0, seed=0)
+class DrillOptions(RunPart, ImportOptions):
+    """Options of `drill`. The seed is that of the faults and the runs. All faults have to fit into a run."""
+
+    workload: Literal["counter", "train"] = "counter"
+    """counter: clients push numbers, and an audit counts lost and doubled pushes; train: runs without and
+    with faults."""
+    step: str | None = None
+    """Train this step in place of a network, as in `train --step`; only for workload train."""
+    step_args: str | None = None
+    """Arguments of the factory of --step, as in `train --step-args`."""
+    faults: str = "kill,freeze"
+    """Kinds of faults, with commas between them: kill, freeze, cut."""
+    count: int | None = None
+    """Number of faults; by default 4."""
+    every: Annotated[float | None, Meta(gt=0.0, lt=1e9)] = None
+    """Minimum seconds between the starts of two faults; a fault also waits until all copies are in sync."""
+    for_: Annotated[float | None, Meta(gt=0.0, lt=1e9), Parameter(name="--for")] = None
+    """Planned seconds with faults, one every --every seconds; in the place of --count."""
+    pairs: int = 1
+    """Pairs of runs, without and with faults, seed by seed; 2 or more pairs test for equal accuracy."""
+    margin: Annotated[float, Meta(gt=0.0, lt=1e9)] = 0.5
+    """Maximum difference of accuracies that count as equal, in percentage points."""
+    require: Annotated[bool, ONLY_ON] = False
+    """End with code 3 if a kind of fault cannot be injected."""
+    json: Path | None = None
+    """Write all observations and claims to this file, as JSON."""
+    verbose: Annotated[bool, ONLY_ON] = False
+    """Log the events and the output of the processes."""
+
+
+@options
+class PlanOptions:
+    """Options of `plan`."""
+
+    model: Annotated[str | None, checked_by(check_model_option)] = None
+    """Named model, FILE.toml with a spec, or auto (the one that fits the data); by default auto with --data,
+    else mnist-adam."""
+    data: str | None = None
+    """Data that the model must fit, as in `train --data`."""
+    partitions: int | None = None
+    """Workers over which a replica is cut; by default the command tries 1 to 4."""
+    plan: Literal["vertical", "layers"] | None = None
+    """Cut of the model: vertical, each layer over all workers, or layers, consecutive layers to each worker;
+    by default both."""
+    halo: Literal["auto", "exchange", "recompute"] = "auto"
+    """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
+    (recompute)."""
+    images_per_group: int | None = None
+    """Images per group; by default the command tries 1, 16 and 64."""
+    bandwidth: Annotated[str | None, checked_by(parse_bandwidth)] = None
+    """Bandwidth of links, each way, such as 1Gbit/s or 125MB/s; each worker then has a machine like this
+    one."""
+    latency: Annotated[str | None, checked_by(parse_latency)] = None
+    """Latency of links, one way, such as 0.1ms; each worker then has a machine like this one."""
+    threads: int = 0
+    """Compute threads per worker; 0 divides the cores of a machine among its workers."""
+    in_flight: int = 0
+    """Groups in flight per replica; 0 is twice its threads."""
+    servers: int = 1
+    """Parameter servers."""
+    json: Annotated[Path | None, to_write("--json")] = None
+    """Write the report, with layers, workers and cuts, to this file, as JSON (docs/reference/plan.md)."""
+    calibrate: bool = True
+    """Measure the layers on this machine, about half a second per group size, instead of an estimate."""

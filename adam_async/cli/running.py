@@ -1,15 +1,19 @@
-"""Runs of the commands' coroutines, each in an event loop of its own."""
+"""Runs of the commands' coroutines, each in an event loop of its own; answers to the probes of `--health`."""
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from adam_async.cli.options import LogLevel, RoleOptions, TrainOptions
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import JsonLine, NodeLine, OneLine, RoleLine, Terminal, log_to_stderr
+from adam_async.errors import BindFailed, first_cause
+from adam_async.run.addresses import check_address
 from adam_async.run.option_sources import PLAIN, check_variables
-from adam_async.runtime.health import Health
+from adam_async.runtime.health import Health, health_endpoint
+from transport.sockets import parse_tcp_address
 
 
 def run_in_loop(
@@ -29,8 +33,6 @@ def run_in_loop(
 
 def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
     """Run a role, and answer its probes. A parent process prefixes the lines of its children."""
-    from adam_async.cli.health import with_health
-
     lines = NodeLine() if options.supervised else JsonLine() if options.log_json else RoleLine()
     return run_in_loop(
         lambda terminal: with_health(options.health, lambda health: main(terminal, health)),
@@ -67,3 +69,40 @@ def run_driver(
         level=options.log_level,
         lines=JsonLine("driver") if options.log_json else None,
     )
+
+
+async def with_health(address: str | None, work: Callable[[Health], Awaitable[int]]) -> int:
+    """Run a command, answer probes at `address` until it ends, and return its exit code.
+
+    Raises:
+        BindFailed: The address is not available.
+        ConfigError: The address is not ``tcp://host:port``.
+    """
+    health = Health()
+    if address is None:
+        return await work(health)
+    host, port = parse_tcp_address(check_address(address, "--health", everywhere=True))
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(health_endpoint(host, port, health))
+        except (OSError, ExceptionGroup) as error:
+            cause = first_cause(error)
+            if isinstance(cause, OSError):
+                why = (cause.strerror or str(cause)).split("): ")[-1]
+                raise BindFailed(address, why, remedy="choose another with --health") from None
+            raise
+        return await work(health)
+
+
+async def with_serving(address: str | None, work: Callable[[], Awaitable[int]]) -> int:
+    """Run a command that is ready as long as it runs. See `with_health`."""
+
+    async def ready(health: Health) -> int:
+        """Run the command; its health is ready until the command ends, and then draining."""
+        health.follow(lambda: "")
+        try:
+            return await work()
+        finally:
+            health.drain()
+
+    return await with_health(address, ready)

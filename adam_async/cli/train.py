@@ -27,21 +27,19 @@ from adam_async.checkpoint.manifest import (
 )
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
-from adam_async.cli.baseline import BaselineAround
 from adam_async.cli.data import check_data_named, load_data
-from adam_async.cli.files import is_file, make_folder, read_file
-from adam_async.cli.health import with_serving
+from adam_async.cli.files import check_spill, is_file, make_folder, read_file
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.options import WAITING, TrainOptions
-from adam_async.cli.results import Kept, announce_replaced, keep_results, write_results
+from adam_async.cli.results import BaselineAround, Kept, announce_replaced, keep_results, write_results
 from adam_async.cli.roles.serving import waits_at_start
+from adam_async.cli.running import with_serving
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import USAGE, Terminal, explain
 from adam_async.cli.token import read_token
 from adam_async.cli.train_checks import (
     check_code,
     check_results,
-    check_spill,
     check_together,
     config_file,
     result_files,
@@ -62,9 +60,10 @@ from adam_async.report.baseline import Baseline
 from adam_async.report.report import Report, build_report, write
 from adam_async.run.addresses import addresses_in, check_addresses
 from adam_async.run.cache_size import cache_limits
-from adam_async.run.config import Config
+from adam_async.run.config import OPTIONS, Config
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import image_size
+from adam_async.run.modes import BY_HAND
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, make_config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.user_code import (
@@ -438,9 +437,7 @@ async def configure(
             "their own: leave it out; --attach goes on with the run on their disks"
         )
     if options.controller is not None and not launched:
-        roles = ("data", "damaged", "cache", "spill", "threads", "in_flight", "controllers")
-        idle = [name for name in roles if getattr(options, name) is not None]
-        if idle:
+        if idle := [name for name in options.given() if BY_HAND in OPTIONS[name].idle]:
             logger.warning("no effect with --controller, whose roles have their own: %s", ", ".join(idle))
     if options.controller is None and not launched:
         config.threads_per_worker(usable_cores())

@@ -13,6 +13,7 @@ from adam_async.cli.files import (
     check_folder,
     check_model_option,
     check_result,
+    check_spill,
     read_file,
 )
 from adam_async.cli.options import TrainOptions
@@ -21,8 +22,9 @@ from adam_async.data_server.sources.names import is_import_path
 from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError
 from adam_async.model.named import check_model
-from adam_async.run.addresses import hosts_of
+from adam_async.option_types import check_modes
 from adam_async.run.config import Config
+from adam_async.run.modes import BY_HAND, CHECKPOINTS, LINKED, ON_DISK
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
 from adam_async.run.user_code import (
     add_import_folder,
@@ -131,12 +133,6 @@ def check_results(options: TrainOptions) -> None:
             check_folder(folder, option)
 
 
-def check_spill(config: Config) -> None:
-    """Check that the scratch file of images can be made. Raises ConfigError: its folder cannot be used."""
-    if config.spill:
-        check_folder(Path(config.spill), "spill")
-
-
 def check_together(options: TrainOptions, config: Config) -> None:
     """Check options that contradict or need each other.
 
@@ -147,48 +143,25 @@ def check_together(options: TrainOptions, config: Config) -> None:
     other = "--resume" if options.resume is not None else "--record" if config.record else ""
     if options.init is not None and other:
         raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
-    for name in ("checkpoint_every", "checkpoint_misses", "keep"):
-        if getattr(options, name) is not None and options.checkpoint is None and options.resume is None:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} needs a folder for the checkpoints: give --checkpoint DIR")
-    if options.flush_s is not None and options.store is None:
-        raise ConfigError("--flush-s needs a folder for the shards: give --store DIR")
     config.weights_in(one_process=not config.processes and options.controller is None)
-    _check_links(options, config)
-
-
-def _check_links(options: TrainOptions, config: Config) -> None:
-    """Refuse options of roles and of links that this command does not start."""
-    if options.controller is not None and config.processes:
-        raise ConfigError("--processes starts roles and --controller joins roles that run: give one of them")
+    hosts = config.hosts((), starts_own=False) if options.controller is None else ()
+    outside = {
+        CHECKPOINTS: options.checkpoint or options.resume,
+        ON_DISK: options.store,
+        LINKED: config.processes or options.controller or hosts,
+        BY_HAND: options.controller,
+    }
+    check_modes(config, options.given(), {mode: mode.name if held else "" for mode, held in outside.items()})
     if options.controller is not None and options.profile is not None:
         raise ConfigError(
             "--profile is for roles that this command starts, not for those at --controller: leave one of "
             "them out"
         )
-    if options.controller is not None and config.slow:
-        raise ConfigError(
-            "--slow is for roles that this command starts: leave it out, and give it to those at "
-            "--controller at their start"
-        )
-    hosts = hosts_of(config, (), starts_own=False) if options.controller is None else ()
-    linked = config.processes or options.controller is not None or hosts
-    if not linked and options.token_file is not None:
+    if options.token_file is not None and not outside[LINKED]:
         raise ConfigError(
             "--token-file is the token of a cluster of processes, and all roles share this one: leave it "
             "out, or give --processes"
         )
-    if options.memory is not None and not config.processes:
-        raise ConfigError(
-            "--memory is for processes that this command starts, and it starts none: leave it out, or give "
-            "--processes"
-        )
-    for name in ("memory_budget", "checksum"):
-        if getattr(options, name) is not None and not linked:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is for links between processes, and all roles share this one: "
-                "leave it out, or give --processes"
-            )
 
 
 def _check_attach(options: TrainOptions) -> None:

@@ -25,7 +25,6 @@ from adam_async.cluster.external_data import address_for
 from adam_async.cluster.networks import LOOPBACK
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
-from adam_async.run.image_size import Size
 from adam_async.run.role_memory import asked_bytes, check_room, read_memory
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.disk import Disk
@@ -91,20 +90,6 @@ class RoleSpec:
         if self.role == "ps" and copies_bind:
             words = (*words, "--copies-bind", copies_bind)
         return (*words, *self.arguments)
-
-
-def data_words(config: Config, *, cache: str, size: Size | None) -> tuple[str, ...]:
-    """Return the options of a data server for the images of a run.
-
-    Args:
-        config: The run.
-        cache: Memory of this data server for images.
-        size: Columns and rows of encoded images; None: the images decide.
-    """
-    words: tuple[str, ...] = ("--data", config.data, "--damaged", config.damaged, "--cache", cache)
-    if config.spill:
-        words = (*words, "--spill", config.spill)
-    return (*words, "--size", f"{size[1]}x{size[0]}") if size else words
 
 
 class Launcher(Protocol):

@@ -6,20 +6,18 @@ and block: no signal handlers, no logging set-up, no loop policy, no global stat
 by side.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts, address_for
 from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, network_for, slowed
-from adam_async.cluster.setup import Cluster, ClusterSetup, path_of
+from adam_async.cluster.setup import Cluster, ClusterInputs, ClusterSetup
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
@@ -27,25 +25,24 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import load
 from adam_async.driver.driver import Driver
-from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.settings import DriverSettings
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError, RoleDied, RoleFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.spec import ModelSpec
+from adam_async.option_types import check_modes
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.storage import StoragePool
-from adam_async.run.addresses import controller_names, hosts_of
+from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import cache_limits, room_for_whole
 from adam_async.run.config import Config
+from adam_async.run.modes import STEP
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
 from adam_async.run.token_file import root_token
-from adam_async.run.train_step import TrainStep, check_step_options
-from adam_async.run.user_code import NamedStep, StepSource, named_step
-from adam_async.runtime.clock import system_entropy
+from adam_async.run.user_code import NamedStep, StepSource
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import (
     ProcessMemory,
@@ -54,7 +51,6 @@ from adam_async.runtime.machine import (
     process_memory,
     usable_cores,
 )
-from adam_async.runtime.timeline import Timeline
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from dataflow import ComputePool, MakePool
@@ -66,31 +62,15 @@ class LocalCluster(Cluster):
 
     Args:
         config: The run, with the number of each role.
-        dataset: The images; None: the images of `config.data`, without a download.
-        data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
-            addresses in `config.data`. The cluster starts all other roles.
-        token: Token of these data servers.
-        spec: The model; None: that of `config.model`.
         layers: Kinds of layers for its models; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
-        model_text: Content of the TOML file that `config.model` names.
-        transforms: Transforms of training images with `config.augment`, as for `Recipe.of`; None: defaults
-            for the images.
         functions: Kinds of transforms that are functions of the user, ``{"invert": invert}``; see `Recipe`.
         network: Links between the roles; None: local links. Other links must reach the data servers of `data`
             too. Tests pass faulty networks.
         address: Address on which every role listens, with port 0, such as ``tcp://127.0.0.1:0``.
-        entropy: Random bytes for incarnations and session ids.
-        timeline: Records the work of all roles except the controllers; see docs/how-to/profile.md.
-        checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints, or one of them; the first training continues its run.
-        store: Folder in which the servers keep their shards; see `ClusterSetup`.
-        init: Saved model, from which each training takes the tensors with equal names and shapes.
-        step: Step to train in place of a network, or the import path of its factory,
-            ``package.module:factory``. All replicas share the object.
-        step_args: Arguments of the factory.
         make_pool: Makes every role's compute pool; a simulation passes its own.
         process_memory: Returns the process and its memory use.
         available_bytes: Returns the memory available to this process.
+        inputs: See `ClusterInputs`.
 
     `async with` starts the roles; the end of the block ends them at once, and waits for
     compute threads to finish their group. The error of a failed role cancels the block and is raised by it.
@@ -107,56 +87,23 @@ class LocalCluster(Cluster):
         self,
         config: Config,
         *,
-        dataset: Dataset | None = None,
-        data: Sequence[str] = (),
-        token: str | None = None,
-        spec: ModelSpec | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
-        model_text: str | None = None,
-        transforms: Sequence[Mapping[str, Any]] | None = None,
         functions: Mapping[str, Callable[..., Any]] = {},
         network: Network | None = None,
         address: str = "",
-        entropy: Callable[[int], bytes] = system_entropy,
-        timeline: Timeline | None = None,
-        checkpoint: str | Path | None = None,
-        resume: str | Path | None = None,
-        store: str | Path | None = None,
-        init: TrainedModel | None = None,
-        step: TrainStep | str | None = None,
-        step_args: Mapping[str, Any] | None = None,
         make_pool: MakePool = ComputePool,
         process_memory: Callable[[], ProcessMemory] = process_memory,
         available_bytes: Callable[[], int] = available_bytes,
+        **inputs: Unpack[ClusterInputs],
     ) -> None:
         _refuse_copies_path(config)
         if config.processes:
             raise ConfigError("processes=True starts a process for each role: use ProcessCluster(config)")
-        hosts = hosts_of(config, data, starts_own=dataset is not None)
         one_process = network is None or isinstance(network, LocalNetwork)
-        named = named_step(step, step_args)
-        setup = ClusterSetup(
-            config=_with_weights(config, named, one_process=one_process),
-            inputs=RunInputs(
-                spec=spec,
-                model_text=model_text,
-                transforms=transforms,
-                functions=functions,
-                layers=layers,
-                init=init,
-                step=named,
-            ),
-            hosts=hosts,
-            dataset=dataset,
-            token=token,
-            entropy=entropy,
-            timeline=timeline,
-            checkpoint=path_of(checkpoint),
-            resume=path_of(resume),
-            store=path_of(store),
-        )
-        super().__init__(setup)
-        self.dataset = dataset
+        setup = ClusterSetup.of(config, inputs, layers=layers, functions=functions)
+        config = _with_weights(config, setup.inputs.step, one_process=one_process)
+        super().__init__(dataclasses.replace(setup, config=config))
+        self.dataset = setup.dataset
         self.buffers = BufferPool()
         self.network = self._network_of(network, one_process=one_process)
         self._address = address or ("local://" if one_process else LOOPBACK)
@@ -232,7 +179,9 @@ class LocalCluster(Cluster):
                 room_bytes=room_for_whole(cache, available_bytes=available),
                 size=self._setup.image_size(self._setup.inputs.spec),
             )
-        return replace(dataset, cache=None)  # so that the data servers check the limits of the run
+        return dataclasses.replace(
+            dataset, cache=None
+        )  # so that the data servers check the limits of the run
 
     def _settings(self, role: str, node: str, network: Network, controller: str = "") -> RoleSettings:
         return RoleSettings(
@@ -393,7 +342,7 @@ def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) 
         ConfigError: Training in place is wanted and impossible, or an option does not go with a step.
     """
     if step is not None:
-        check_step_options(config)
+        check_modes(config, outside={STEP: STEP.name})
         return msgspec.structs.replace(config, weights="copy")
     return msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
 

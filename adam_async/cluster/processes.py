@@ -16,43 +16,39 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
-from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.cluster.external_data import DataHosts
-from adam_async.cluster.launcher import Launcher, LocalLauncher, RestartPolicy, data_words
+from adam_async.cluster.launcher import Launcher, LocalLauncher, RestartPolicy
 from adam_async.cluster.networks import address_towards, network_for, slowed
 from adam_async.cluster.parent_pipe import Orders
-from adam_async.cluster.setup import Cluster, ClusterSetup, path_of
+from adam_async.cluster.setup import Cluster, ClusterInputs, ClusterSetup
 from adam_async.cluster.supervision import Supervisor
 from adam_async.controller.role import RoleSettings
-from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, first_cause
-from adam_async.model.spec import ModelSpec
-from adam_async.run.addresses import controller_names, hosts_of
+from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
+from adam_async.run.image_size import image_size_text
 from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for
 from adam_async.run.token_file import derived_text
+from adam_async.run.train_step import TrainStep
 from adam_async.run.user_code import (
     add_import_folder,
     import_layers,
     import_words,
-    named_step,
     transform_words,
 )
 from adam_async.runtime.channel import StackedTaskGroup
-from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import RoleHandle
-from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Network
 
 logger = logging.getLogger(__name__)
@@ -71,29 +67,18 @@ before the controller listens."""
 class ProcessCluster(Cluster):
     """Controllers, data servers, parameter servers and workers, each in a process of its own.
 
-    Other arguments are those of `local.LocalCluster`.
-
     Args:
-        dataset: The images, which data servers in this process serve; None: the images of `config.data`.
-        data: Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
-            addresses in `config.data`. If `config.data` names a data set, the cluster starts data servers.
-        token: Token of the cluster, and its standalone data servers; None: a random one, so only the roles of
-            this cluster can join it.
         layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: the environment of this process.
-        step: Import path of the factory of a step to train in the place of a network,
-            ``package.module:factory``. Workers may import this module.
-        step_args: Arguments of the factory.
         step_path: Folders that this process and the workers add to their `sys.path`, and data servers if
             `transforms` name functions.
         on_line: Called with each event, and with each line of a child's stderr; by default the cluster logs
             them.
-        entropy: Random bytes for the cluster's token and the driver's incarnation.
-        timeline: Records the work of the driver; after a training it also has the profiles of the children.
         launcher: Starts the processes; None: as children of this process. With a launcher on other machines,
             `environment` has the variables that the roles get in addition to those of their machines.
         restarts: Limits of the restarts of each role.
+        inputs: See `ClusterInputs`; data servers in this process serve a `dataset`.
 
     `async with` starts the children and waits for their addresses; the end of the block asks them to end, and
     kills the remaining ones after `drain_s`.
@@ -109,51 +94,21 @@ class ProcessCluster(Cluster):
         self,
         config: Config,
         *,
-        dataset: Dataset | None = None,
-        data: Sequence[str] = (),
-        token: str | None = None,
-        spec: ModelSpec | None = None,
         layers: Mapping[str, str] = {},
-        model_text: str | None = None,
-        transforms: Sequence[Mapping[str, Any]] | None = None,
         environment: Mapping[str, str] | None = None,
         on_line: Callable[[str], None] = logger.warning,
-        entropy: Callable[[int], bytes] = system_entropy,
-        timeline: Timeline | None = None,
-        checkpoint: str | Path | None = None,
-        resume: str | Path | None = None,
-        store: str | Path | None = None,
-        init: TrainedModel | None = None,
-        step: str | None = None,
-        step_args: Mapping[str, Any] | None = None,
         step_path: Sequence[Path] = (),
         launcher: Launcher | None = None,
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        **inputs: Unpack[ClusterInputs],
     ) -> None:
+        step, transforms = inputs.get("step"), inputs.get("transforms")
         _check_travels(config, launcher, layers, step)
         for folder in step_path:
             add_import_folder(folder)
-        self._imports = import_words(layers, step, step_path)
+        self._imports = import_words(layers, step if isinstance(step, str) else None, step_path)
         self._functions = transform_words(transforms if config.augment else None, step_path)
-        setup = ClusterSetup(
-            config=config,
-            inputs=RunInputs(
-                spec=spec,
-                model_text=model_text,
-                transforms=transforms,
-                layers=import_layers(layers),
-                init=init,
-                step=named_step(step, step_args),
-            ),
-            hosts=hosts_of(config, data, starts_own=dataset is not None),
-            dataset=dataset,
-            token=token,
-            entropy=entropy,
-            timeline=timeline,
-            checkpoint=path_of(checkpoint),
-            resume=path_of(resume),
-            store=path_of(store),
-        )
+        setup = ClusterSetup.of(config, inputs, layers=import_layers(layers))
         super().__init__(setup)
         inherited = os.environ if launcher is None else {}
         kept = for_children(inherited if environment is None else environment)
@@ -222,13 +177,16 @@ class ProcessCluster(Cluster):
         """Start data servers, parameter servers and workers, and wait until they listen."""
         config, setup = self.config, self._setup
         common = ("--controller", controller)
-        self._worker = (*common, "--in-flight", str(config.in_flight), *self._imports)
+        self._worker = (*common, *self._imports)
         spec = await setup.spec_of(inputs)
-        cache = one_of(config.cache, data_servers)
-        images = data_words(config, cache=cache, size=setup.image_size(spec))
+        size = image_size_text(setup.image_size(spec))
+        images = msgspec.structs.replace(config, cache=one_of(config.cache, data_servers), size=size)
         start = self._roles.start
         started = [
-            *(start("data", f"data-{n}", *common, *images, *self._functions) for n in range(data_servers)),
+            *(
+                start("data", f"data-{n}", *common, *self._functions, config=images)
+                for n in range(data_servers)
+            ),
             *(start("ps", f"ps-{n}", *common, *self._disk_words(f"ps-{n}")) for n in range(config.servers)),
             *(start("worker", f"worker-{n}", *self._worker, threads=threads) for n in range(config.workers)),
         ]
@@ -240,7 +198,7 @@ class ProcessCluster(Cluster):
         folder = self._setup.server_folder(node)
         if folder is None:
             return ()
-        return "--dir", str(folder.absolute()), "--flush-s", str(self.config.flush_s)
+        return "--dir", str(folder.absolute())
 
     async def _open_data(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         """Serve the caller's data set, if any, from the memory of this process."""
@@ -411,7 +369,7 @@ def orders_for(
 
 
 def _check_travels(
-    config: Config, launcher: Launcher | None, layers: Mapping[str, str], step: str | None
+    config: Config, launcher: Launcher | None, layers: Mapping[str, str], step: TrainStep | str | None
 ) -> None:
     """Check that the options mean the same in other processes and on their machines. Raises ConfigError."""
     if launcher is not None and config.copies_bind:

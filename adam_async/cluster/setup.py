@@ -1,30 +1,72 @@
 """The setup of a cluster, all arguments of its caller in one checked value; and the block of a cluster."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from adam_async.checkpoint.files import open_checkpoints
 from adam_async.checkpoint.manifest import kept_model
+from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.checkpoint.trained_model import check_init
 from adam_async.data_server.dataset import Dataset, check_dataset
 from adam_async.driver.driver import OUTSIDE, Driver
 from adam_async.driver.saved_run import manifest_in
 from adam_async.driver.settings import RunInputs
 from adam_async.errors import ConfigError, RunFailed, first_cause
+from adam_async.model.layer import Layer
 from adam_async.model.spec import ModelSpec
 from adam_async.run.addresses import controller_names
 from adam_async.run.config import Config
 from adam_async.run.image_size import Size
 from adam_async.run.model_selection import image_size
 from adam_async.run.stragglers import check_names
-from adam_async.run.user_code import imported_functions
+from adam_async.run.train_step import TrainStep
+from adam_async.run.user_code import imported_functions, named_step
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
 from transport import Identity
+
+
+class ClusterInputs(TypedDict, total=False):
+    """Arguments of every cluster beside its `Config`; each may be left out."""
+
+    dataset: Dataset | None
+    """The images; None: the images of `config.data`, without a download."""
+    data: Sequence[str]
+    """Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
+    addresses in `config.data`. The cluster starts all other roles."""
+    token: str | None
+    """Token of the cluster and of these data servers; None: a random one between processes."""
+    spec: ModelSpec | None
+    """The model; None: that of `config.model`."""
+    model_text: str | None
+    """Content of the TOML file that `config.model` names."""
+    transforms: Sequence[Mapping[str, Any]] | None
+    """Transforms of training images with `config.augment`, as for `Recipe.of`; None: defaults for the
+    images."""
+    entropy: Callable[[int], bytes]
+    """Random bytes for tokens, incarnations and session ids."""
+    timeline: Timeline | None
+    """Records the work of the roles in this process, and after a training in others; see
+    docs/how-to/profile.md."""
+    checkpoint: str | Path | None
+    """Folder for checkpoints; None: that of `resume`, or no checkpoints."""
+    resume: str | Path | None
+    """Folder of checkpoints, or one of them; the first training continues its run."""
+    store: str | Path | None
+    """Folder in which the servers keep their shards; see `ClusterSetup`."""
+    init: TrainedModel | None
+    """Saved model, from which each training takes the tensors with equal names and shapes."""
+    step: TrainStep | str | None
+    """Step to train in place of a network, or the import path of its factory, ``package.module:factory``. All
+    replicas of one process share the object; processes take a path only, and workers may import its
+    module."""
+    step_args: Mapping[str, Any] | None
+    """Arguments of the factory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,6 +135,43 @@ class ClusterSetup:
             servers=config.servers,
             data_servers=0 if self.hosts else config.data_servers,
             controllers=controller_names(config.controllers),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        given: ClusterInputs,
+        *,
+        layers: Mapping[str, type[Layer]],
+        functions: Mapping[str, Callable[..., Any]] = {},
+    ) -> Self:
+        """Return the setup of a cluster with these arguments.
+
+        Args:
+            layers: Kinds of layers for its models.
+            functions: Kinds of transforms that are functions of the user.
+        """
+        dataset = given.get("dataset")
+        return cls(
+            config=config,
+            inputs=RunInputs(
+                spec=given.get("spec"),
+                model_text=given.get("model_text"),
+                transforms=given.get("transforms"),
+                functions=functions,
+                layers=layers,
+                init=given.get("init"),
+                step=named_step(given.get("step"), given.get("step_args")),
+            ),
+            hosts=config.hosts(given.get("data", ()), starts_own=dataset is not None),
+            dataset=dataset,
+            token=given.get("token"),
+            entropy=given.get("entropy", system_entropy),
+            timeline=given.get("timeline"),
+            checkpoint=path_of(given.get("checkpoint")),
+            resume=path_of(given.get("resume")),
+            store=path_of(given.get("store")),
         )
 
     def identity(self, role: str, node: str) -> Identity:

@@ -16,6 +16,7 @@ from adam_async.run.addresses import controller_names
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, failure_of
 from adam_async.run.config import Config
+from adam_async.run.option_sources import role_words
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import texts_for
 from adam_async.runtime.role_handle import RoleHandle
@@ -130,13 +131,23 @@ class Supervisor:
         # Shielded, because the end of this wait must not cancel the future, which the next run awaits.
         await asyncio.shield(self._death)
 
-    def start(self, role: str, node: str, *arguments: str, bind: str = "", threads: int = 0) -> RoleHandle:
-        """Start a role, and restart it after its deaths. See `RoleSpec` for the arguments."""
-        config = self._config
+    def start(
+        self,
+        role: str,
+        node: str,
+        *arguments: str,
+        bind: str = "",
+        threads: int = 0,
+        config: Config | None = None,
+    ) -> RoleHandle:
+        """Start a role, and restart it after its deaths. See `RoleSpec` for the arguments.
+
+        Args:
+            config: Options of the role; None: those of the run.
+        """
+        config = config or self._config
         slow = (word for text in texts_for(config.slow, node) for word in ("--slow", text))
-        held: tuple[str, ...] = ("--memory-budget", config.memory_budget, "--checksum", config.checksum)
-        if role == "ps" and config.copies_bind:
-            held = (*held, "--copies-bind", config.copies_bind)
+        held = role_words(config, role, without=("threads",))
         spec = RoleSpec(
             role=role,
             node=node,

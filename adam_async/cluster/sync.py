@@ -21,22 +21,21 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPo
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 import uvloop
 
 from adam_async.checkpoint import files
 from adam_async.checkpoint.checkpoint import Checkpoint
-from adam_async.checkpoint.trained_model import Model, check_init
+from adam_async.checkpoint.trained_model import check_init
 from adam_async.cluster import local
-from adam_async.data_server.dataset import Dataset, check_dataset
+from adam_async.cluster.setup import ClusterInputs
+from adam_async.data_server.dataset import check_dataset
 from adam_async.errors import DeadlineExceeded, RunFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.model.spec import ModelSpec
 from adam_async.run.config import Config
 from adam_async.run.result import EpochResult, RunResult
-from adam_async.run.train_step import TrainStep
 from adam_async.runtime.callbacks import ending_on_errors
 from adam_async.runtime.channel import StackedTaskGroup
 from adam_async.runtime.disk import Disk
@@ -83,33 +82,14 @@ class LocalCluster:
         self,
         config: Config,
         *,
-        dataset: Dataset | None = None,
-        spec: ModelSpec | None = None,
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
-        checkpoint: str | Path | None = None,
-        resume: str | Path | None = None,
-        store: str | Path | None = None,
-        init: Model | None = None,
-        step: TrainStep | str | None = None,
-        step_args: Mapping[str, Any] | None = None,
+        **inputs: Unpack[ClusterInputs],
     ) -> None:
-        check_dataset(dataset)
-        check_init(init)
+        check_dataset(inputs.get("dataset"))
+        check_init(inputs.get("init"))
         self.config = config
-        self._make = partial(
-            local.LocalCluster,
-            config,
-            dataset=dataset,
-            spec=spec,
-            layers=layers,
-            checkpoint=checkpoint,
-            resume=resume,
-            store=store,
-            init=init,
-            step=step,
-            step_args=step_args,
-        )
+        self._make = partial(local.LocalCluster, config, layers=layers, **inputs)
         self._loop_factory = loop_factory
         self._thread: LoopThread | None = None
         self._running: Call[None]

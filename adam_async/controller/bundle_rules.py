@@ -22,8 +22,7 @@ import msgspec
 
 from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import NUMERICS, ClusterMap
-from adam_async.run.shard_table import NUM_BUCKETS
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import NUM_BUCKETS, StoreRecord
 
 UNKNOWN_BYTES = 1 << 50
 """Assumed memory of a server that reports none, in bytes."""

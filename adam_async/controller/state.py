@@ -29,6 +29,7 @@ from adam_async.controller.program_rules import ProgramRules, Rules
 from adam_async.controller.records import check_node
 from adam_async.errors import ConfigError
 from adam_async.messages import USERS
+from adam_async.option_types import read_record
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
 from adam_async.run.store_record import ArraysPiece, StoreRecord, is_store_name
@@ -133,7 +134,7 @@ class ControllerState:
             elif kind == "stores" and "/" in name:
                 new = store_rules.set_piece(self.map, key, msgspec.convert(command.value, ArraysPiece))
             elif kind == "stores":
-                new = store_rules.set_store(self.map, name, msgspec.convert(command.value, StoreRecord))
+                new = store_rules.set_store(self.map, name, read_record(StoreRecord, command.value))
             elif kind == "bundles":
                 bundle = msgspec.convert(command.value, BundleRecord)
                 new = bundle_rules.set_bundle(self.map, key, bundle)

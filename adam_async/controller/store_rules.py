@@ -22,9 +22,16 @@ from adam_async.controller.bundle_rules import (
 from adam_async.errors import LOST_SHARDS, LOST_STORE, lost_copies_text
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.shard_table import NUM_BUCKETS, bytes_of_buckets, fault_of_shards, shard_sizes, spread
+from adam_async.run.shard_table import bytes_of_buckets, fault_of_shards, shard_sizes, spread
 from adam_async.run.store_checks import MAX_SHARDS, check_store
-from adam_async.run.store_record import STORE_PIECES, ArraysPiece, StorePhase, StoreRecord, joined_arrays
+from adam_async.run.store_record import (
+    NUM_BUCKETS,
+    STORE_PIECES,
+    ArraysPiece,
+    StorePhase,
+    StoreRecord,
+    joined_arrays,
+)
 
 MOST_STORES = 128
 """Maximum number of stores. The record of a server names all its stores."""

@@ -15,10 +15,11 @@ from adam_async.errors import ConfigError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
+from adam_async.option_types import check_modes
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
+from adam_async.run.modes import STEP
 from adam_async.run.step_model import arrays_of_step
-from adam_async.run.train_step import check_step_options
 from adam_async.run.user_code import NamedStep
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
@@ -93,7 +94,7 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
         StepFailed: The `arrays` of the step raised.
     """
     if inputs.step is not None:
-        check_step_options(config)
+        check_modes(config, outside={STEP: STEP.name})
         if inputs.spec is not None or inputs.init is not None:
             raise ConfigError(
                 f"step {inputs.step.name} sets arrays and first values itself: leave spec and init out"

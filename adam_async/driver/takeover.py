@@ -6,10 +6,10 @@ evaluations of its epochs, all of them on disks, and the newest ones in the map.
 epochs are lost with the earlier driver.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, takewhile
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -24,35 +24,16 @@ from adam_async.checkpoint.saved_shards import FoundStore
 from adam_async.driver.training_rules import PHASES
 from adam_async.errors import RunFailed
 from adam_async.messages import ShardState
+from adam_async.option_types import DECIDED, OF_DRIVER, OF_ROLES
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import Config
+from adam_async.run.config import OPTIONS, Config
 from adam_async.run.epoch_counts import skipped_groups
 from adam_async.run.group_ranges import has_groups
 from adam_async.run.run_record import RunRecord, newest
 from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 
-OPEN: Mapping[str, Any] = {
-    "epochs": 0,
-    "rate": 0.0,
-    "rule": "auto",
-    "schedule": "auto",
-    "warm_up": 0.0,
-    "weights": "auto",
-    "protocol": "auto",
-}
-"""Options that a run can decide, each with the value that leaves the decision to the run."""
-
-OF_ROLES = frozenset(
-    "data damaged cache spill threads in_flight pin_threads controllers processes slow memory".split()
-)
-"""Options of the roles. A role started by hand gets them from its own command; the values of a driver have no
-effect on it."""
-
 REPLACE = "--replace begins a new run in its place, without its weights"
 """Remedy in the errors of a new run while another one waits."""
-
-OF_DRIVER = frozenset(("waits", "memory_budget", "checksum", "model", "transforms"))
-"""Options of the driver alone, and names of files; the program has the content of these files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +103,13 @@ def check_options(given: Collection[str], asked: Config, config: Config, run: st
     Raises:
         CheckpointError: See `check_kept_options`.
     """
-    for_run = set(given) - OF_ROLES - OF_DRIVER
-    names = sorted(name for name in for_run if name not in OPEN or getattr(asked, name) != OPEN[name])
+    names = []
+    for name in sorted(given):
+        option = OPTIONS[name]
+        is_open = option.has(DECIDED) and getattr(asked, name) == option.default
+        # A role started by hand has its options from its own command; the values of a driver have no effect.
+        if not (is_open or option.has(OF_ROLES) or option.has(OF_DRIVER)):
+            names.append(name)
     check_kept_options(names, asked, config, f"run {run}")
 
 

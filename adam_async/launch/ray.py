@@ -380,17 +380,17 @@ class RayCluster(ProcessCluster):
         config: The run.
         ray: The Ray cluster, and the resources of the roles. The nodes read `Config.data`, unless `dataset`
             is given, such as a data set of `from_ray`.
-        options: Further arguments of `ProcessCluster`, except `launcher` and `environment`.
+        inputs: Further arguments of `ProcessCluster`, except `launcher` and `environment`.
 
     Raises:
         ConfigError: See `ProcessCluster` and `RayLauncher`.
         DeadlineExceeded: Ray has no room for the roles.
     """
 
-    def __init__(self, config: Config, *, ray: RaySettings | None = None, **options: Any) -> None:
-        entropy = options.get("entropy", system_entropy)
+    def __init__(self, config: Config, *, ray: RaySettings | None = None, **inputs: Any) -> None:
+        entropy = inputs.get("entropy", system_entropy)
         self._ray = RayLauncher(ray or RaySettings(), entropy=entropy)
-        super().__init__(config, launcher=self._ray, **options)
+        super().__init__(config, launcher=self._ray, **inputs)
         self._around = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

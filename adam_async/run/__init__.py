@@ -9,7 +9,8 @@ the progress (`progress.py`) and returns a `RunResult` (`result.py`).
 
 Files, in reading order:
 
-    config.py                        every option of a run, with default and checks; the deadlines of waits
+    config.py                        every option of a run, with its facts and checks; the deadlines of waits
+    modes.py                         modes of a run that options need or that exclude them, with the cures
     option_sources.py                precedence: defaults, TOML file, `ADAM_*` variables, command line
     cache_size.py, role_memory.py    memory in options: for images, for peers, for the processes of a role
     image_size.py                    the one size of all images of a data set

@@ -9,14 +9,16 @@ import re
 from collections.abc import Sequence
 
 from adam_async.errors import ConfigError
-from adam_async.run.config import CONTROLLERS, CONTROLLERS_WORDS, Config
 from transport.sockets import is_loopback, parse_tcp_address
 
 EVERYWHERE = ("0.0.0.0", "::", "*")
 """Hosts that stand for every interface."""
 
-ITS_OWN = {"cache": "auto", "spill": "", "damaged": "error"}
-"""Options that belong to the start of a data server, with their defaults."""
+CONTROLLERS = (1, 3, 5)
+CONTROLLERS_WORDS = (
+    "1, 3 or 5, of which none, one or two may be lost (an even number survives no more losses)"
+)
+"""Valid numbers of controllers, and the same in words for errors."""
 
 PEER = re.compile(r"\s*(\d{1,9})\s*=(.*)")
 
@@ -44,16 +46,27 @@ def check_address(address: str, option: str, *, everywhere: bool = False) -> str
 
 
 def check_addresses(text: str, option: str) -> str:
-    """Return addresses with commas and without spaces between them, if other roles can dial all of them.
+    """Return addresses with commas and without spaces between them. See `named_once`."""
+    return ",".join(named_once(text.split(","), option))
+
+
+def named_once(texts: Sequence[str], option: str) -> tuple[str, ...]:
+    """Return addresses without spaces around them, if other roles can dial all of them.
 
     Raises:
         ConfigError: An address is invalid (see `check_address`), or is named twice.
     """
-    addresses = [check_address(address.strip(), option) for address in text.split(",")]
+    addresses = tuple(check_address(text.strip(), option) for text in texts)
     for address in addresses:
         if addresses.count(address) > 1:
             raise ConfigError(f"{option}: {address} is named twice; name each once")
-    return ",".join(addresses)
+    return addresses
+
+
+def check_controllers(option: str, number: int) -> None:
+    """Check a number of controllers. Raises ConfigError: no group has this number."""
+    if number not in CONTROLLERS:
+        raise ConfigError(f"{option} must be {CONTROLLERS_WORDS}, not {number}")
 
 
 def read_peers(text: str) -> dict[str, str]:
@@ -79,8 +92,7 @@ def read_peers(text: str) -> dict[str, str]:
         if node in peers:
             raise ConfigError(f"--peers: there are two controllers {int(number)}; give each an id of its own")
         peers[node] = address
-    if len(peers) not in CONTROLLERS:
-        raise ConfigError(f"--peers: controllers must be {CONTROLLERS_WORDS}, not {len(peers)}")
+    check_controllers("--peers: controllers", len(peers))
     here = [address for address in peers.values() if is_loopback(parse_tcp_address(address)[0])]
     if here and len(here) < len(peers):
         raise ConfigError(
@@ -121,45 +133,4 @@ def addresses_in(data: str) -> tuple[str, ...]:
     Raises:
         ConfigError: An address is invalid, or is named twice.
     """
-    return _checked(data.split(",")) if data.startswith("tcp://") else ()
-
-
-def hosts_of(config: Config, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
-    """Return the addresses of the data hosts that a cluster uses; none if it starts its own data servers.
-
-    Args:
-        config: The run.
-        data: Addresses that the caller names; empty: the addresses in `config.data`.
-        starts_own: Whether the caller brings a data set.
-
-    Raises:
-        ConfigError: An address is invalid or named twice; or addresses are given together with a data set, a
-            number of data servers, or options that belong to the start of a data server.
-    """
-    if isinstance(data, str):
-        raise ConfigError(f"data is a list of addresses, not {data!r}")
-    if starts_own and not data:
-        return ()
-    hosts = _checked(data) if data else addresses_in(config.data)
-    if hosts and starts_own:
-        raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
-    if hosts and config.data_servers > 1:
-        raise ConfigError(
-            f"data_servers={config.data_servers} has no effect with data servers at {', '.join(hosts)}: "
-            "leave it out, and give the address of each data server"
-        )
-    idle = [name for name, usual in ITS_OWN.items() if hosts and getattr(config, name) != usual]
-    if idle:
-        raise ConfigError(
-            f"{' and '.join(idle)}: no force with data servers at {', '.join(hosts)}: give it where these "
-            "are started"
-        )
-    return hosts
-
-
-def _checked(addresses: Sequence[str]) -> tuple[str, ...]:
-    found = tuple(check_address(address.strip(), "data") for address in addresses)
-    for address in found:
-        if found.count(address) > 1:
-            raise ConfigError(f"data: {address} is named twice; name each data server once")
-    return found
+    return named_once(data.split(","), "data") if data.startswith("tcp://") else ()

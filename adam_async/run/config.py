@@ -1,21 +1,60 @@
 """Pure: all options of a run, with their checks. `option_sources.py` reads and merges the options."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from adam_async.errors import ConfigError
-from adam_async.option_types import Amount, Fraction, bounds_of, check_types
+from adam_async.option_types import (
+    BYTES,
+    CHANGES,
+    DECIDED,
+    OF_DRIVER,
+    OF_ROLES,
+    ONE_WAY,
+    SECONDS,
+    UNTYPED,
+    Amount,
+    Check,
+    Fraction,
+    Idle,
+    Not,
+    Of,
+    Only,
+    check_modes,
+    check_types,
+    excluded_options,
+    options_of,
+)
+from adam_async.run.addresses import addresses_in, check_address, check_controllers, named_once
 from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
+from adam_async.run.modes import (
+    ASP,
+    AUGMENTED,
+    BSP,
+    BY_HAND,
+    CHECKPOINTS,
+    CUT,
+    DATA_HOSTS,
+    IN_PLACE,
+    LINKED,
+    ON_DISK,
+    PROCESSES,
+    RECORDED,
+    SGD,
+    STEP,
+    STEPS,
+    VALIDATION,
+    VERTICAL,
+)
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import read_slow
 from transport.config import Checksum
-from transport.sockets import parse_tcp_address
 
 MAX_THREADS_PER_CORE = 8
 """Maximum number of compute threads per core, above which threads would only wait for each other."""
@@ -26,6 +65,10 @@ FLUSH_S = 1.0
 MOST_GROUPS_OF_STEP = 512
 """Maximum number of groups of a step: a push names them in `messages.bounds.MOST_RANGES` ranges."""
 
+SHARD_BYTES = 1 << 20
+"""Default maximum size of a shard of a run or a store, in bytes. The paper cuts parameters into shards of
+1 MB (AD-40)."""
+
 GROUP_IMAGES = 16
 """Default number of training images of a group."""
 
@@ -34,50 +77,53 @@ AHEAD_BYTES = 32 << 20
 have more."""
 
 
+_Wait = Annotated[float, Meta(gt=0.0), SECONDS]
+"""A deadline."""
+
+
 class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Deadlines of all waits above the transport, in seconds; errors use these names."""
 
-    dial_s: float = 10.0
+    dial_s: _Wait = 10.0
     """Deadline of the first connection to a peer."""
-    meet_s: float = 0.0
+    meet_s: Annotated[float, Meta(ge=0.0), SECONDS] = 0.0
     """Maximum wait of a starting role or driver for a controller; 0 is `dial_s`."""
-    call_s: float = 10.0
+    call_s: _Wait = 10.0
     """Deadline of one request to a controller or data server."""
-    answer_s: float = 5.0
+    answer_s: _Wait = 5.0
     """Deadline of one push or pull, after which the worker reconnects and sends its open requests again."""
-    patience_s: float = 30.0
+    patience_s: _Wait = 30.0
     """Deadline of all attempts of a worker to reach the primary of a shard."""
-    controller_s: float = 3600.0
+    controller_s: _Wait = 3600.0
     """Deadline of servers and clients of stores for the return of a controller; pushes and pulls go on
     meanwhile. Other roles wait for `patience_s`."""
-    copies_s: float = 3600.0
+    copies_s: _Wait = 3600.0
     """Deadline of all attempts of a worker to reach the primary of a shard of a run, while fewer than
     `min_in_sync` copies are in sync and pushes wait for a server."""
-    prepare_s: float = 120.0
+    prepare_s: _Wait = 120.0
     """Deadline for all roles of a run to join and to prepare."""
-    grace_s: float = 2.0
+    grace_s: _Wait = 2.0
     """Deadline for the reconnection of a node with a broken link, after which the node counts as lost."""
-    clock_s: float = 120.0
+    clock_s: _Wait = 120.0
     """Deadline for an advance of the slowest clock while a worker waits for it."""
-    replica_s: float = 60.0
+    replica_s: _Wait = 60.0
     """Deadline for the next replica or data server of a run without a live one."""
-    checkpoint_s: float = 120.0
+    checkpoint_s: _Wait = 120.0
     """Deadline for the writing of a checkpoint, before the next one or the end of the run."""
-    drain_s: float = 5.0
+    drain_s: _Wait = 5.0
     """Deadline for groups in flight to finish at an orderly end of a run."""
 
     def __post_init__(self) -> None:
         check_types(self, "waits.")
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not 0 < value < math.inf and (name, value) != ("meet_s", 0):
-                raise ConfigError(f"waits.{name} must be a positive number of seconds, not {value}")
 
     @property
     def start_s(self) -> float:
         """Maximum wait of a starting role or driver for a controller, in seconds."""
         return self.meet_s or self.dial_s
 
+
+Damaged = Literal["error", "skip"]
+"""Treatment of damaged images."""
 
 RuleName = Literal["auto", "sgd", "adagrad", "adam", "adamw"]
 """``auto``, and the names in `adam_async.model.rules.RULES`, a module that this file does not import, because
@@ -87,79 +133,128 @@ SUMS_BYTES = 64 << 20
 """Maximum size of a model whose workers send sums in one process by default, in bytes."""
 
 
+_NO_PUSHES = "nothing is pushed or pulled"
+_ONE_MEMORY = "all roles share one memory"
+_READ_ONLY = "it trains in place, and a step gets read-only values"
+_WHOLE_NORM = "it is about the norm of a whole gradient, which no worker has"
+_OTHER_RULES = "other rules divide by the gradient's size themselves"
+_READS_SUM = "every step reads the sum of the one before; push_every makes steps longer"
+_LAST_WEIGHTS = "a replay ends with the last weights"
+_NO_CUTS = "no record has the messages between its workers"
+_AS_STALE = "every step is as stale as lag; lower the rate"
+_NO_LAYERS = "a step has no layers to cut; add replicas"
+_PUSHES = "it is about pushes, each of which goes to the disk"
+"""Reasons of modes, for the fields below."""
+
+_OF_ALL = Of("controller", "ps", "data", "worker")
+_ONLY_ASP = Only(ASP, "ssp and bsp skip no images", if_typed=True)
+_ONLY_VERTICAL = Only(VERTICAL, "plan layers cuts no layer", if_typed=True)
+_ONLY_VALIDATED = Only(VALIDATION, "test images must not decide")
+_NOT_BY_HAND = Not(BY_HAND, "it is for roles that this command starts, and those have their own options")
+_NOT_IN_PLACE = Not(IN_PLACE, "threads apply each whole gradient at once")
+_NOT_WITH_HOSTS = Not(DATA_HOSTS, "they are started with their own")
+_NOT_WITH_STEP = Not(STEP, "it is about a cut network, and a step has no layers")
+_DURABLE = ("durable",)
+_SEVERAL = tuple(range(2, MOST_COPIES + 1))
+_CHECK_SIZE = Check(lambda _, text: read_image_size(text))
+_CHECK_SLOW = Check(lambda _, texts: read_slow(texts))
+_CHECK_MEMORY = Check(lambda _, texts: read_memory(texts))
+_CHECK_CACHE = Check(lambda _, text: cache_limits(text, "", available_bytes=0))
+"""Facts that several fields share, or that have no room at theirs."""
+
+_Halo = Literal["auto", "exchange", "recompute"]
+_Protocol = Literal["auto", "delta", "factors"]
+_Weights = Literal["auto", "copy", "aliased"]
+_Ack = Literal["auto", "single", "replicated", "durable"]
+
+
+def _check_bind(name: str, address: str) -> None:
+    if address:
+        check_address(address, name)
+
+
+def _check_consistency(name: str, text: str) -> None:
+    if not re.fullmatch(r"asp|bsp|ssp:\d{1,9}", text):
+        raise ConfigError(f"{name} must be asp, ssp:S with a whole number S of steps, or bsp, not {text!r}")
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of one training run. Field names are those of the command line, with underscores."""
 
-    model: str = "auto"
+    model: Annotated[str, OF_DRIVER, Not(STEP, "both name what is trained")] = "auto"
     """Model: auto (fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
-    data: str = "auto"
+    data: Annotated[str, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND)] = "auto"
     """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
     (docs/reference/data.md), package.module:function that returns a data set, or tcp://HOST:PORT of a data
     server that stands alone; several addresses with commas."""
-    damaged: Literal["error", "skip"] = "error"
+    damaged: Annotated[Damaged, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND), _NOT_WITH_HOSTS] = "error"
     """Damaged images: error stops at the first one, skip leaves out up to one in twenty."""
     augment: bool = False
     """Change training images at random, differently in each epoch."""
-    transforms: str = ""
+    transforms: Annotated[str, CHANGES, OF_DRIVER, Only(AUGMENTED)] = ""
     """TOML file with the transforms of --augment; by default transforms that suit the images."""
-    size: str = ""
+    size: Annotated[str, Of("data"), _CHECK_SIZE] = ""
     """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the model or the images
     decide."""
-    cache: str = "auto"
+    cache: Annotated[str, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND), _NOT_WITH_HOSTS, _CHECK_CACHE] = (
+        "auto"
+    )
     """Memory for images: auto, half of the available memory, or a size such as 4G. A data server reads
     folders, shards and .npy files above this size on demand; with a given size it reads all of these on
     demand, so it serves images at once."""
-    spill: str = ""
+    spill: Annotated[str, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND), _NOT_WITH_HOSTS] = ""
     """Folder for decoded images that do not fit into the cache."""
-    epochs: Annotated[int, msgspec.Meta(ge=0)] = 0
+    epochs: Annotated[int, Meta(ge=0), CHANGES, DECIDED] = 0
     """Passes over the training images; 0 is as many as have 1,500 steps, at least 3 and at most 100. A step
     is one push, of one group by default."""
-    replicas: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    replicas: Annotated[int, Meta(ge=1, le=1024), CHANGES] = 1
     """Model replicas; each has its own workers."""
-    partitions: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    partitions: Annotated[int, Meta(ge=1, le=64), _NOT_IN_PLACE, Not(STEP, _NO_LAYERS)] = 1
     """Workers over which the model of each replica is cut."""
-    plan: Literal["vertical", "layers"] = "vertical"
+    plan: Annotated[Literal["vertical", "layers"], Only(CUT, if_typed=True), _NOT_WITH_STEP] = "vertical"
     """Cut of the model: vertical, each layer over all workers, or layers, consecutive layers to each
     worker."""
-    halo: Literal["auto", "exchange", "recompute"] = "auto"
+    halo: Annotated[_Halo, Only(CUT, if_typed=True), _ONLY_VERTICAL, _NOT_WITH_STEP] = "auto"
     """With plan vertical: send image rows needed by two workers (exchange), or compute them twice
     (recompute)."""
-    epoch_fraction: float = 0.75
+    epoch_fraction: Annotated[float, Meta(gt=0.0, le=1.0), CHANGES, _ONLY_ASP] = 0.75
     """Share of the replicas that must finish to end an epoch; skipped images come first in the next epoch. No
     effect with ssp and bsp, which skip no images."""
-    epoch_rule: Literal["replicas", "images"] = "replicas"
+    epoch_rule: Annotated[Literal["replicas", "images"], CHANGES, _ONLY_ASP] = "replicas"
     """Unit of --epoch-fraction: replicas that have finished, or images of one pool; asp only."""
-    slow: tuple[str, ...] = ()
+    slow: Annotated[tuple[str, ...], CHANGES, OF_ROLES, _OF_ALL, _NOT_BY_HAND, _CHECK_SLOW] = ()
     """Slow down a worker (worker-1:0.2, a share of its cores) or a link (worker-0~ps-0:5ms+1ms);
     repeatable."""
-    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    threads: Annotated[int, Meta(ge=0), CHANGES, OF_ROLES, Of("worker"), Idle(BY_HAND)] = 0
     """Compute threads per worker; 0 divides the cores among the workers, or is 1 in a recorded run."""
-    images_per_group: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = GROUP_IMAGES
+    images_per_group: Annotated[int, Meta(ge=1, le=65_536)] = GROUP_IMAGES
     """Images per group; 1 is the paper's flow."""
-    pin_threads: bool = False
+    pin_threads: Annotated[bool, CHANGES, OF_ROLES] = False
     """Keep each compute thread on one core; helps if the system moves threads between cores."""
-    in_flight: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # each has its own memory
+    # Each group in flight has its own memory.
+    in_flight: Annotated[int, Meta(ge=0, le=4096), CHANGES, OF_ROLES, Of("worker"), Idle(BY_HAND)] = 0
     """Groups in flight per replica; 0 is twice its threads, or in place as many as keep the threads busy."""
-    servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1  # one for each bucket
+    servers: Annotated[int, Meta(ge=1, le=64), CHANGES] = 1  # one for each bucket
     """Parameter servers."""
-    data_servers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    data_servers: Annotated[int, Meta(ge=1, le=64), CHANGES, _NOT_WITH_HOSTS] = 1
     """Data servers; each has the whole data set."""
-    controllers: int = 1
+    controllers: Annotated[int, CHANGES, OF_ROLES, Idle(BY_HAND), Check(check_controllers)] = 1
     """Controllers: 1, or 3 or 5, which survive the loss of one or two."""
-    copies: Annotated[int, msgspec.Meta(ge=0, le=MOST_COPIES)] = 0
+    copies: Annotated[int, Meta(ge=0, le=MOST_COPIES), Not(IN_PLACE, _ONE_MEMORY, _SEVERAL)] = 0
     """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1. With
     --record or --weights aliased 0 is always 1."""
-    min_in_sync: Annotated[int, msgspec.Meta(ge=0, le=MOST_COPIES)] = 0
+    min_in_sync: Annotated[int, Meta(ge=0, le=MOST_COPIES)] = 0
     """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
-    copies_bind: str = ""
-    """tcp://HOST:PORT on which the parameter servers listen for each other, with --processes."""
-    processes: bool = False
+    copies_bind: Annotated[str, Of("ps"), Check(_check_bind)] = ""
+    """tcp://HOST:PORT on which parameter servers listen for each other, such as on a network of their own; by
+    default they use one address for all. train needs --processes too."""
+    processes: Annotated[bool, CHANGES, OF_ROLES, Not(IN_PLACE, _ONE_MEMORY), _NOT_BY_HAND] = False
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
-    rule: RuleName = "auto"
+    rule: Annotated[RuleName, DECIDED] = "auto"
     """Update rule; auto is adam for the model that --model auto makes for photographs, else sgd. Fewer than
     240 photographs then also train in groups of 4 to 15 images, one in flight, unless --in-flight, or another
     --images-per-group than 16, is given."""
-    rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    rate: Annotated[float, Meta(ge=0.0), DECIDED] = 0.0
     """Learning rate; 0 is the rule's default."""
     momentum: Fraction = 0.0
     """Momentum of rule sgd."""
@@ -175,151 +270,115 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     default."""
     initial_accumulator_value: Amount = 0.0
     """First value of the sums of squares, of rule adagrad."""
-    push_every: Annotated[int, msgspec.Meta(ge=1, le=MOST_GROUPS_OF_STEP)] = 1
+    push_every: Annotated[int, Meta(ge=1, le=MOST_GROUPS_OF_STEP), Not(IN_PLACE, _NO_PUSHES)] = 1
     """Groups whose gradients are summed into one push."""
-    pull_every: Annotated[int, msgspec.Meta(ge=1)] = 1
+    pull_every: Annotated[int, Meta(ge=1), Not(IN_PLACE, _NO_PUSHES), Not(BSP, _READS_SUM)] = 1
     """Steps between two pulls."""
-    consistency: str = "asp"
+    consistency: Annotated[str, _NOT_IN_PLACE, Check(_check_consistency)] = "asp"
     """Bound on the distance of replicas: asp (none), ssp:S (S steps), or bsp (lockstep)."""
-    warm_start: Annotated[int, msgspec.Meta(ge=0)] = 0
+    warm_start: Annotated[int, Meta(ge=0)] = 0
     """Groups that one replica trains alone, before the others begin."""
-    schedule: Literal["auto", "constant", "step", "cosine"] = "auto"
+    schedule: Annotated[Literal["auto", "constant", "step", "cosine"], DECIDED] = "auto"
     """Schedule of the rate: constant, step (by --decay every --decay-every epochs), or cosine (half a cosine,
     to 0). auto is cosine after a short warm-up, but constant with --until-accuracy, whose last epoch is
     unknown."""
-    warm_up: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    warm_up: Annotated[float, Meta(ge=0.0), DECIDED] = 0.0
     """Epochs over which the rate rises from 0, before its schedule."""
-    decay: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    decay: Annotated[float, Meta(gt=0.0, le=1.0), Only(STEPS)] = 0.5
     """Factor of schedule step."""
-    decay_every: Annotated[float, msgspec.Meta(ge=0.001)] = 1.0
+    decay_every: Annotated[float, Meta(ge=0.001), Only(STEPS)] = 1.0
     """Epochs between two falls of schedule step."""
-    clip: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    clip: Annotated[float, Meta(ge=0.0), Not(CUT, _WHOLE_NORM), _NOT_IN_PLACE] = 0.0
     """Maximum norm of a pushed gradient over all tensors; 0 for no limit."""
-    layer_rate: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    layer_rate: Annotated[
+        float, Meta(ge=0.0), Only(SGD, _OTHER_RULES), Not(CUT, _WHOLE_NORM), _NOT_IN_PLACE
+    ] = 0.0
     """Maximum rate of each tensor, in multiples of |weights| / |gradient|; 0 is off."""
-    scale_by_staleness: bool = False
+    scale_by_staleness: Annotated[bool, Not(BSP, _AS_STALE), _NOT_IN_PLACE] = False
     """Divide a push's rate by 1 + its staleness."""
-    lag: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
+    lag: Annotated[int, Meta(ge=0, le=1), Only(BSP)] = 0
     """Steps by which values may be behind in bsp, 0 or 1; with 1 sums travel during the next step."""
-    checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    checkpoint_every: Annotated[int, Meta(ge=0), CHANGES, Only(CHECKPOINTS)] = 0
     """Groups between two checkpoints within an epoch; 0: at epoch ends only."""
-    checkpoint_misses: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 3
+    checkpoint_misses: Annotated[int, Meta(ge=0, le=1_000_000), CHANGES, Only(CHECKPOINTS)] = 3
     """Failed checkpoints in a row that end the run; 0: train on without checkpoints."""
-    keep: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 2
+    keep: Annotated[int, Meta(ge=1, le=1_000_000), CHANGES, Only(CHECKPOINTS)] = 2
     """Number of newest checkpoints that stay in the folder; older ones go once a new one is on the disk."""
-    record: bool = False
+    record: Annotated[bool, CHANGES, Not(CUT, _NO_CUTS), _NOT_IN_PLACE] = False
     """Whether roles record the order, read versions and batch boundaries that a replay needs."""
-    protocol: Literal["auto", "delta", "factors"] = "auto"
+    protocol: Annotated[_Protocol, CHANGES, DECIDED, Not(IN_PLACE, _NO_PUSHES)] = "auto"
     """Form of the weight gradients of dense layers in messages; auto takes the smaller one, but sums (delta)
     of small models in one process."""
-    weights: Literal["auto", "copy", "aliased"] = "auto"
+    weights: Annotated[_Weights, CHANGES, DECIDED, Not(STEP, _READ_ONLY, ("aliased",))] = "auto"
     """Train on a copy, or in place on the servers' memory (aliased); auto is in place if possible."""
-    validation: Annotated[int, msgspec.Meta(ge=0)] = 0
+    validation: Annotated[int, Meta(ge=0)] = 0
     """Training images to hold back as validation images, in proportion from each class; --patience,
     --keep-best and --until-accuracy use the accuracy on them."""
-    patience: Annotated[int, msgspec.Meta(ge=0)] = 0
+    patience: Annotated[int, Meta(ge=0), CHANGES, _ONLY_VALIDATED] = 0
     """Epochs in a row without a better validation accuracy that end the run; 0: no limit."""
-    keep_best: bool = False
+    keep_best: Annotated[bool, CHANGES, _ONLY_VALIDATED, Not(RECORDED, _LAST_WEIGHTS)] = False
     """Keep the weights of the epoch with the best validation accuracy instead of the last epoch."""
-    keep_going: bool = False
+    keep_going: Annotated[bool, CHANGES, ONE_WAY] = False
     """Train on even if the loss is not finite, or more than ten times that of guessing."""
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, Meta(ge=0)] = 0
     """Seed of every random value of the run."""
-    until_accuracy: float = 0.0
+    until_accuracy: Annotated[float, Meta(ge=0.0, le=1.0), CHANGES] = 0.0
     """Accuracy on validation images, else on test images, that ends the run at the end of an epoch; 0 trains
     all epochs."""
-    evaluation: Literal["wait", "concurrent"] = "wait"
+    evaluation: Annotated[Literal["wait", "concurrent"], CHANGES] = "wait"
     """Whether training waits for the evaluation of an epoch, or continues during it."""
-    shard_bytes: Annotated[int, msgspec.Meta(ge=64, le=1 << 25)] = 1 << 20
+    shard_bytes: Annotated[int, Meta(ge=64, le=1 << 25), BYTES] = SHARD_BYTES
     """Maximum size of a shard, in bytes."""
-    kernels: Literal["auto", "numpy", "numba"] = "auto"
+    kernels: Annotated[Literal["auto", "numpy", "numba"], CHANGES] = "auto"
     """Implementation of the layers; auto is numba, of the extra `fast`, if installed."""
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Annotated[Literal["float32", "float64"], UNTYPED] = "float32"
     """Type of parameters and gradients; float64 is for proofs."""
-    memory: tuple[str, ...] = ()
+    memory: Annotated[tuple[str, ...], CHANGES, OF_ROLES, Only(PROCESSES, if_typed=True), _CHECK_MEMORY] = ()
     """Memory that each process of a role asks of its engine: ROLE=SIZE, such as worker=2G; repeatable. Roles
     are controller, ps, data, worker and driver. Processes on one machine are not limited, but the machine
     must have as much available."""
-    memory_budget: str = "512M"
+    memory_budget: Annotated[str, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED), Check(read_budget)] = "512M"
     """Maximum memory of each process for its peers: their requests, and answers to these."""
-    checksum: Checksum = "auto"
+    checksum: Annotated[Checksum, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
     """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
-    ack: Literal["auto", "single", "replicated", "durable"] = "auto"
+    ack: Annotated[_Ack, CHANGES, Not(RECORDED, _PUSHES, _DURABLE), Not(IN_PLACE, _PUSHES, _DURABLE)] = "auto"
     """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
     or on their disks too (durable)."""
-    flush_s: Annotated[float, msgspec.Meta(ge=0.01, le=3600.0)] = FLUSH_S
+    flush_s: Annotated[float, Meta(ge=0.01, le=3600.0), SECONDS, CHANGES, Of("ps"), Only(ON_DISK)] = FLUSH_S
     """Seconds between two rounds in which a server writes its changed shards to its disk."""
-    read_ahead: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64  # a worker has memory for each
+    read_ahead: Annotated[int, Meta(ge=1, le=1024), CHANGES, UNTYPED] = 64  # memory for each
     """Number of groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer
     if these are more than 32 MiB of images."""
-    waits: Waits = Waits()
+    waits: Annotated[Waits, CHANGES, OF_DRIVER, UNTYPED] = Waits()
     """Deadlines; in a file the table ``[waits]``."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.controllers not in CONTROLLERS:
-            raise ConfigError(f"controllers must be {CONTROLLERS_WORDS}, not {self.controllers}")
         if any(getattr(self, name) for name in _OF_RULES):
             from adam_async.model.rules import rule_of  # imports NumPy
 
             rule_of(self)
-        cache_limits(self.cache, self.spill, available_bytes=0)
-        read_image_size(self.size)
-        read_memory(self.memory)
-        read_budget("memory_budget", self.memory_budget)
-        read_slow(self.slow)
-        self._check_choices()
-        self._check_consistency()
-        self._check_rates()
+        check_modes(self)
+        if self.epochs and self.warm_up >= self.epochs:
+            raise ConfigError(
+                f"warm_up={self.warm_up} leaves nothing of epochs={self.epochs}: "
+                "lower warm_up or train longer"
+            )
         self._check_copies()
-        if self.copies_bind:
-            try:
-                parse_tcp_address(self.copies_bind)
-            except ValueError as error:
-                raise ConfigError(f"copies_bind: {error}") from None
-        if self.weights == "aliased":
-            self._check_aliased()
         if self.record:
             self._check_record()
-        if self.partitions > 1:
-            self._check_cut()
-        if self.transforms and not self.augment:
-            raise ConfigError(f"transforms={self.transforms} has no effect without augment: turn augment on")
-        if not 0 < self.epoch_fraction <= 1:
-            raise ConfigError(f"epoch_fraction must be above 0 and at most 1, not {self.epoch_fraction}")
-        if not 0 <= self.until_accuracy <= 1:
-            raise ConfigError(f"until_accuracy is a share between 0 and 1, not {self.until_accuracy}")
-
-    def _check_consistency(self) -> None:
-        if not re.fullmatch(r"asp|bsp|ssp:\d{1,9}", self.consistency):
-            raise ConfigError(
-                f"consistency must be asp, ssp:S with a whole number S of steps, or bsp, "
-                f"not {self.consistency!r}"
-            )
-        if self.lag and self.consistency != "bsp":
-            raise ConfigError(f"lag={self.lag} belongs to consistency bsp, not {self.consistency}")
-        if self.synchronous and self.pull_every != 1:
-            raise ConfigError(
-                f"pull_every={self.pull_every} excludes consistency bsp, in which every step reads the sum "
-                "of the one before: leave pull_every at 1; push_every makes steps longer"
-            )
-        if self.synchronous and self.scale_by_staleness:
-            raise ConfigError(
-                "scale_by_staleness has no effect with consistency bsp, in which every step is as stale as "
-                "lag: leave it off, and lower the rate"
-            )
 
     def _check_copies(self) -> None:
-        aliased = self.weights == "aliased"
         if self.copies > self.servers:
             raise ConfigError(
                 f"copies={self.copies} need as many servers, and there are {self.servers}: raise servers"
             )
         if self.min_in_sync > self.copies_in_force:
+            cure = "leave one of them out" if self.weights == "aliased" else "raise copies"
             raise ConfigError(
                 f"min_in_sync={self.min_in_sync} needs as many copies, and there "
                 f"{'is 1' if self.copies_in_force == 1 else f'are {self.copies_in_force}'}"
-                f"{' with weights=aliased: leave one of them out' if aliased else ': raise copies'}"
+                f"{' with weights=aliased' if self.weights == 'aliased' else ''}: {cure}"
             )
         if self.ack == "single" and self.copies_in_force > 1:
             raise ConfigError(
@@ -330,46 +389,44 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(
                 "ack=replicated needs several copies, and there is one: raise servers and copies"
             )
-        if self.ack == "durable" and (self.record or aliased):
-            raise ConfigError(
-                "ack=durable is about pushes, each of which goes to the disk: it excludes record and "
-                "weights=aliased; leave one of them out"
-            )
-        if self.copies > 1 and aliased:
-            raise ConfigError(
-                f"copies={self.copies} exclude weights=aliased: all servers share one memory there; leave "
-                "one of them out"
-            )
 
-    def _check_choices(self) -> None:
-        for name, value in {"patience": self.patience, "keep_best": self.keep_best}.items():
-            if value and not self.validation:
+    def _check_record(self) -> None:
+        if self.threads > 1:
+            raise ConfigError(
+                f"a run is recorded with one compute thread per worker, because no record has the order in "
+                f"which several write to one copy; set threads to 1, not {self.threads}"
+            )
+        timed = {
+            "scale_by_staleness": self.scale_by_staleness,
+            "layer_rate": self.layer_rate > 0 and self.push_every > 1,
+        }
+        for name, depends in timed.items():
+            if depends and self.local_steps:
                 raise ConfigError(
-                    f"{name}={value} needs validation images, because test images must not decide: add "
-                    "validation, the number of training images to hold back, such as validation=5000"
+                    f"{name} depends on the local steps before a push leaves, which no record has: "
+                    f"record with pull_every=1, or without {name}"
                 )
-        if self.keep_best and self.record:
-            raise ConfigError("keep_best and record exclude each other: a replay ends with the last weights")
 
-    def _check_rates(self) -> None:
-        if self.epochs and self.warm_up >= self.epochs:
-            raise ConfigError(
-                f"warm_up={self.warm_up} leaves nothing of epochs={self.epochs}: "
-                "lower warm_up or train longer"
-            )
-        if not self.decay:
-            raise ConfigError("decay=0 would end the training: give a factor above 0 and up to 1")
-        for name, plain in _OF_STEPS.items():
-            if self.schedule != "step" and getattr(self, name) != plain:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} belongs to schedule step, not {self.schedule}: "
-                    f"give schedule step too, or leave {name} out"
-                )
-        if self.layer_rate and self.rule not in ("auto", "sgd"):
-            raise ConfigError(
-                f"layer_rate={self.layer_rate} belongs to rule sgd; rule {self.rule} divides by the "
-                "gradient's size itself"
-            )
+    def hosts(self, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
+        """Return the addresses of the data hosts of a cluster; none if it starts its own data servers.
+
+        Args:
+            data: Addresses that the caller names; empty: the addresses in the option `data`.
+            starts_own: Whether the caller brings a data set.
+
+        Raises:
+            ConfigError: An address is invalid or named twice; or addresses are given together with a data
+                set, or with options of data servers that the cluster starts.
+        """
+        if isinstance(data, str):
+            raise ConfigError(f"data is a list of addresses, not {data!r}")
+        if starts_own and not data:
+            return ()
+        hosts = named_once(data, "data") if data else addresses_in(self.data)
+        if hosts and starts_own:
+            raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
+        check_modes(self, outside={DATA_HOSTS: f"data servers at {', '.join(hosts)}" if hosts else ""})
+        return hosts
 
     @property
     def slack(self) -> int | None:
@@ -411,50 +468,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         return self.rule in ("auto", "sgd") and self.pull_every > 1 and not self.synchronous
 
-    def _check_record(self) -> None:
-        if self.threads > 1:
-            raise ConfigError(
-                f"a run is recorded with one compute thread per worker, because no record has the order in "
-                f"which several write to one copy; set threads to 1, not {self.threads}"
-            )
-        timed = {
-            "scale_by_staleness": self.scale_by_staleness,
-            "layer_rate": self.layer_rate > 0 and self.push_every > 1,
-        }
-        for name, depends in timed.items():
-            if depends and self.local_steps:
-                raise ConfigError(
-                    f"{name} depends on the local steps before a push leaves, which no record has: "
-                    f"record with pull_every=1, or without {name}"
-                )
-
-    def _check_cut(self) -> None:
-        whole = {
-            "clip": "it is about the norm of the whole gradient, which no worker has",
-            "layer_rate": "it is about the norm of a tensor's whole gradient, which no worker has",
-            "record": "no record has the messages between the workers of a replica",
-        }
-        for name, why in whole.items():
-            if getattr(self, name):
-                raise ConfigError(
-                    f"{name} excludes partitions={self.partitions}: {why}; leave it out, or train with "
-                    "partitions=1"
-                )
-
-    def _check_aliased(self) -> None:
-        if self.processes:
-            raise ConfigError("weights=aliased needs all roles in one process: leave processes off")
-        for name in ("push_every", "pull_every"):
-            if getattr(self, name) != 1:
-                raise ConfigError(f"weights=aliased pushes and pulls nothing: {name} must be 1")
-        if self.protocol != "auto":
-            raise ConfigError(f"weights=aliased pushes nothing: protocol {self.protocol} has no effect")
-        for name, plain in _IN_PLACE.items():
-            if getattr(self, name) != plain:
-                raise ConfigError(
-                    f"weights=aliased needs {name}={plain}: threads apply each whole gradient at once"
-                )
-
     def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
         """Return the mode of the workers: the wanted mode, or in place if possible.
 
@@ -466,13 +479,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         if self.weights == "aliased" and not one_process:
             raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
-        cadence = self.push_every == self.pull_every == 1 and self.protocol == "auto"
-        plain = all(getattr(self, name) == value for name, value in _IN_PLACE.items())
-        if self.ack == "durable" or self.copies_in_force > 1:
-            return "copy"
-        if self.weights == "copy" or not (one_process and cadence and plain):
-            return "copy"
-        return "aliased"
+        is_copied = self.weights == "copy" or not one_process or self.copies_in_force > 1
+        return "copy" if is_copied or excluded_options(self, IN_PLACE) else "aliased"
 
     def protocol_in(self, *, one_process: bool, model_bytes: int) -> Literal["auto", "delta", "factors"]:
         """Return the form of gradients: the wanted one, or sums if fewer bytes would gain nothing.
@@ -546,40 +554,17 @@ def default_in_flight(threads: int, partitions: int) -> int:
     return 2 * threads * partitions
 
 
-_IN_PLACE = {
-    "partitions": 1,
-    "consistency": "asp",
-    "clip": 0.0,
-    "layer_rate": 0.0,
-    "scale_by_staleness": False,
-    "record": False,
-}
-"""Options with the values that training in place requires."""
-
 _OF_RULES = ("momentum", "nesterov", "weight_decay", "betas", "eps", "initial_accumulator_value")
 """Options that are constants of rules; their classes have the bounds."""
 
-_OF_STEPS = {"decay": 0.5, "decay_every": 1.0}
-"""Options of schedule ``step``, with their defaults."""
+OPTIONS = options_of(Config)
+"""Each option by name: its type, default, bounds and facts."""
 
-OF_CUTS = {"plan": "vertical", "halo": "auto"}
-"""Options of cut models, with their defaults."""
+FIELDS = tuple(OPTIONS)
+"""Names of all options."""
 
-
-BOUNDS = bounds_of(Config)
-"""Minimum and maximum of each numeric option that has bounds, by name."""
-
-MOST = {name: most for name, (_, most, _) in BOUNDS.items() if most is not None}
+MOST = {name: each.bounds.le for name, each in OPTIONS.items() if each.bounds and each.bounds.le is not None}
 """Maximum values of options, by name; larger values are mistakes, or would cause a less clear error later."""
 
 MOST_WORKERS = MOST["replicas"] * MOST["partitions"]
 """Maximum number of workers that an operator may ask for."""
-
-CONTROLLERS = (1, 3, 5)
-CONTROLLERS_WORDS = (
-    "1, 3 or 5, of which none, one or two may be lost (an even number survives no more losses)"
-)
-"""Valid numbers of controllers, and the same in words for errors."""
-
-FIELDS = tuple(field.name for field in msgspec.structs.fields(Config))
-"""Names of all options."""

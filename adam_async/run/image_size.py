@@ -46,6 +46,11 @@ def read_image_size(text: str) -> Size | None:
     return columns, rows
 
 
+def image_size_text(size: Size | None) -> str:
+    """Return a size as the option ``size`` has it; empty for None."""
+    return f"{size[1]}x{size[0]}" if size else ""
+
+
 def most_frequent(sizes: Counter[Size]) -> Size:
     """Return the most frequent size; of equally frequent sizes, the widest."""
     return max(sizes, key=lambda size: (sizes[size], size))

@@ -5,16 +5,13 @@ is an argument, because libraries read no environment. An unknown key of a file 
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_type_hints
-
-import msgspec
+from typing import Any, get_origin
 
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import read_toml
-from adam_async.option_types import bounds_of, described_bounds, described_type
-from adam_async.run.config import FIELDS, OF_CUTS, Config, Waits
+from adam_async.option_types import check_modes, dashed, is_table, options_of, read_table
+from adam_async.run.config import FIELDS, OPTIONS, Config, Waits
 
 PREFIX = "ADAM_"
 
@@ -32,9 +29,6 @@ OTHERS = (
 TOOLS = ("ADAM_TEST_", "ADAM_BENCH_")
 """Prefixes of the variables of tests and benchmarks, which commands ignore."""
 
-WAITS = "ADAM_WAITS"
-"""Name that a variable for the option `waits` would have; `waits` is a table, so no variable sets it."""
-
 LIKENESS = 0.75
 """Minimum similarity, from 0 to 1, at which a variable counts as a misspelt option."""
 
@@ -42,11 +36,8 @@ LIKENESS = 0.75
 ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
 """Names of the sources with their own spelling of options, which errors of `make_config` use."""
 
-PLAIN = tuple(name for name in FIELDS if name != "waits")
-"""Options that a variable or a word of the command line can set; `waits` is a table of a file."""
-
-LISTS = ("slow", "memory", "betas")
-"""Options with several values, which a variable has with commas between them."""
+PLAIN = tuple(name for name, option in OPTIONS.items() if not is_table(option.kind))
+"""Options that a variable or a word of the command line can set; the other ones are tables of a file."""
 
 
 def variable_of(option: str) -> str:
@@ -60,12 +51,13 @@ def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> N
     Other unknown variables are allowed, because they may belong to another program.
 
     Raises:
-        ConfigError: A variable resembles a known one (the error has both), or is `WAITS`.
+        ConfigError: A variable resembles a known one (the error has both), or has the name of a table.
     """
-    if WAITS in environment:
-        raise ConfigError(
-            f"{WAITS} sets no option: waits are the table [waits] of a file, train --config FILE"
-        )
+    for table in FIELDS:
+        if table not in PLAIN and (name := variable_of(table)) in environment:
+            raise ConfigError(
+                f"{name} sets no option: {table} are the table [{table}] of a file, train --config FILE"
+            )
     known = [*(variable_of(option) for option in options), *OTHERS]
     bare = [name.removeprefix(PREFIX) for name in known]
     for name in sorted(environment):
@@ -91,7 +83,7 @@ def for_children(environment: Mapping[str, str]) -> dict[str, str]:
 
 def known_keys() -> list[str]:
     """Return all keys that a file may have; those of the table ``waits`` have a dot."""
-    return [*FIELDS, *(f"waits.{field.name}" for field in msgspec.structs.fields(Waits))]
+    return [*FIELDS, *(f"waits.{name}" for name in options_of(Waits))]
 
 
 def from_toml(text: str, *, source: str) -> dict[str, Any]:
@@ -125,8 +117,28 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for name in PLAIN:
         text = environment.get(variable_of(name))
         if text is not None:
-            values[name] = text if name not in LISTS else [part for part in text.split(",") if part.strip()]
+            values[name] = [part for part in text.split(",") if part.strip()] if is_list(name) else text
     return values
+
+
+def is_list(name: str) -> bool:
+    """Return whether an option has several values, which a variable has with commas between them."""
+    kinds = (OPTIONS[name].kind, *getattr(OPTIONS[name].kind, "__args__", ()))
+    return any(get_origin(kind) is tuple for kind in kinds)
+
+
+def role_words(config: Config, role: str, *, without: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the options of a run that the command of a role has too, as words of this command.
+
+    A list is left out, because each process has a part of it.
+    """
+    return tuple(
+        word
+        for name, option in OPTIONS.items()
+        if role in option.roles and not is_list(name) and name not in without
+        if (value := getattr(config, name)) != ""
+        for word in (dashed(name), str(value))
+    )
 
 
 def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Config:
@@ -136,8 +148,8 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
         sources: Source of each layer: a file's name, `ENVIRONMENT` or `COMMAND_LINE`.
 
     Raises:
-        ConfigError: A value has the wrong type or is out of range, or an option of the command line has no
-            effect; the error has the option, and for a wrong type the source.
+        ConfigError: A value has the wrong type or is out of range, or an option has no effect; the error has
+            the option, and for a wrong value the source.
     """
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -145,70 +157,20 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
         given = {key: value for key, value in layer.items() if value is not None}
         merged.update(given)
         origins.update(dict.fromkeys(given, sources[number] if sources else ""))
-    try:
-        config = msgspec.convert(merged, Config, strict=False)
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise error.__cause__ from None
-        where = {name: _where(name, origin) for name, origin in origins.items()}
-        raise ConfigError(explain_type(str(error), merged, Config, where)) from None
-    _check_force(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
+    where = {name: _where(name, origin) for name, origin in origins.items()}
+    config = read_table(Config, merged, strict=False, origins=where)
+    check_modes(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
     return config
-
-
-def _check_force(config: Config, typed: Sequence[str]) -> None:
-    """Check that options of the command line that concern cut models have an effect.
-
-    Options of other sources may be for other runs too, or from an old checkpoint, and may have no effect.
-    """
-    for name, plain in OF_CUTS.items():
-        if name in typed and getattr(config, name) != plain and config.partitions == 1:
-            raise ConfigError(
-                f"--{name} {getattr(config, name)} has no effect with partitions=1, which cuts no model: "
-                "give --partitions 2 or more too, or leave it out"
-            )
-    if "halo" in typed:
-        check_halo(config.halo, config.plan)
-
-
-def check_halo(halo: str, plan: str | None) -> None:
-    """Check that ``--halo`` has an effect with a plan. Raises ConfigError: it has none."""
-    if halo != OF_CUTS["halo"] and plan == "layers":
-        raise ConfigError(
-            f"--halo {halo} belongs to plan vertical, not layers, which cuts no layer: leave it out, "
-            "or give --plan vertical"
-        )
 
 
 def _where(name: str, origin: str) -> str:
     """Name the source of an option's value, in the spelling of that source."""
     if not origin:
         return ""
-    typed = {ENVIRONMENT: f"by {variable_of(name)}", COMMAND_LINE: f"by --{name.replace('_', '-')}"}
+    typed = {ENVIRONMENT: f"by {variable_of(name)}", COMMAND_LINE: f"by {dashed(name)}"}
     return f" (set {typed.get(origin, f'in {origin}')})"
 
 
 def _nearest(key: str) -> str:
     close = difflib.get_close_matches(key, known_keys(), n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known_keys())}"
-
-
-def explain_type(
-    message: str, values: Mapping[str, Any], kind: type[msgspec.Struct], where: Mapping[str, str]
-) -> str:
-    """Return a sentence that names an option with a wrong value, its origin, and the required type."""
-    found = re.search(r" - at `\$\.(\w+)(?:\.(\w+)|\[[^]]*\])?`$", message)
-    if found is None:
-        return message
-    name, inner = found.groups()
-    hint = get_type_hints(kind, include_extras=True)[name]
-    if inner is None and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        if isinstance(values.get(name), Mapping):
-            return f"{name}: {message[: found.start()]}"
-    value = values[name][inner] if inner else values[name]
-    key = f"{name}.{inner}" if inner else name
-    if name in bounds_of(kind) and re.match(r"Expected `\w+` [<>]", message):
-        wanted = described_bounds(*bounds_of(kind)[name])
-        return f"{key} must be {wanted}, not {value}{where.get(name, '')}"
-    wanted = described_type(get_type_hints(hint)[inner] if inner else hint)
-    return f"{key} must be {wanted}, not {value!r}{where.get(name, '')}"

@@ -6,8 +6,8 @@ from adam_async.errors import ConfigError, ModelError
 from adam_async.model.network import Network
 from adam_async.model.partition.plan import Layout, PartitionPlan, planned_cuts
 from adam_async.model.partition.planner import LayerTimes, layers_plan, vertical_plan
-from adam_async.run.config import Config
-from adam_async.run.shard_table import SHARD_BYTES, ShardTable, shard_table
+from adam_async.run.config import SHARD_BYTES, Config
+from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord
 

@@ -20,17 +20,12 @@ from math import prod
 from operator import attrgetter, itemgetter
 from typing import Protocol
 
+from adam_async.run.config import SHARD_BYTES
 from adam_async.run.ids import BucketId, NodeId, ShardId
-from adam_async.run.store_record import DTYPES, ArrayRecord
-
-SHARD_BYTES = 1 << 20
-"""Default maximum size of a shard, in bytes. The paper cuts parameters into shards of 1 MB (AD-40)."""
+from adam_async.run.store_record import DTYPES, NUM_BUCKETS, ArrayRecord
 
 MOST_SHARD_BYTES = (64 << 20) - (64 << 10)
 """Maximum size of a shard, in bytes: one message has its values, and tables beside them."""
-
-NUM_BUCKETS = 64
-"""Number of buckets of each store."""
 
 
 class PartOfArray(Protocol):

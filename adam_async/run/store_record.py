@@ -12,12 +12,14 @@ needs the model or the program of the arrays.
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from adam_async.errors import ConfigError
 from adam_async.model.rules import AnyRule
+from adam_async.run.bundle_record import MOST_COPIES
 
 STORE_PIECES = 64
 """Maximum number of pieces of a store's list of arrays."""
@@ -45,6 +47,21 @@ MOST_STORE_NAME = 128
 
 DTYPES: Mapping[str, int] = {"float32": 4, "float64": 8}
 """Types of values, with the bytes of one value."""
+
+MOST_SLACK = 1 << 20
+"""Maximum number of clocks by which a client may be ahead."""
+
+MOST_CLIENTS = 1 << 20
+"""Maximum number of clients for which the first step of a store waits."""
+
+NUM_BUCKETS = 64
+"""Number of buckets of each store."""
+
+ShardBytes = Annotated[int, Meta(ge=8, le=1 << 40)]
+Servers = Annotated[int, Meta(ge=0, le=NUM_BUCKETS)]
+Copies = Annotated[int, Meta(ge=1, le=MOST_COPIES)]
+MinInSync = Annotated[int, Meta(ge=0, le=MOST_COPIES)]
+"""Bounds of a store's options."""
 
 StorePhase = Literal["placing", "loading", "open", "failed", "deleted"]
 """State of a store.
@@ -100,36 +117,36 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Node of the creator, which loads the first values."""
     rules: tuple[AnyRule, ...]
     """Rules; each client may have other default rates."""
-    arrays: int
+    arrays: Annotated[int, Meta(ge=1, le=MOST_ARRAYS)]
     """Number of arrays."""
-    nbytes: int
+    nbytes: Annotated[int, Meta(ge=0, le=1 << 53)]
     """Bytes of all values."""
-    state_arrays: int
+    state_arrays: Annotated[int, Meta(ge=0, le=8)]
     """Maximum number of state arrays per array of values, over the store's rules; for memory checks."""
-    pieces: int
+    pieces: Annotated[int, Meta(ge=1, le=STORE_PIECES)]
     """Number of pieces of the list of arrays."""
-    shard_bytes: int
-    servers: int = 0
+    shard_bytes: ShardBytes
+    servers: Servers = 0
     """Number of servers; 0 means all servers live at the placement."""
-    copies: int = 1
+    copies: Copies = 1
     """Number of servers with each shard."""
-    min_in_sync: int = 0
+    min_in_sync: MinInSync = 0
     """Number of copies that must have an entry before it is applied; 0: see `min_in_sync_in_force`."""
-    slack: int | None = None
+    slack: Annotated[int, Meta(ge=0, le=MOST_SLACK)] | None = None
     """Number of clocks by which a client may be ahead of the slowest: s in ssp, the lag (0 or 1) in bsp; None
     in asp."""
-    summed_weight: int = 0
+    summed_weight: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
     """Factor in bsp, in which the applied gradient is sum(contributions) * factor / sum(weights); 0 in other
     modes."""
-    replicas: int = 1
+    replicas: Annotated[int, Meta(ge=1, le=MOST_CLIENTS)] = 1
     """Number of clients for which the first step waits, in modes with clocks."""
-    most_weight: int = (1 << 32) - 1
+    most_weight: Annotated[int, Meta(ge=1, le=(1 << 32) - 1)] = (1 << 32) - 1
     """Maximum weight of one push."""
     scale_by_staleness: bool = False
     """Whether servers divide a push's rate by 1 + its staleness."""
     in_place: bool = False
     """Whether workers in the process of the servers train in place on the memory of the shards."""
-    kernels: str = "auto"
+    kernels: Literal["auto", "numpy", "numba"] = "auto"
     """Kernels of the rules, as in `Config.kernels`."""
     record: bool = False
     """Whether servers keep a log of the order in which they apply pushes."""
@@ -138,9 +155,9 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     program: str = ""
     """Id of the run whose workers are the clients of the store; the store ends with the run. Empty for a
     store that a client created."""
-    first_epoch: int = 0
+    first_epoch: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
     """Epoch of the checkpoint with the store's values; 0 for a new store."""
-    first_clock: int = 0
+    first_clock: Annotated[int, Meta(ge=0, le=1 << 48)] = 0
     """Clock of the values of this checkpoint, in steps."""
 
     phase: StorePhase = "placing"
@@ -246,8 +263,6 @@ def joined_arrays(name: str, store: StoreRecord, found: Mapping[str, ArraysPiece
     Raises:
         ConfigError: A piece is missing, or an array or the list contradicts the record.
     """
-    if not 1 <= store.pieces <= STORE_PIECES:
-        raise ConfigError(f"a store has 1 to {STORE_PIECES} pieces of arrays, not {store.pieces}")
     texts = [
         piece.text
         for piece in [found.get(f"stores/{name}/{number}") for number in range(store.pieces)]

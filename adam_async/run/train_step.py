@@ -28,7 +28,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from adam_async.errors import ConfigError, StepFailed
 from adam_async.run.arrays import ArraySpec, Factors
-from adam_async.run.config import OF_CUTS, Config
 from adam_async.run.ids import MOST_STEP_NAME
 from adam_async.run.store_record import MOST_NAME
 
@@ -403,29 +402,3 @@ def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:
 
 def _each_example(rows: int) -> str:
     return "one for each example" if rows == 1 else f"at most {rows} for each example"
-
-
-def check_step_options(config: Config) -> None:
-    """Check that the options of a run are possible with a step.
-
-    Raises:
-        ConfigError: An option needs a network of this package; the error has the option and the remedy.
-    """
-    if config.weights == "aliased":
-        raise ConfigError(
-            "weights=aliased trains in place, which a step cannot, because it gets read-only values: "
-            "leave weights out"
-        )
-    if config.partitions > 1:
-        raise ConfigError(
-            f"partitions={config.partitions} cuts a network layer by layer, and a step has no layers: leave "
-            "partitions out, and add replicas"
-        )
-    for name, usual in OF_CUTS.items():
-        if getattr(config, name) != usual:
-            raise ConfigError(
-                f"{name}={getattr(config, name)} is about a cut network, and a step has no layers: "
-                f"leave {name} out"
-            )
-    if config.model != "auto":
-        raise ConfigError(f"model={config.model} and step both name what is trained: leave one of them out")

@@ -31,8 +31,7 @@ from safetensors.numpy import save as save_tensors
 from adam_async.errors import StoreError, counted
 from adam_async.model.rules import AnyRule, Sgd
 from adam_async.run.arrays import ArraySpec
-from adam_async.run.config import Waits
-from adam_async.run.shard_table import SHARD_BYTES
+from adam_async.run.config import SHARD_BYTES, Waits
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, records_of

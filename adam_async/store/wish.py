@@ -1,15 +1,25 @@
 """Pure: the checked arguments of `ParameterStore.open`, and consistencies from and to their texts."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from adam_async.errors import ConfigError, check_flags
 from adam_async.model.rules import AnyRule
-from adam_async.run.bundle_record import MOST_COPIES
+from adam_async.option_types import fault_of
 from adam_async.run.config import Waits
-from adam_async.run.shard_table import NUM_BUCKETS, fault_of_shards
-from adam_async.run.store_record import ArrayRecord, store_key
+from adam_async.run.shard_table import fault_of_shards
+from adam_async.run.store_record import (
+    MOST_CLIENTS,
+    MOST_SLACK,
+    ArrayRecord,
+    Copies,
+    MinInSync,
+    Servers,
+    ShardBytes,
+    store_key,
+)
 from adam_async.store.arrays import InitialArrays
 
 Create = Literal["auto", "new", "never"]
@@ -18,7 +28,20 @@ Create = Literal["auto", "new", "never"]
 CREATE_WORDS = ("auto", "new", "never")
 
 
-class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class StoreNumbers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The numbers that the creator of a store decides."""
+
+    replicas: Annotated[int, Meta(ge=0, le=MOST_CLIENTS)]
+    """Number of clients that the first step waits for; 0 if not given."""
+    copies: Copies | None = None
+    """Number of copies; None: 1 with one controller, else `DEFAULT_COPIES`, or all live servers if fewer."""
+    min_in_sync: MinInSync = 0
+    """Number of copies that must have a push before it is applied; 0 if not given."""
+    servers: Servers
+    shard_bytes: ShardBytes
+
+
+class StoreWish(StoreNumbers, frozen=True, kw_only=True, eq=False):
     """The arguments of `ParameterStore.open` except the address, the folder and the token.
 
     Raises:
@@ -34,14 +57,6 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     is_summed: bool
     """Whether servers apply the mean of the gradients of a step (bsp); with ``ssp:0`` they apply each
     push."""
-    replicas: int
-    """Number of clients that the first step waits for; 0 if not given."""
-    copies: int | None = None
-    """Number of copies; None: 1 with one controller, else `DEFAULT_COPIES`, or all live servers if fewer."""
-    min_in_sync: int = 0
-    """Number of copies that must have a push before it is applied; 0 if not given."""
-    servers: int
-    shard_bytes: int
     reader: bool
     durable: bool = False
     waits: Waits
@@ -50,15 +65,8 @@ class StoreWish(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if not isinstance(self.name, str):
             raise ConfigError(f"the name of a store is text, not {self.name!r:.80}")
         store_key(self.name)
-        for option, value, least, most in (
-            ("replicas", self.replicas, 0, 1 << 20),
-            ("copies", 1 if self.copies is None else self.copies, 1, MOST_COPIES),
-            ("min_in_sync", self.min_in_sync, 0, MOST_COPIES),
-            ("servers", self.servers, 0, NUM_BUCKETS),
-            ("shard_bytes", self.shard_bytes, 8, 1 << 40),
-        ):
-            if type(value) is not int or not least <= value <= most:
-                raise ConfigError(f"{option} is a whole number from {least} to {most}, not {value!r:.80}")
+        if fault := fault_of(self, StoreNumbers):
+            raise ConfigError(fault)
         if self.copies is not None and self.min_in_sync > self.copies:
             raise ConfigError(
                 f"min_in_sync is {self.min_in_sync}, and copies {self.copies}: raise copies, or leave "
@@ -106,7 +114,7 @@ def slack_of(consistency: str) -> int | None:
     word, _, number = consistency.partition(":") if isinstance(consistency, str) else ("", "", "")
     if consistency in ("asp", "bsp"):
         return None if consistency == "asp" else 0
-    if word == "ssp" and number.isdecimal() and int(number) <= 1 << 20:
+    if word == "ssp" and number.isdecimal() and int(number) <= MOST_SLACK:
         return int(number)
     raise ConfigError(f"consistency is asp, ssp:S with a number S, or bsp, not {consistency!r:.80}")
 

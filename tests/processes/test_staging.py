@@ -126,7 +126,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     for words, expected in (
         (("--stage-peers", "tcp://127.0.0.1:7000"), "add --stage FOLDER"),
         (("--stage", folder), "name it with --data"),
-        (("--stage", folder, "--data", "x", "--stage-wait", "0"), "must be a positive number of seconds"),
+        (("--stage", folder, "--data", "x", "--stage-wait", "0"), "must be a number of seconds above 0"),
         (
             ("--stage", folder, "--data", "x", "--stage-peers", "tcp://0.0.0.0:1"),
             "stands for every interface",

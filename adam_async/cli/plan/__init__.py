@@ -6,7 +6,5 @@ candidates with `adam_async/model/partition/planner.py`, and recommends one. `co
 
     command.py               start here: the steps of the command, and its table on the terminal
     choice.py                candidates: workers, kind of plan, images per group; the choice and its reason
-    options.py               the options
-    link_speed.py            bandwidth and latency, read from text with units
     report.py                the JSON report
 """

@@ -10,6 +10,6 @@ A process runs one role: each command has a file, which imports no other role.
     checks.py                    options, checked before the modules of a role are imported
     controller.py                `controller`: alone, or one of a group with `--peers`
     parameter_server.py          `ps`: a parameter server
-    data_server.py               `data`: a data server; without a controller, a standalone one
+    data_server.py               `data`: a data server, or a standalone one; `--stage`: a copy of its source
     worker.py                    `worker`: a model worker; its threads, and the user code that it may import
 """

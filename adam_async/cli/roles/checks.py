@@ -2,7 +2,8 @@
 
 import sys
 
-from adam_async.cli.options import DataServerOptions, WorkerOptions
+from adam_async.cli.files import check_spill
+from adam_async.cli.options import DataServerOptions, StageOptions, WorkerOptions, check_threads
 from adam_async.cli.terminal import printable
 from adam_async.data_server.sources.kinds import check_source
 from adam_async.run.user_code import (
@@ -14,18 +15,20 @@ from adam_async.run.user_code import (
 )
 
 
-def check_data_server(options: DataServerOptions, source: str | None) -> None:
+def check_data_server(options: DataServerOptions, stage: StageOptions) -> None:
     """Check the source of a data server, and import the functions that its command line allows.
 
     Args:
-        source: Source of the images; None for one that is copied first.
+        stage: Copies of the source, whose content is checked after the copy.
 
     Raises:
         ConfigError: A folder or function does not exist, or fails in its import.
         DataError: The source holds no data set.
     """
-    if source is not None:
-        check_source(source)
+    config = options.config()
+    check_spill(config)
+    if stage.stage is None:
+        check_source(config.data)
     _add_folders(options)
     allow_functions(options.allow_transform)
 
@@ -36,6 +39,7 @@ def check_worker(options: WorkerOptions) -> None:
     Raises:
         ConfigError: A folder, module or layer does not exist, or fails in its import.
     """
+    check_threads(options.config().threads)
     _add_folders(options)
     for kind, path in read_layers(options.layers).items():
         import_named(path, f"layer {kind!r}")

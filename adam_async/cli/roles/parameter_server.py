@@ -16,5 +16,5 @@ async def serve_ps(options: ServerOptions, environment: Mapping[str, str], healt
         options,
         environment,
         health,
-        partial(parameter_server, folder=options.dir, flush_s=options.flush_s),
+        partial(parameter_server, folder=options.dir, flush_s=options.config().flush_s),
     )

@@ -18,7 +18,6 @@ from adam_async.cli.options import (
     DataServerOptions,
     MemberOptions,
     RoleOptions,
-    ServerOptions,
 )
 from adam_async.cli.terminal import name_node, printable
 from adam_async.cli.token import read_token
@@ -163,35 +162,35 @@ async def _stay(
 
     A controller of a group does not wait for the others: after a restart they may work without it.
     """
-    buffers = BufferPool()
+    buffers, config = BufferPool(), options.config()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
     name_node(node)
-    check_own(options.slow, node, computes=role == "worker")
+    check_own(config.slow, node, computes=role == "worker")
     async with AsyncExitStack() as stack:
-        budget = memory_budget(options.memory_budget)
+        budget = memory_budget(config.memory_budget)
         network = cluster_network(
             token,
             entropy=system_entropy,
             buffers=buffers,
-            checksum=options.checksum,
+            checksum=config.checksum,
             budget=budget,
             advertise=options.advertise or "",
         )
         copies = None
-        if isinstance(options, ServerOptions) and options.copies_bind:
+        if config.copies_bind:
             copies = copies_path(
                 token,
-                options.copies_bind,
+                config.copies_bind,
                 entropy=system_entropy,
                 buffers=buffers,
-                checksum=options.checksum,
+                checksum=config.checksum,
                 budget=budget,
             )
         place = Place(
             node=node,
             bind=bind,
             controller=controllers,
-            network=await stack.enter_async_context(slowed(network, options.slow)),
+            network=await stack.enter_async_context(slowed(network, config.slow)),
             buffers=buffers,
             waits=waits,
             entropy=system_entropy,

@@ -12,14 +12,9 @@ from adam_async.runtime.health import Health
 from adam_async.runtime.machine import usable_cores
 
 
-async def serve_worker(
-    options: WorkerOptions,
-    threads: int,
-    in_flight: int,
-    environment: Mapping[str, str],
-    health: Health,
-) -> int:
+async def serve_worker(options: WorkerOptions, environment: Mapping[str, str], health: Health) -> int:
     """Run a model worker until cancelled."""
+    config = options.config()
     steps = allow_steps(options.allow_step)
     layers = import_layers(read_layers(options.layers))
     return await serve_member(
@@ -29,8 +24,8 @@ async def serve_worker(
         health,
         lambda place: model_worker(
             dataclasses.replace(place, layers=layers, steps=steps),
-            threads=threads or usable_cores(),
-            in_flight=in_flight,
-            pace=pace_of(options.slow, place.node),
+            threads=config.threads or usable_cores(),
+            in_flight=config.in_flight,
+            pace=pace_of(config.slow, place.node),
         ),
     )

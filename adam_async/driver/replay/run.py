@@ -35,8 +35,8 @@ from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.run.partition import table_of
-from adam_async.run.shard_table import NUM_BUCKETS
 from adam_async.run.step_model import RunModel, StepModel
+from adam_async.run.store_record import NUM_BUCKETS
 from adam_async.run.user_code import NamedStep, check_named, functions_for
 from adam_async.worker.push_plan import plan_pushes
 

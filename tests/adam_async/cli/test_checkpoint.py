@@ -12,8 +12,8 @@ from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.trained_model import dump_model
 from adam_async.cli.checkpoint import export_checkpoint, list_checkpoints, verify_checkpoints
-from adam_async.cli.checkpoint_options import CheckpointExportOptions, CheckpointOptions
 from adam_async.cli.commands import run_command
+from adam_async.cli.options import JsonOptions, LayerOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, DataError
 from adam_async.model import Network, mlp
@@ -24,7 +24,7 @@ from tests.adam_async.checkpoint.checkpoints import DATA, FILES, checkpoint_of
 SPEC = mlp((4, 3), input_shape=(1, 2, 2), name="quarters")
 WEIGHTS = {"fc1.weight": np.eye(3, 4, dtype=np.float32) * 50, "fc1.bias": np.ones(3, np.float32)}
 NAMES = ["checkpoint-0002-000004", "checkpoint-0002-000003"]
-LIST, EXPORT = CheckpointOptions(), CheckpointExportOptions()
+LIST, EXPORT = JsonOptions(), LayerOptions()
 
 
 async def write(path: Path, *checkpoints: Checkpoint) -> None:
@@ -53,7 +53,7 @@ async def test_a_list_has_a_row_for_each_checkpoint_and_the_newest_is_first(
     assert second.split()[:4] == [NAMES[1], "damaged", "2", "3"]
     assert problem == f"{tmp_path / NAMES[1]}/{FILES[0]} is missing"
 
-    assert await list_checkpoints(tmp_path, CheckpointOptions(json=True), Terminal()) == 0
+    assert await list_checkpoints(tmp_path, JsonOptions(json=True), Terminal()) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(each["name"], each["latest"], each["whole"]) for each in found["checkpoints"]] == [
         (NAMES[0], True, True),

@@ -4,7 +4,7 @@ import pytest
 
 from adam_async.cli.commands import run_command
 from adam_async.cli.drill import fault_count, print_results, report_of
-from adam_async.cli.drill_options import DrillOptions
+from adam_async.cli.options import DrillOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.drill.judging import Audit, FaultObservation, Observations, PairObservation, judge
 

@@ -131,7 +131,10 @@ async def test_each_straggler_is_given_once() -> None:
     said = ("--slow", "worker-1:0.2", "--slow", "worker-0~worker-1:5ms+1ms")
     assert (await configured(*said)).slow == ("worker-1:0.2", "worker-0~worker-1:5ms+1ms")
     assert (await configured(environment={"ADAM_SLOW": "worker-0:0.5"})).slow == ("worker-0:0.5",)
-    with pytest.raises(ConfigError, match="--slow is for roles that this command starts"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--slow .* excludes roles started by hand .*: it is for roles that",
+    ):
         await configured(*said, "--controller", "tcp://10.0.0.1:7070")
 
 
@@ -172,7 +175,7 @@ def test_a_server_is_told_its_address_for_other_servers(monkeypatch: pytest.Monk
     _, set_by_variable = parsed("ps", "--controller", controller)
 
     assert given["options"] == set_by_variable["options"]
-    assert given["options"].copies_bind == copies
+    assert given["options"].config().copies_bind == copies
 
 
 @pytest.mark.parametrize("option", ["--join", "--controller"])
@@ -180,8 +183,8 @@ def test_a_worker_is_told_what_to_join(option: str) -> None:
     command, arguments = parsed("worker", option, "tcp://10.0.0.1:7070", "--threads", "3")
 
     assert command == "worker"
-    assert arguments["threads"] == 3
-    assert arguments["options"] == WorkerOptions(controller="tcp://10.0.0.1:7070")
+    assert arguments["options"].config().threads == 3
+    assert arguments["options"].controller == WorkerOptions(controller="tcp://10.0.0.1:7070").controller
 
 
 def test_reports_are_named_one_after_the_other() -> None:
@@ -201,6 +204,7 @@ def test_reports_are_named_one_after_the_other() -> None:
         (["train", "--checkpoint-misses=1.5"], "must be a whole number, not '1.5'"),
         (["worker", "--join", "tcp://127.0.0.1:1", "--threads=1.5"], "must be a whole number, not '1.5'"),
         (["simulate", "--seed", "1.5"], "must be a whole number, not '1.5'"),
+        (["train", "--memory-budget", "1K"], "--memory-budget must be at least 1M, not '1K'"),
         (["train", "--checkpoint", ""], "the path is empty: name a file or folder"),
         (["train", "--out="], "the path is empty: name a file or folder"),
     ],
@@ -216,12 +220,14 @@ def test_variables_set_the_options_of_roles_and_are_checked(monkeypatch: pytest.
     monkeypatch.setenv("ADAM_THREADS", "3")
     monkeypatch.setenv("ADAM_SLOW", "worker-1:0.2,worker-1~ps-0:5ms")
     _, arguments = parsed("worker", "--join", "tcp://10.0.0.1:7070")
-    assert (arguments["threads"], arguments["options"].slow) == (3, ("worker-1:0.2", "worker-1~ps-0:5ms"))
+    config = arguments["options"].config()
+    assert (config.threads, config.slow) == (3, ("worker-1:0.2", "worker-1~ps-0:5ms"))
 
     monkeypatch.setenv("ADAM_CACHE", "4G")
     monkeypatch.setenv("ADAM_DAMAGED", "skip")
     _, arguments = parsed("data", "--cache", "2G")
-    assert (arguments["options"].cache, arguments["damaged"]) == ("2G", "skip")
+    config = arguments["options"].config()
+    assert (config.cache, config.damaged) == ("2G", "skip")
 
     monkeypatch.setenv("ADAM_THREADS", "many")
     with pytest.raises(CycloptsError, match="ADAM_THREADS"):
@@ -239,15 +245,23 @@ def test_every_command_refuses_a_misspelt_variable(
 @pytest.mark.parametrize(
     ("words", "claim"),
     [
-        (["--checkpoint-misses", "1"], "--checkpoint-misses needs a folder for the checkpoints"),
+        (
+            ["--checkpoint-misses", "1"],
+            "--checkpoint-misses 1 has no effect without a folder for the",
+        ),
         (["--threads", "100000"], "per core"),
-        (["--consistency", "bsp", "--pull-every", "2"], "leave pull_every at 1"),
+        (["--consistency", "bsp", "--pull-every", "2"], "pull_every=2 excludes consistency=bsp"),
         (["--schedule", "cosine", "--decay", "0.1"], "or leave decay out"),
-        (["--processes", "--controller", "tcp://127.0.0.1:1"], "give one of them"),
+        (
+            ["--processes", "--controller", "tcp://127.0.0.1:1"],
+            "--processes excludes roles started by hand",
+        ),
         (["--token-file", __file__], "all roles share this one: leave it"),
-        (["--memory-budget", "1G"], "--memory-budget is for links between processes"),
-        (["--checksum", "on"], "--checksum is for links between processes"),
-        (["--memory-budget", "1K", "--processes"], "memory_budget must be at least 1M, not '1K'"),
+        (["--memory-budget", "1G"], "--memory-budget 1G has no effect without links between processes"),
+        (
+            ["--checksum", "on"],
+            "--checksum on has no effect without links between processes",
+        ),
     ],
 )
 async def test_values_that_cannot_be_are_named(words: list[str], claim: str) -> None:

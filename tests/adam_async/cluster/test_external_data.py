@@ -285,8 +285,12 @@ def test_addresses_that_cannot_be_dialled_are_refused(data, claim):
     ("options", "given", "claim"),
     [
         ({}, {"dataset": DATA, "data": ["tcp://a:1"]}, "there is a dataset, and data names tcp://a:1"),
-        ({"cache": "1G", "damaged": "skip"}, {"data": ["tcp://a:1"]}, "cache and damaged: no force with"),
-        ({"data_servers": 2}, {"data": ["tcp://a:1"]}, "data_servers=2 has no effect with data servers at"),
+        (
+            {"cache": "1G", "damaged": "skip"},
+            {"data": ["tcp://a:1"]},
+            "damaged=skip excludes data servers",
+        ),
+        ({"data_servers": 2}, {"data": ["tcp://a:1"]}, "data_servers=2 excludes data servers at"),
         ({}, {"data": "tcp://a:1"}, "data is a list of addresses, not 'tcp://a:1'"),
         (
             {},

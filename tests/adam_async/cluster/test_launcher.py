@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from adam_async.cluster import launcher as launching
-from adam_async.cluster.launcher import FOLDER_PREFIX, LocalLauncher, RestartPolicy, RoleSpec, data_words
+from adam_async.cluster.launcher import FOLDER_PREFIX, LocalLauncher, RestartPolicy, RoleSpec
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
+from adam_async.run.option_sources import role_words
 from adam_async.runtime.disk import Disk
 
 
@@ -55,12 +56,12 @@ def test_a_role_comes_back_five_times_in_a_row_by_default() -> None:
 
 
 def test_a_data_server_gets_the_images_of_the_run() -> None:
-    words = data_words(Config(data="digits", spill="/tmp/x"), cache="1G", size=(64, 48))
+    words = role_words(Config(data="digits", spill="/tmp/x", cache="1G", size="48x64"), "data")
 
     assert value(words, "--data") == "digits"
     assert (value(words, "--cache"), value(words, "--spill")) == ("1G", "/tmp/x")
     assert value(words, "--size") == "48x64"
-    assert "--size" not in data_words(Config(), cache="auto", size=None)
+    assert "--size" not in role_words(Config(), "data")
 
 
 async def test_a_state_folder_ends_with_its_block_and_takes_those_of_killed_clusters_with_it(

@@ -173,10 +173,19 @@ async def test_a_loss_that_is_not_finite_is_allowed_by_keep_going():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"weights": "aliased"}, "weights=aliased trains in place.*leave weights out"),
-        ({"partitions": 2}, "partitions=2 cuts a network.*add replicas"),
-        ({"plan": "layers"}, "plan=layers is about a cut network.*leave plan out"),
-        ({"model": "mlp"}, "model=mlp and step both name what is trained"),
+        (
+            {"weights": "aliased"},
+            "weights=aliased excludes a step .*: it trains in place.*leave weights out",
+        ),
+        (
+            {"partitions": 2},
+            "partitions=2 excludes a step .*: a step has no layers to cut; add replicas",
+        ),
+        (
+            {"plan": "layers"},
+            "plan=layers excludes a step .*: it is about a cut network.*leave plan out",
+        ),
+        ({"model": "mlp"}, "model=mlp excludes a step .*: both name what is trained"),
     ],
 )
 def test_options_of_networks_are_refused_with_their_remedy(options, said):

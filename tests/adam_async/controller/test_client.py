@@ -315,7 +315,9 @@ async def test_a_refused_store_costs_its_creator_no_link_and_others_nothing(netw
             "Invalid value 'unknown' - at `..rules": store_record(
                 "client-0-1", creator="client-0", rules=(UnknownRule(),)
             ),
-            "shard_bytes is 1; 8 to": store_record("client-0-1", creator="client-0", shard_bytes=1),
+            "shard_bytes must be within 8 and 1099511627776, not 1": store_record(
+                "client-0-1", creator="client-0", shard_bytes=1
+            ),
             "into 17179869184 shards; raise it": store_record("client-0-2", huge, creator="client-0"),
         }
         for said, record in bad.items():

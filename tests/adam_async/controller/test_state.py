@@ -24,10 +24,11 @@ from adam_async.controller.store_rules import (
 )
 from adam_async.errors import LOST_STORE
 from adam_async.model.rules import Adam, Sgd
-from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
+from adam_async.run.shard_table import assign_buckets, shard_table
 from adam_async.run.store_checks import MAX_SHARDS
 from adam_async.run.store_record import (
     MOST_VALUES,
+    NUM_BUCKETS,
     STORE_PIECES,
     ArrayRecord,
     ArraysPiece,
@@ -468,20 +469,20 @@ def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
         ({"rules": (Adam(),), "state_arrays": 1}, "state_arrays is 1, and its rules keep 2"),
         ({"arrays": 2}, "the record names 2 arrays of 4096 bytes, the list others"),
         ({"nbytes": 4095}, "the record names 1 arrays of 4095 bytes, the list others"),
-        ({"nbytes": -1}, "nbytes is -1"),
-        ({"state_arrays": 9}, "state_arrays is 9; 0 to 8"),
-        ({"shard_bytes": 4}, "shard_bytes is 4; 8 to"),
-        ({"servers": 65}, "servers is 65; 0 to 64"),
-        ({"servers": -1}, "servers is -1"),
-        ({"copies": 9}, "copies is 9; 1 to 8"),
+        ({"nbytes": -1}, "nbytes must be within 0 and 9007199254740992, not -1"),
+        ({"state_arrays": 9}, "state_arrays must be within 0 and 8, not 9"),
+        ({"shard_bytes": 4}, "shard_bytes must be within 8 and 1099511627776, not 4"),
+        ({"servers": 65}, "servers must be within 0 and 64, not 65"),
+        ({"servers": -1}, "servers must be within 0 and 64, not -1"),
+        ({"copies": 9}, "copies must be within 1 and 8, not 9"),
         ({"copies": 2, "program": "r", "in_place": True}, "in_place allows one copy, and copies is 2"),
-        ({"replicas": 0}, "replicas is 0"),
-        ({"most_weight": 1 << 40}, "most_weight is 1099511627776"),
-        ({"slack": -1}, "slack is -1"),
+        ({"replicas": 0}, "replicas must be within 1 and 1048576, not 0"),
+        ({"most_weight": 1 << 40}, "most_weight must be within 1 and 4294967295, not 1099511627776"),
+        ({"slack": -1}, "slack must be within 0 and 1048576, not -1"),
         ({"slack": None, "summed_weight": 1}, "summed_weight is 1 without clocks"),
-        ({"kernels": "quantum"}, "kernels is 'quantum'; known: auto"),
+        ({"kernels": "quantum"}, "kernels must be one of auto, numpy, numba, not 'quantum'"),
         ({"in_place": True}, "in_place is for the store of a program"),
-        ({"first_clock": -1}, "first_clock is -1"),
+        ({"first_clock": -1}, "first_clock must be within 0 and 281474976710656, not -1"),
     ],
     ids=str,
 )
@@ -496,7 +497,7 @@ def test_a_record_with_another_number_of_pieces_is_refused(pieces):
     cluster = with_servers("ps-0")
     cluster.create("a", store_record("other"))
     record = store_record("x", pieces=pieces)
-    assert f"pieces is {pieces}; 1 to 64 are allowed" in refused(cluster.set("stores/b", record))
+    assert f"pieces must be within 1 and 64, not {pieces}" in refused(cluster.set("stores/b", record))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from adam_async.run.config import (
 from adam_async.run.option_sources import (
     make_config,
 )
-from adam_async.run.shard_table import NUM_BUCKETS
+from adam_async.run.store_record import NUM_BUCKETS
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,19 @@ from adam_async.run.shard_table import NUM_BUCKETS
         ({"partitions": 65}, "partitions must be within 1 and 64, not 65"),
         (
             {"partitions": 2, "clip": 1},
-            "clip excludes partitions=2: it is about the norm of the whole gradient",
+            "clip=1.0 excludes partitions=2: it is about the norm of a whole gradient",
         ),
-        ({"partitions": 2, "layer_rate": 0.1}, "layer_rate excludes partitions=2: it is about"),
-        ({"partitions": 2, "record": True}, "record excludes partitions=2: no record has"),
-        ({"partitions": 2, "weights": "aliased"}, "weights=aliased needs partitions=1"),
+        ({"partitions": 2, "layer_rate": 0.1}, "layer_rate=0.1 excludes partitions=2: it is about"),
+        ({"partitions": 2, "record": True}, "record=True excludes partitions=2: no record has"),
+        (
+            {"partitions": 2, "weights": "aliased"},
+            "partitions=2 excludes weights=aliased: threads apply each whole gradient at once",
+        ),
         ({"plan": "diagonal"}, "plan must be one of vertical, layers, not 'diagonal'"),
         ({"epoch_fraction": 0}, "epoch_fraction must be above 0 and at most 1, not 0.0"),
         ({"epoch_fraction": 1.5}, "epoch_fraction must be above 0 and at most 1, not 1.5"),
         ({"epoch_rule": "time"}, "epoch_rule must be one of replicas, images, not 'time'"),
-        ({"until_accuracy": 98.7}, "until_accuracy is a share between 0 and 1, not 98.7"),
+        ({"until_accuracy": 98.7}, "until_accuracy must be within 0 and 1, not 98.7"),
         ({"rule": "newton"}, "rule must be one of auto, sgd, adagrad, adam, adamw, not 'newton'"),
         ({"dtype": "float16"}, "dtype must be one of float32, float64, not 'float16'"),
         ({"epochs": "three"}, "epochs must be a whole number, not 'three'"),
@@ -73,10 +76,13 @@ from adam_async.run.shard_table import NUM_BUCKETS
         ),
         ({"consistency": "ssp"}, "consistency must be asp, ssp:S with a whole number S of steps, or bsp"),
         ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
-        ({"lag": 1}, "lag=1 belongs to consistency bsp, not asp"),
+        ({"lag": 1}, "lag=1 has no effect with consistency=asp, only with bsp: give consistency=bsp too"),
         ({"lag": 2, "consistency": "bsp"}, "lag must be within 0 and 1, not 2"),
-        ({"pull_every": 2, "consistency": "bsp"}, "leave pull_every at 1; push_every makes steps longer"),
-        ({"scale_by_staleness": True, "consistency": "bsp"}, "leave it off, and lower the rate"),
+        (
+            {"pull_every": 2, "consistency": "bsp"},
+            "pull_every=2 excludes consistency=bsp: every step reads the sum of the one before",
+        ),
+        ({"scale_by_staleness": True, "consistency": "bsp"}, "lower the rate; leave scale_by_staleness out"),
         (
             {"epochs": 3, "warm_up": 3},
             "warm_up=3.0 leaves nothing of epochs=3: lower warm_up or train longer",
@@ -84,21 +90,30 @@ from adam_async.run.shard_table import NUM_BUCKETS
         ({"warm_up": -1}, "warm_up must be a number of at least 0, not -1"),
         ({"warm_start": -1}, "warm_start must be a number of at least 0, not -1"),
         ({"schedule": "linear"}, "schedule must be one of auto, constant, step, cosine, not 'linear'"),
-        ({"schedule": "step", "decay": 0}, "give a factor above 0 and up to 1"),
-        ({"schedule": "step", "decay": 1.5}, "decay must be within 0 and 1, not 1.5"),
+        ({"schedule": "step", "decay": 0}, "decay must be above 0 and at most 1, not 0.0"),
+        ({"schedule": "step", "decay": 1.5}, "decay must be above 0 and at most 1, not 1.5"),
         ({"schedule": "step", "decay_every": 0}, "decay_every must be a number of at least 0.001"),
-        ({"decay": 0.1}, "decay=0.1 belongs to schedule step, not auto: give schedule step too"),
+        (
+            {"decay": 0.1},
+            "decay=0.1 has no effect with schedule=auto, only with schedule step: give schedule=step",
+        ),
         ({"decay_every": 2, "schedule": "cosine"}, "or leave decay_every out"),
         ({"clip": -1}, "clip must be a number of at least 0"),
-        ({"layer_rate": 0.002, "rule": "adagrad"}, "layer_rate=0.002 belongs to rule sgd"),
+        (
+            {"layer_rate": 0.002, "rule": "adagrad"},
+            "layer_rate=0.002 has no effect with rule=adagrad, only with rule sgd, because other",
+        ),
         ({"checkpoint_every": -1}, "checkpoint_every must be a number of at least 0"),
         ({"keep": 0}, "keep must be within 1 and 1000000, not 0"),
         ({"keep": 1_000_001}, "keep must be within 1 and 1000000, not 1000001"),
-        ({"weights": "aliased", "consistency": "bsp"}, "weights=aliased needs consistency=asp"),
-        ({"weights": "aliased", "clip": 1}, "weights=aliased needs clip=0.0"),
-        ({"weights": "aliased", "record": True}, "weights=aliased needs record=False"),
+        (
+            {"weights": "aliased", "consistency": "bsp"},
+            "consistency=bsp excludes weights=aliased: threads apply each whole gradient at once",
+        ),
+        ({"weights": "aliased", "clip": 1}, "clip=1.0 excludes weights=aliased"),
+        ({"weights": "aliased", "record": True}, "record=True excludes weights=aliased"),
         ({"colour": "red"}, "colour"),
-        ({"waits": {"answer_s": 0}}, "waits.answer_s must be a positive number of seconds, not 0.0"),
+        ({"waits": {"answer_s": 0}}, "waits.answer_s must be a number of seconds above 0, not 0.0"),
         ({"waits": {"grace_s": "nan"}}, "waits.grace_s"),
         ({"waits": {"other_s": 1}}, "other_s"),
     ],
@@ -224,10 +239,13 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
             "min_in_sync=3 needs as many copies, and there are 2",
         ),
         ({"min_in_sync": 2}, "min_in_sync=2 needs as many copies, and there is 1"),
-        ({"servers": 2, "copies": 2, "weights": "aliased"}, "copies=2 exclude weights=aliased"),
+        (
+            {"servers": 2, "copies": 2, "weights": "aliased"},
+            "copies=2 excludes weights=aliased: all roles share one memory; leave copies out, or leave",
+        ),
         (
             {"servers": 3, "copies": 2, "ack": "durable", "record": True},
-            "ack=durable is about pushes, each of which goes to the disk: it excludes record",
+            "ack=durable excludes record=True: it is about pushes, each of which goes to the disk",
         ),
         (
             {"servers": 3, "controllers": 3, "min_in_sync": 2, "weights": "aliased"},

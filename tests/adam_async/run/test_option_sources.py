@@ -93,11 +93,15 @@ def test_a_value_of_the_wrong_type_is_named_with_where_it_comes_from(layers, sai
         ({"halo": "exchange"}, "--halo exchange has no effect with partitions=1"),
         (
             {"partitions": 2, "plan": "layers", "halo": "recompute"},
-            "--halo recompute belongs to plan vertical",
+            "--halo recompute has no effect with plan=layers, only with plan vertical",
+        ),
+        (
+            {"consistency": "bsp", "epoch_rule": "images"},
+            "--epoch-rule images has no effect with consistency=bsp, only with asp, because ssp and bsp skip",
         ),
     ],
 )
-def test_options_of_a_cut_without_partitions_are_refused_on_the_command_line(typed, said):
+def test_options_without_their_mode_are_refused_on_the_command_line(typed, said):
     with pytest.raises(ConfigError) as failure:
         make_config({}, typed, sources=("adam.toml", COMMAND_LINE))
     assert said in str(failure.value)

@@ -29,7 +29,7 @@ from adam_async.run.option_sources import make_config
         ({"slow": "worker-1:0.2"}, "slow must be a list of texts, not 'worker-1:0.2'"),
         ({"slow": [0.2]}, "slow must be a list of texts, not [0.2]"),
         ({"waits": 3}, "waits must be a table of seconds, not 3"),
-        ({"waits": {"call_s": 0}}, "waits.call_s must be a positive number of seconds, not 0.0"),
+        ({"waits": {"call_s": 0}}, "waits.call_s must be a number of seconds above 0, not 0.0"),
     ],
 )
 def test_a_constructed_value_of_the_wrong_type_is_refused_with_its_option(

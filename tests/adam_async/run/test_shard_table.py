@@ -14,7 +14,6 @@ from adam_async.model.network import Network
 from adam_async.run.ids import NodeId
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import (
-    NUM_BUCKETS,
     assign_buckets,
     bytes_of_buckets,
     cut_tensor,
@@ -24,7 +23,7 @@ from adam_async.run.shard_table import (
     shard_table,
     spread,
 )
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple)
 limits = st.integers(1, 300)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from adam_async import ParameterStore, Sgd
-from adam_async.run.shard_table import NUM_BUCKETS, shard_table
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.shard_table import shard_table
+from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
 from adam_async.store.calls import Call
 from adam_async.store.layout import MESSAGE_SHARDS, StoreLayout
 from tests.adam_async.store.servers import servers

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adam_async.run.arrays import Factors
-from adam_async.run.shard_table import NUM_BUCKETS, assign_buckets, shard_table
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.shard_table import assign_buckets, shard_table
+from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
 from adam_async.store.layout import FactorMessage, StoreLayout
 from adam_async.store.values import MOST_BUFFERS, PushMessages
 

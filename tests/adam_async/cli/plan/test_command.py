@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from adam_async.cli.commands import app
+from adam_async.cli.options import PlanOptions
 from adam_async.cli.plan import command
 from adam_async.cli.plan.command import GROUPS, run_plan
-from adam_async.cli.plan.options import PlanOptions
 from adam_async.cli.terminal import EscapingConsole, Terminal
 from adam_async.errors import ConfigError
 from adam_async.model import Network, named_model

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.cli.plan.link_speed import parse_bandwidth, parse_latency
+from adam_async.cli.link_speed import parse_bandwidth, parse_latency
 from adam_async.errors import ConfigError
 
 

@@ -1,0 +1,140 @@
+"""The page of all options of a run, from the fields of `Config`.
+
+python -m tests.options_page > docs/reference/options.md
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from docstring_parser import parse_from_object
+
+from adam_async.option_types import (
+    CHANGES,
+    OF_DRIVER,
+    OF_ROLES,
+    Idle,
+    Mode,
+    Not,
+    Only,
+    Option,
+    described_bounds,
+    described_type,
+    is_table,
+    options_of,
+)
+from adam_async.run.config import OPTIONS, Config, Waits
+from adam_async.run.modes import MODES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "options.md"
+
+HEAD = """\
+# The options of a run
+
+Each option is a field of `Config` in `adam_async/run/config.py`, with its type, bounds, default, text and
+modes. A file (`adam.toml`) and Python use the name of the field, the command line `--name-with-dashes`, the
+environment `ADAM_NAME`. A later source wins: defaults, the file, the environment, the command line. A wrong
+value is an error that names the option, the value and what is permitted.
+
+`python -m tests.options_page > docs/reference/options.md` makes this page from the fields, and a test
+compares both. A resumed run keeps the options without "yes" in the column *resumed*. With roles started by
+hand, *roles* have an option marked so from their own commands, and the *driver* for itself. *Commands* are
+the commands of roles that have the option too.
+"""
+
+MODES_HEAD = """\
+## Modes
+
+*only*: the option has an effect in this mode only. *not*: the mode excludes the option, or the values named.
+*idle*: no effect, with a warning. An option in the wrong mode is an error that names the option, its value,
+the mode and the cure.
+"""
+
+
+def text_of(kind: type) -> dict[str, str]:
+    """Return the text at each field of a class, on one line."""
+    return {
+        each.arg_name: " ".join((each.description or "").split()) for each in parse_from_object(kind).params
+    }
+
+
+def values_of(option: Option) -> str:
+    """Return the permitted values of an option, in words."""
+    if is_table(option.kind):
+        return "a table"
+    words = described_type(option.kind)
+    if option.bounds is None:
+        return words
+    return f"{words}, {described_bounds(option.bounds).removeprefix('a number ').removeprefix('of ')}"
+
+
+def default_of(option: Option) -> str:
+    """Return the default of an option as a file has it; empty for none."""
+    default = option.default
+    if default in ("", (), None) or is_table(option.kind):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def cell(option: Option, mode: Mode) -> str:
+    """Return the effect of an option in a mode: `only` there, `not` there, or `idle`."""
+    for word, kind in (("only", Only), ("not", Not), ("idle", Idle)):
+        for fact in option.all(kind):
+            if fact.mode is mode:
+                return (
+                    word
+                    if getattr(fact, "values", None) is None
+                    else f"not {', '.join(map(str, fact.values))}"
+                )
+    return ""
+
+
+def rows(head: tuple[str, ...], body: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in body:
+        yield f"| {' | '.join(row)} |"
+
+
+def option_rows(kind: type, prefix: str = "") -> Iterator[tuple[str, ...]]:
+    """Yield a row of the main table for each option of a struct."""
+    texts = text_of(kind)
+    for name, option in options_of(kind).items():
+        changes = "yes" if option.has(CHANGES) or prefix else ""
+        roles = ", ".join(f"`{role}`" for role in option.roles)
+        text = texts[name].replace("``", "`").replace("|", "\\|")
+        owner = "roles" if option.has(OF_ROLES) else "driver" if option.has(OF_DRIVER) else ""
+        row = (values_of(option), default_of(option), option.unit, changes, owner, roles, text)
+        yield (f"`{prefix}{name}`", *row)
+
+
+def mode_rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row of the table of modes for each option that not all modes have."""
+    for name, option in OPTIONS.items():
+        cells = tuple(cell(option, mode) for mode in MODES)
+        if any(cells):
+            yield (f"`{name}`", *cells)
+
+
+def page() -> str:
+    """Return the page."""
+    head = ("option", "values", "default", "unit", "resumed", "by hand", "commands", "")
+    lines = [
+        HEAD,
+        *rows(head, option_rows(Config)),
+        "",
+        "## Deadlines",
+        "",
+        "Keys of the table `[waits]` of a file, and fields of `Waits`.",
+        "",
+        *rows(head, option_rows(Waits, "waits.")),
+        "",
+        MODES_HEAD,
+        *rows(("option", *(mode.name for mode in MODES)), mode_rows()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
