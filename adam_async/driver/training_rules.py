@@ -186,7 +186,9 @@ class TrainingRules:
         run, epoch = cluster.run, cluster.epoch
         if run is not None and run.phase == "training":
             assert epoch is not None
-            assert epoch.number == run.epoch
+            # The next epoch begins with the next dealer.
+            is_due = epoch.ended and epoch.number == run.epoch - 1 and not cluster.dealing
+            assert is_due or epoch.number == run.epoch, f"epoch {epoch.number} in place of {run.epoch}"
             assert covers(epoch.shares.values(), groups=epoch.groups, round_groups=epoch.round_groups), (
                 epoch.shares
             )

@@ -690,6 +690,17 @@ def test_a_run_without_a_data_server_waits_for_one_and_its_workers_go_on():
     assert generations_of(cluster) == before
 
 
+def test_an_epoch_that_is_due_without_a_data_server_begins_with_the_next_one():
+    cluster = training()
+    cluster.end_epoch(images=1)
+    cluster.lose("data-0")
+    cluster.set("run", replace(cluster.map.run, phase="training", epoch=2))
+    assert (cluster.map.run.epoch, cluster.map.epoch.number) == (2, 1)
+    cluster.join("data-0", incarnation=2)
+    cluster.ready("data-0")
+    assert (cluster.map.epoch.number, cluster.map.epoch.ended) == (2, False)
+
+
 def test_a_dealer_that_begins_anew_is_another_one():
     cluster = training(replicas=2)
     cluster.join("data-0", incarnation=2)
