@@ -24,6 +24,7 @@ UNRECORDED = "the runs of the scenario are not recorded"
 
 _row = partial(Ablation, scenario="pushes")
 _training = partial(Ablation, scenario="training")
+_members = partial(Ablation, scenario="members")
 
 COPIES = (
     _row(
@@ -234,13 +235,13 @@ COPIES = (
         STATE_TEST + "a_push_with_some_known_groups_must_wait_and_uses_no_number",
         seldom="a late push of a lost replica must have a step of several groups, one of them trained again",
     ),
-    _training(
+    _members(
         "a returned group is a step of its own",
         "adam_async/worker/stepper.py",
         "return lease.attempt > 1",
         "return False",
         "tests/adam_async/worker/test_stepper.py::test_a_returned_group_is_a_step_of_its_own",
-        seldom="a step must have a group that some shards have, and another one that they lack",
+        breaks="steps are taken whole",
     ),
     _row(
         "a piece has the ended replica generations",

@@ -6,6 +6,8 @@ from tests.ablations.ablation import Ablation
 
 EPOCH, DEALER = "adam_async/data_server/epoch.py", "adam_async/data_server/dealer.py"
 RULES = "adam_async/driver/training_rules.py"
+STATE = "tests/adam_async/data_server/test_state.py::"
+SKIPPING = "tests/adam_async/data_server/test_skipping.py::"
 SETTLING = "tests/adam_async/data_server/test_settling.py::"
 PARTY = "tests/adam_async/data_server/test_dealer.py::"
 FOLLOWING = "tests/adam_async/data_server/test_following.py::"
@@ -22,6 +24,40 @@ DEALERS = (
         "done = [number for number in settled if number < 0]",
         SETTLING + "test_a_group_that_every_shard_has_is_finished_and_its_loss_counts",
         breaks="each group once",
+    ),
+    _row(
+        "a group is finished when all parts of its replica have reported it",
+        "adam_async/data_server/state.py",
+        "if len(lease.losses) == self._partitions:",
+        "if lease.losses:",
+        STATE + "test_a_group_is_finished_when_all_parts_are_and_its_losses_add_up",
+        breaks="every group on every shard",
+    ),
+    _row(
+        "a group with images that the epoch before has skipped is not skipped",
+        EPOCH,
+        "return number < self._carried or number in self.ragged",
+        "return number in self.ragged",
+        SKIPPING + "test_an_epoch_does_not_end_before_what_was_carried_is_trained",
+        breaks="no image is skipped twice",
+    ),
+    _row(
+        "one of the epochs whose results the map keeps has trained all groups",
+        "adam_async/run/cluster_map.py",
+        "return len(newest) == RESULTS_KEPT - 1 and all(each.skipped_groups for each in newest)",
+        "return False",
+        "tests/adam_async/run/test_epoch_counts.py::"
+        "test_runs_that_go_on_with_each_other_find_the_order_of_each_epoch_from_few_results",
+        seldom="a run must have 32 epochs that skip groups",
+    ),
+    _row(
+        "a worker reads from another data server what the first one owes",
+        "adam_async/data_server/group_reader.py",
+        "if len(servers) == 1 or call.done():",
+        "if servers:",
+        "tests/adam_async/data_server/test_group_reader.py::"
+        "test_a_slow_server_that_answers_first_after_all_is_kept_to",
+        seldom="the cost is the time until the link of the first one ends",
     ),
     _row(
         "a dealer that follows another one reads the sets",
@@ -45,7 +81,7 @@ DEALERS = (
         "deque((number, 2 if number in self.ragged else 1) for number in left)",
         "deque((number, 1) for number in left)",
         SETTLING + "test_a_dealer_goes_on_with_the_groups_that_not_all_shards_have",
-        seldom="the workers of the scenario push group by group",
+        breaks="steps are taken whole",
     ),
     _row(
         "a dealer that follows another one leaves to the workers what they hold",
@@ -61,7 +97,7 @@ DEALERS = (
         "version = cluster.version if not self.state.lacks_held else 0",
         "version = cluster.version",
         PARTY + "test_a_dealer_reads_no_sets_before_all_workers_have_told_what_they_hold",
-        seldom="a reading takes longer than the first questions of the workers",
+        seldom="a worker must report to the dealer that was replaced after the reading has begun",
     ),
     _row(
         "a dealer reads the sets anew if a replica is lost meanwhile",
@@ -69,7 +105,7 @@ DEALERS = (
         "self._cancel_reading()  # the sets are final for replicas that were lost before the reading",
         "pass",
         PARTY + "test_a_replica_that_is_lost_while_a_dealer_begins_costs_no_group",
-        seldom="a replica must be lost within the milliseconds of a reading",
+        seldom="a replica that knows the new dealer must be lost within one reading",
     ),
     _row(
         "a dealer that follows another one continues its rounds",
@@ -85,7 +121,7 @@ DEALERS = (
         "        self._reports[:0] = self._reported.values()\n",
         "",
         CLIENT + "test_another_data_server_is_told_what_the_client_holds_and_gets_the_reports_again",
-        seldom="the sets have the groups, unless another part of the replica lacks them",
+        breaks="epochs end",
     ),
     _row(
         "a ragged group is never skipped",
@@ -109,7 +145,7 @@ DEALERS = (
         "if lease.lost_at <= sets.version]",
         "if sets.version]",
         SETTLING + "test_sets_of_an_older_map_settle_older_losses_only",
-        seldom="a second replica must be lost within the milliseconds of a reading",
+        seldom="a second replica must push a group, and be lost, within one reading",
     ),
     _row(
         "a late end of an epoch by a replaced dealer is a conflict",

@@ -7,9 +7,11 @@ from tests.ablations.ablation import Ablation
 FOLDER, TESTS = "adam_async/parameter_server/", "tests/adam_async/parameter_server/"
 QUESTIONS = TESTS + "test_group_questions.py::"
 STATE, CHECKS = TESTS + "test_state.py::", TESTS + "test_question_checks.py::"
-FINAL = "answered groups are final"
+FINAL, REFUSED = "answered groups are final", "bad fields are refused"
+OWN, LOSSES = "groups belong to their workers", "each loss once"
 
 _row = partial(Ablation, scenario="training")
+_hostile = partial(Ablation, scenario="hostile")
 
 GROUP_SETS = (
     _row(
@@ -38,21 +40,21 @@ GROUP_SETS = (
         "before_the_entry_of_its_end_is_applied",
         seldom="a push must arrive within the milliseconds between the map and the entry",
     ),
-    _row(
+    _hostile(
         "a bundle takes groups only of generations that its map names",
         FOLDER + "state.py",
         "needs_name = bool(push.groups) or (self.synchronous and not self.program)",
         "needs_name = self.synchronous and not self.program",
         QUESTIONS + "test_a_generation_that_the_map_has_not_named_or_named_between_two_versions_must_wait",
-        seldom="a server must see the map before and after a generation, and not with it",
+        breaks=OWN,
     ),
-    _row(
+    _hostile(
         "a generation that the map has not named has no lane",
         FOLDER + "at_once.py",
         "if state.program and not state.is_named(push):",
         "if state.program is None:",
         TESTS + "test_at_once.py::test_a_generation_that_the_map_has_not_named_takes_the_long_way",
-        seldom="each push of a training run names groups, so the long way refuses the first one",
+        breaks=OWN,
     ),
     _row(
         "a push on a lane is queued only if its generation is in the newest map",
@@ -118,7 +120,7 @@ GROUP_SETS = (
         "count_groups(queued.push, [*fresh, *known], fresh)",
         "count_groups(queued.push, [*fresh, *known], [*fresh, *known])",
         STATE + "test_a_shard_takes_each_group_once_whichever_session_sends_it",
-        breaks="each loss once",
+        breaks=LOSSES,
     ),
     _row(
         "a push of known groups counts as a tick",
@@ -136,37 +138,37 @@ GROUP_SETS = (
         "tests/adam_async/run/test_group_ranges.py::test_an_epoch_whose_set_is_dropped_is_over",
         seldom="a push must be late by two epochs",
     ),
-    _row(
+    _hostile(
         "the groups of a push are of its epoch",
         FOLDER + "question_checks.py",
         "if epoch and groups[0] != epoch:",
         "if epoch < 0:",
         CHECKS + "test_groups_are_those_of_a_known_epoch_of_the_run",
-        seldom="correct workers name the epoch of the push",
+        breaks=REFUSED,
     ),
-    _row(
+    _hostile(
         "groups are within their epoch",
         FOLDER + "question_checks.py",
         "if groups[-1] > self._most_groups:",
         "if groups[-1] < 0:",
         CHECKS + "test_groups_are_those_of_a_known_epoch_of_the_run",
-        seldom="correct workers name groups that they leased",
+        breaks=REFUSED,
     ),
-    _row(
+    _hostile(
         "a store without a program has no groups",
         FOLDER + "question_checks.py",
         'if not self._state.program:\n            return "it names groups',
         'if self._state.program is None:\n            return "it names groups',
         CHECKS + "test_a_client_of_a_store_without_a_program_names_no_groups",
-        seldom="correct clients name none",
+        breaks=REFUSED,
     ),
-    _row(
+    _hostile(
         "steps are reported to a store in place only",
         FOLDER + "served_store.py",
         "if isinstance(body, ReportSteps) and not self.store.in_place:",
         "if self.store is None:",
         TESTS + "test_service.py::test_steps_are_reported_to_a_store_in_place_only",
-        seldom="correct workers report steps in place only",
+        breaks=REFUSED,
     ),
     _row(
         "a loaded shard begins with its groups",
@@ -174,7 +176,7 @@ GROUP_SETS = (
         "        tables.groups = tables.ordered_groups = state.groups\n",
         "",
         TESTS + "test_shard_transfer.py::test_shards_are_set_as_they_were_read",
-        seldom="no run of the scenario is resumed",
+        breaks=LOSSES,
     ),
     _row(
         "the groups of a shard in bsp are those of its values",
@@ -183,7 +185,7 @@ GROUP_SETS = (
         "pass",
         TESTS + "test_clock_snapshot.py::"
         "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
-        seldom="no run of the scenario is resumed",
+        seldom="a shard is usually read before the next contributions arrive",
     ),
     _row(
         "a loaded shard begins with its losses",
@@ -191,7 +193,7 @@ GROUP_SETS = (
         "        tables.losses = state.losses\n",
         "",
         TESTS + "test_shard_transfer.py::test_shards_are_set_as_they_were_read",
-        seldom="no run of the scenario is resumed",
+        breaks=LOSSES,
     ),
     _row(
         "the losses of a shard in bsp are those of its values",
@@ -200,7 +202,7 @@ GROUP_SETS = (
         "pass",
         TESTS + "test_clock_snapshot.py::"
         "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
-        seldom="no run of the scenario is resumed",
+        seldom="a shard is usually read before the next contributions arrive",
     ),
     _row(
         "ranges of loaded sets ascend",

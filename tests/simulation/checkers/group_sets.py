@@ -1,14 +1,15 @@
 """Pure: compares the groups that shards have counted with the result of an epoch.
 
-The result names the skipped groups; all others are trained. Each trained group is on every shard that takes
-gradients (`every group on every shard`), and no skipped one is on any (`no other group`). A shard applies
-each group once (`each group once`): the gradients that it has applied or refused are at most as many as its
-groups, and as many if each group is a step. The result has the losses of all trained images, each once
-(`each loss once`).
+The result names the skipped groups; all others are trained. The first groups of an epoch have the images that
+the epoch before has skipped, and are not skipped again (`no image is skipped twice`). Each trained group is
+on every shard that takes gradients (`every group on every shard`), and no skipped one is on any (`no other
+group`). A shard applies each group once (`each group once`): the gradients that it has applied or refused are
+at most as many as the groups that it did not begin with, and as many if each group is a step. The result has
+the losses of all trained images, each once (`each loss once`).
 
     found = epoch_groups(epoch, result)
     check_groups("run-1/2", found, {"shard 3": tables.groups[2]}, counts)
-    check_steps("shard 3", shard, whole_steps=True)
+    check_steps("shard 3", shard, loaded={}, single=True)
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.cluster_map import EpochRecord
 from adam_async.run.epoch_counts import EpochCounts
-from adam_async.run.group_ranges import Ranges, without
+from adam_async.run.group_ranges import GroupSets, Ranges, common, without
 from adam_async.simulation.scenario import Violation
 
 COMPARED = "epochs compared with the shards"
@@ -40,8 +41,15 @@ class EpochGroups:
 
 
 def epoch_groups(epoch: EpochRecord, result: EpochCounts) -> EpochGroups:
-    """Return the groups of an epoch with its result."""
+    """Return the groups of an epoch with its result.
+
+    Raises:
+        Violation: The epoch has skipped images that the epoch before has skipped.
+    """
     skipped = _flat(result.skipped_groups)
+    if epoch.carried and (twice := common(skipped, 0, epoch.carried)):
+        text = f"epoch {epoch.number} has skipped groups {twice}, and the first {epoch.carried} are carried"
+        raise Violation("no image is skipped twice", text)
     return EpochGroups(trained=without((0, epoch.groups), skipped))
 
 
@@ -83,10 +91,11 @@ def check_losses(epoch: str, result: EpochCounts, *, least: float, most: float) 
         raise Violation("each loss once", f"{epoch} has a loss of {loss} over {images}, {text}")
 
 
-def check_steps(name: str, shard: Shard, *, single: bool) -> None:
-    """Check that a shard has taken no more gradients than it has groups.
+def check_steps(name: str, shard: Shard, *, loaded: GroupSets, single: bool) -> None:
+    """Check that a shard has taken no more gradients than it has groups that it did not begin with.
 
     Args:
+        loaded: Groups that it began with, those of a checkpoint.
         single: Whether each step is one group.
 
     Raises:
@@ -96,7 +105,7 @@ def check_steps(name: str, shard: Shard, *, single: bool) -> None:
         return  # sets of earlier epochs may be dropped
     waiting = [] if shard.pending is None else shard.pending.waiting.values()
     taken = shard.staleness.total() + shard.tables.refused + sum(map(len, waiting))
-    groups = sum(map(_count, shard.tables.groups.values()))
+    groups = sum(map(_count, shard.tables.groups.values())) - sum(map(_count, loaded.values()))
     if taken > groups or (single and taken < groups):
         raise Violation("each group once", f"{name} has taken {taken} gradients of {groups} groups")
 

@@ -27,11 +27,17 @@ Key = tuple[str, int]
 class GroupWatch:
     """Compares each ended epoch of the run.
 
+    Args:
+        only_groups: Whether shards take gradients of groups alone; hostile peers may push others.
+
     Attributes:
         compared: Epochs that were compared.
     """
 
-    def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger) -> None:
+    def __init__(
+        self, world: World, cluster: TrainingCluster, ledger: Ledger, *, only_groups: bool = True
+    ) -> None:
+        self._only_groups = only_groups
         self._world = world
         self._cluster = cluster
         self._counts = ledger.counts
@@ -89,8 +95,10 @@ class GroupWatch:
         if shards is None:
             return
         sets = {f"shard {number}": shard.tables.groups.get(key[1], ()) for number, shard in shards.items()}
-        for number, shard in shards.items():
-            check_steps(f"shard {number}", shard, single=self._cluster.setup.config.push_every == 1)
+        for number, shard in shards.items() if self._only_groups else ():
+            single = self._cluster.setup.config.push_every == 1
+            loaded = self._cluster.loaded_groups(key[0], number)
+            check_steps(f"shard {number}", shard, loaded=loaded, single=single)
         check_groups(f"{key[0]}/{key[1]}", groups, sets, self._counts)
         self._compare_losses(key, groups)
         self.compared.add(key)

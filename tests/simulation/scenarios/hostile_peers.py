@@ -49,6 +49,7 @@ from tests.simulation.scenarios.bad_fields import (
 from tests.simulation.scenarios.cluster import CONTROLLERS, LINKS, TOKEN, network_of
 from tests.simulation.scenarios.hostile import request_frame
 from tests.simulation.scenarios.hostile_facts import facts_of, next_clock, next_push
+from tests.simulation.scenarios.hostile_groups import forge_groups
 from tests.simulation.scenarios.hostile_members import ATTACKS, HostileMembers, new_map_client
 from tests.simulation.scenarios.hostile_splits import split_tables
 from tests.simulation.scenarios.raw_wire import dial_authenticated, dial_raw
@@ -116,6 +117,9 @@ STOLEN = 6
 
 SPLIT_ROUNDS = 5
 """Number of times that a hostile peer looks for shards that share tables, and pushes to them apart."""
+
+FORGE_ROUNDS = 3
+"""Number of times that a hostile peer sends each forged message."""
 
 MOST_PUSHES = 20
 """Maximum number of pushes that a hostile peer makes in the sessions of workers or clients."""
@@ -460,6 +464,19 @@ class _Peer:
             await asyncio.sleep(HELD_S)
         return self._sent > 0
 
+    async def forge_groups(self) -> bool:
+        """Name groups of images in pushes that may have none; see `hostile_groups`."""
+        self._as = self._dice.choose(["worker", "worker", "client"])
+        self._network = network_of(self._node, token=_keys_of(self._as))
+        for _ in range(FORGE_ROUNDS):
+            served = self._cluster.servers[self._target].served.values()
+            states = [each.state for each in served if bool(each.store.program) == (self._as == "worker")]
+            first, epoch = 1 + self._dice.below(1 << 50), self._cluster.map.epoch
+            self._sent += await forge_groups(self._dial, states, epoch, first=first, answer_s=ANSWER_S)
+            await asyncio.sleep(HELD_S)
+        self._counts["forged groups"] += self._sent
+        return self._sent > 0
+
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
@@ -546,6 +563,7 @@ KINDS: Mapping[str, Callable[[_Peer], Awaitable[bool]]] = {
     "claim": _Peer.claim_other_roles,
     "speak": _Peer.push_for_others,
     "split": _Peer.split_tables,
+    "forge": _Peer.forge_groups,
     "sockets": _Peer.hold_sockets,
     "deaf": _Peer.read_nothing,
     **dict.fromkeys(ATTACKS, _Peer.attack_map),

@@ -2,8 +2,8 @@
 
 Every role runs on its own machine, as in `training`. No machine fails: all faults are hostile peers
 (`hostile_peers.py`). In addition to the conditions of `training`: no role ends or restarts, the run ends in
-time with the right counts, epochs advance, the model learns, every value is finite, and the cluster map stays
-small.
+time with the right counts, the shards have the groups that its epochs count and no others, epochs advance,
+the model learns, every value is finite, and the cluster map stays small.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from adam_async.simulation.faults import strike_all
 from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
 from adam_async.simulation.scenario import Ledger, Scenario, Violation, World
 from tests.simulation.scenarios.cluster import LINKS
+from tests.simulation.scenarios.group_watch import GroupWatch
 from tests.simulation.scenarios.hostile_members import ATTACKS
 from tests.simulation.scenarios.hostile_peers import HOSTILES, KINDS, TARGETS, HostilePeers
 from tests.simulation.scenarios.store_clients import PUSHED
@@ -67,7 +68,12 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     role = kind.removeprefix("bad-") if kind.startswith("bad-") else dice.choose([*TARGETS])
-    role = {**dict.fromkeys(("steal", *ATTACKS), "controller"), "speak": "ps", "split": "ps"}.get(kind, role)
+    role = {
+        **dict.fromkeys(("steal", *ATTACKS), "controller"),
+        "speak": "ps",
+        "split": "ps",
+        "forge": "ps",
+    }.get(kind, role)
     amount = 40 + dice.below(200)
     if kind == "deaf":
         amount = 100 + dice.below(400)
@@ -89,6 +95,7 @@ class _Run:
         self.cluster = TrainingCluster(world, setup_of(plan.options.settings, TRAINING), ledger)
         self.peers = HostilePeers(world, self.cluster, ledger)
         self.clients = new_clients(world, self.cluster, ledger)
+        self.groups = GroupWatch(world, self.cluster, ledger, only_groups=False)
 
     async def run(self) -> None:
         """Train beside hostile peers, and check values and memory after the run."""
@@ -96,6 +103,7 @@ class _Run:
             watches = [
                 group.create_task(self.cluster.watch(), name="watch"),
                 group.create_task(self._watch(), name="watch values"),
+                group.create_task(self.groups.watch(), name="groups"),
             ]
             await strike_all(self.world, self.plan.faults, self.ledger, own=self.peers.strikes)
             result = await run_result(self.cluster)
@@ -151,6 +159,7 @@ class _Run:
         self.check()
         if holders := self._holders():
             raise Violation("memory is given back", f"after the run, {holders[0]}")
+        self.groups.check_end()
         operations = self.ledger.operations
         check_result(self.cluster, result, self.ledger)
         self.ledger.operations += operations
@@ -168,7 +177,7 @@ HOSTILE = Scenario(
     kinds=tuple(KINDS),
     least_operations=LEAST_OPERATIONS,
     limit_s=400.0,
-    marks=("refused", "links closed", "said without an answer", PUSHED),
+    marks=("refused", "links closed", "said without an answer", "forged groups", PUSHED),
     plan=draw_plan,
     run=run,
 )

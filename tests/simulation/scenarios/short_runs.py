@@ -4,13 +4,15 @@ Workers compute no gradients. Short runs follow one another, each with its own o
 an epoch, an early end, a warm start, a resume half way, a stop, and the number of partitions. A run that
 loses its data servers waits for them. A finished epoch has counted or skipped every image once.
 
-In place of pushes, a worker adds its groups to the set of its part, just before the report of these groups. A
-machine in place of the parameter servers takes groups only of the replica generations in its map, and sends
-the sets to the dealer. At the end of an epoch the sets are compared with its result (`checkers.group_sets`).
+In place of pushes, a worker adds the groups of a step to the set of its part, just before the report of
+these groups. A machine in place of the parameter servers takes groups only of the replica generations in its
+map. It takes a step whole or refuses it whole, so no step may have groups of which the part has some and
+lacks others. It sends the sets to the dealer, in some runs on a slow way: meanwhile replicas push, and are
+lost. At the end of an epoch the sets are compared with its result (`checkers.group_sets`).
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -31,6 +33,7 @@ from adam_async.messages import (
     BundleSets,
     Finished,
     HeldLease,
+    Lease,
     LeaseGroups,
     ReadGroups,
     ReadGroupSets,
@@ -59,6 +62,7 @@ from adam_async.runtime.traffic import Traffic
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.pool import SimulatedPool
 from adam_async.simulation.scenario import Ledger, Node, Violation, World
+from adam_async.worker.stepper import is_returned
 from tests.simulation.checkers.group_sets import check_groups, check_losses, epoch_groups
 from tests.simulation.scenarios.cluster import network_of, process_memory
 from tests.simulation.scenarios.map_user import INCARNATIONS, new_membership
@@ -83,14 +87,18 @@ RUN_EPOCHS = 2
 
 RUN_KINDS: tuple[Mapping[str, Setting], ...] = (
     {},
+    {"push_every": 3},
     {"epoch_fraction": 0.6},
-    {"epoch_fraction": 0.9, "epoch_rule": "images"},
+    {"epoch_fraction": 0.9, "epoch_rule": "images", "push_every": 2},
     {"consistency": "ssp:2", "push_every": 2},
     {"consistency": "bsp"},
 )
-"""Options that decide how a run shares out its groups."""
+"""Options that decide how a run shares out its groups, and how many groups a step has."""
 
 RUN_EXTRAS: tuple[Mapping[str, Setting], ...] = ({}, {}, {"warm_start": 6})
+
+SLOW_S = (0.0, 0.0, 0.3, 1.5)
+"""Longest times of the way of an answer with sets, in seconds; each run draws one."""
 
 STOPPED = 0.3
 """Share of the runs that are stopped within an epoch."""
@@ -140,6 +148,9 @@ class ShortRuns:
         """Losses that the last part has counted, by run; that of an image is its group's number."""
         self._whole: dict[tuple[str, int, int], int] = {}
         """Replica generation that pushed a group of a run and epoch when the last part got it."""
+        self._slow_s: dict[str, float] = {}
+        """Longest time of the way of an answer with sets, by run, in seconds."""
+        self._dice = world.dice.fork("ways of sets")
         self._clocks: dict[str, int] = {}
         """Highest clock of these groups, by run."""
         self._store: Membership | None = None
@@ -197,6 +208,7 @@ class ShortRuns:
                         program = draw_run(dice)
                         run = program.record(f"run-{runs}", membership.member)
                         self._programs[run.id] = program
+                        self._slow_s[run.id] = dice.choose(SLOW_S)
                         self._load_sets(run.id, program)
                         if dice.chance(STOPPED):
                             work = self._stop(membership, run.id, after_s=dice.between(0.5, 8.0))
@@ -230,7 +242,13 @@ class ShortRuns:
         tensors = [np.array(name_groups(1, found)[1:], np.int64) for found in (every, some - every)]
         counted = self._losses.get(body.store, {}).get(body.epoch, LossSum())
         answer = BundleSets(trainable=True, clock=clock, images=counted.images, loss_sum=counted.total)
-        request.reply(pack(answer, tensors))
+        slow_s = self._slow_s[body.store]
+        if not slow_s:
+            request.reply(pack(answer, tensors))
+            return
+        # The groups of this moment, which are final for the generations that ended before it.
+        way_s = self._dice.between(0.0, slow_s)
+        asyncio.get_running_loop().call_later(way_s, request.reply, pack(answer, tensors))
 
     def _numbers(self, run: str, part: int, epoch: int) -> set[int]:
         ranges = self._sets.get((run, part), {}).get(epoch, ())
@@ -367,6 +385,7 @@ class ShortRuns:
             group.create_task(client.run(), name=f"{membership.node}/groups")
             await membership.set_node(ready=ready_word(slot.run, slot.replica_generation))
             clock = 0
+            most = self._programs[slot.run].config.push_every
             while True:
                 await client.wait_group()
                 taken: list[ImageGroup] = []
@@ -374,35 +393,47 @@ class ShortRuns:
                     taken.append(client.take())
                 await asyncio.sleep(pace_s * len(taken))
                 reports: list[Finished] = []
-                for each in taken:
-                    clock = max(clock, each.clock, each.sync_clock) + 1
-                    await self._push(slot, each, clock)
-                    epoch, number, attempt, count = msgspec.structs.astuple(each.lease)[:4]
-                    reports.append(Finished(epoch, number, attempt, count, 1.0, clock))
+                for step in steps_of(taken, most):
+                    clock = max(clock, step[0].clock, step[0].sync_clock) + 1
+                    await self._push(slot, [each.lease for each in step], clock)
+                    for each in step:
+                        epoch, number, attempt, count = msgspec.structs.astuple(each.lease)[:4]
+                        reports.append(Finished(epoch, number, attempt, count, 1.0, clock))
                 await asyncio.sleep(pace_s)  # a worker that is lost now has pushed without a report
                 for report in reports:
                     client.finished(report)
 
-    async def _push(self, slot: WorkerSlot, group: ImageGroup, clock: int) -> None:
-        """Add a group to the set of a part, once the machine that takes groups knows the generation."""
+    async def _push(self, slot: WorkerSlot, step: Sequence[Lease], clock: int) -> None:
+        """Add the groups of a step to the set of a part, once the machine that takes them knows the
+        generation.
+
+        Raises:
+            Violation: The part has some of the groups, or all parts have one of them.
+        """
         assert self._store is not None, "a run has a store"
         await self._store.wait_for(
             lambda newest: newest.replica_generations().get(slot.replica) == slot.replica_generation,
             f"generation {slot.replica_generation} at {DRIVER}",
             WAITS.patience_s,
         )
-        number, epoch = group.lease.number, group.lease.epoch
+        epoch, numbers = step[0].epoch, sorted(lease.number for lease in step)
         parts = range(self._programs[slot.run].config.partitions)
-        key, generation = (slot.run, epoch, number), slot.replica_generation
-        if self._whole.setdefault(key, generation) != generation:
-            raise Violation("each group once", f"group {key} comes again, and all parts have it")
-        sets, named = self._sets.get((slot.run, slot.partition), {}), name_groups(epoch, (number,))
+        sets, named = self._sets.get((slot.run, slot.partition), {}), name_groups(epoch, numbers)
+        known = has_groups(sets, named)
+        if known is None:
+            text = f"part {slot.partition} of {slot.run} has some groups of the step {named}"
+            raise Violation("steps are taken whole", text)
         self._sets[slot.run, slot.partition] = with_groups(sets, named)
-        if slot.partition == len(parts) - 1 and not has_groups(sets, named):
-            images, losses = group.lease.images, self._losses.get(slot.run, {})
-            self._losses[slot.run] = with_losses(losses, epoch, images, float(images * number))
-        if not all(number in self._numbers(slot.run, part, epoch) for part in parts):
-            del self._whole[key]
+        if slot.partition == len(parts) - 1 and not known:
+            losses = self._losses.get(slot.run, {})
+            loss = float(sum(lease.images * lease.number for lease in step))
+            self._losses[slot.run] = with_losses(losses, epoch, sum(lease.images for lease in step), loss)
+        for number in numbers:
+            key, generation = (slot.run, epoch, number), slot.replica_generation
+            if self._whole.setdefault(key, generation) != generation:
+                raise Violation("each group once", f"group {key} comes again, and all parts have it")
+            if not all(number in self._numbers(slot.run, part, epoch) for part in parts):
+                del self._whole[key]
         self._clocks[slot.run] = max(self._clocks.get(slot.run, 0), clock)
 
     async def ask_wrongly(self, membership: Membership, network: TcpNetwork, identity: Identity) -> None:
@@ -452,6 +483,21 @@ class ShortRuns:
         else:
             if unless is None or not unless.done():
                 raise Violation("wrong questions", f"{question!r} was answered with {answer!r}")
+
+
+def steps_of(groups: Sequence[ImageGroup], most: int) -> list[list[ImageGroup]]:
+    """Cut groups into steps of at most `most`; a group that was leased before is a step of its own."""
+    steps: list[list[ImageGroup]] = []
+    is_open = False
+    for each in groups:
+        alone = is_returned(each.lease)
+        joins = is_open and not alone and not each.clock and len(steps[-1]) < most
+        if joins and each.lease.epoch == steps[-1][0].lease.epoch:
+            steps[-1].append(each)
+        else:
+            steps.append([each])
+        is_open = not alone
+    return steps
 
 
 def _slot(cluster: ClusterMap, membership: Membership) -> WorkerSlot | None:

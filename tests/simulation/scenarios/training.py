@@ -6,10 +6,11 @@ Every role runs on its own machine: three controllers with a disk each, paramete
 two replicas, a driver. In almost half of the seeds three or four servers keep two or three copies of each
 shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy, and
 faults only delay them. In a third of the seeds the driver is lost, too; the next driver takes the run over or
-replaces it. The invariants: the run ends in time; a driver takes over the run that waits for it; every epoch
-counts or skips every image once; the model learns; each acknowledged push is in the shards (I1), and no push
-counts twice (I2); the groups on the shards are those that the epochs count (`checkers.group_sets`).
-Checkpoints are exact in bsp, and complete in every mode. The copies of a bundle have one log and equal values
+replaces it. In half of the seeds a worker is lost within a step, of which only some servers have a message.
+The invariants: the run ends in time; a driver takes over the run that waits for it; every epoch counts or
+skips every image once; the model learns; each acknowledged push is in the shards (I1), and no push counts
+twice (I2); the groups on the shards are those that the epochs count (`checkers.group_sets`). Checkpoints are
+exact in bsp, and complete in every mode. The copies of a bundle have one log and equal values
 (`checkers.bundles`); after the last fault the pending pushes of clients end, and all copies return. Gradients
 cross the network, so a seed has the same replay hash on machines whose BLAS gives the same bits.
 """
@@ -43,6 +44,7 @@ from tests.simulation.scenarios.training_faults import (
     LEAST_S,
     LINK_KINDS,
     SERVER_KINDS,
+    TORN_KIND,
     TrainingFaults,
 )
 from tests.simulation.scenarios.training_setups import draw_copies, draw_setup, setup_of
@@ -104,6 +106,9 @@ DRIVER_LOST, DRIVER_REPLACED = 0.35, 0.3
 """Share of the seeds that lose the driver, and share of the lost drivers that replace their run, if they
 may."""
 
+TORN = 0.5
+"""Share of the seeds that lose a worker within a step."""
+
 BRIEF_S = 1.2
 """Maximum freeze of a role with the only copy of its state, in seconds: its links survive such a freeze."""
 
@@ -126,6 +131,7 @@ def draw_plan(dice: RandomStream) -> Plan:
         kinds = [losses.choose(LOSSES), *(losses.choose(SERVER_KINDS) for _ in range(1 + losses.below(3)))]
         faults += [_draw_fault(losses, kind) for kind in kinds]
     faults += _draw_driver_faults(dice.fork("driver"), may_replace=not setup.get("resumed"))
+    faults += _draw_torn_steps(dice.fork("torn"))
     settings = setup | copies | draw_stores(dice.fork("stores"))
     return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
@@ -163,6 +169,21 @@ def _draw_driver_faults(dice: RandomStream, *, may_replace: bool) -> list[Fault]
             amount=float(may_replace and dice.chance(DRIVER_REPLACED)),
         )
         for _ in range(1 + dice.below(2))
+    ]
+
+
+def _draw_torn_steps(dice: RandomStream) -> list[Fault]:
+    """Draw the losses of workers within a step, if any."""
+    if not dice.chance(TORN):
+        return []
+    return [
+        Fault(
+            at_s=round(dice.between(BEGUN_S, STRIKE_S), 3),
+            kind=TORN_KIND,
+            targets=(dice.choose(WORKERS),),
+            lasts_s=round(dice.between(LEAST_S, 3.0), 3),
+            amount=float(dice.below(2)),
+        )
     ]
 
 
@@ -300,6 +321,8 @@ TRAIN = Scenario(
         "pushes of known groups",
         ANSWERED,
         "drivers lost",
+        "steps torn",
+        "runs resumed within an epoch",
         "runs taken over",
         "checkpoints within an epoch",
         "stores created",

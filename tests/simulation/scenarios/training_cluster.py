@@ -18,6 +18,7 @@ import numpy as np
 
 from adam_async.checkpoint.checkpoint import Checkpoint
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
+from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import DIGITS_FILE
@@ -26,9 +27,12 @@ from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, first_cause
+from adam_async.parameter_server.shard_group import each_tables
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Config
+from adam_async.run.group_ranges import GroupSets
 from adam_async.run.result import EpochResult, RunResult
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
 from adam_async.simulation.faults import is_running
 from adam_async.simulation.pool import SimulatedPool
@@ -102,6 +106,10 @@ class TrainingCluster(Cluster):
         """Run that the newest driver has to take over; empty if it begins a new run."""
         self._has_half = False
         """Whether the first half of a resumed run has ended."""
+        self._first = self._resumed = ""
+        """Run of this half, and name of the checkpoint that the second run resumes."""
+        self.loaded: dict[int, GroupSets] = {}
+        """Groups that the shards of the second run begin with, by number of the shard."""
         self.replaces = False
         super().__init__(world, ledger, servers=setup.servers, waits=setup.config.waits, may_be_apart=False)
         for name in DATA_SERVERS:
@@ -181,10 +189,23 @@ class TrainingCluster(Cluster):
             if not self._has_half:
                 await self._train(node, half, folder)
                 self.check_acknowledged(within_s=APPLY_S if self.setup.has_copies else 0.0)
-                self._has_half = True
-                self._forget_sessions()
-                self._ledger.note("resumed", node.name, "the run is resumed")
-            return await self._train(node, config, folder, await load_checkpoint(CHECKPOINTS, disk))
+                await self._note_half(node, disk)
+            there = self._resumed in await disk.names(CHECKPOINTS)
+            path = CHECKPOINTS / self._resumed if there else CHECKPOINTS
+            return await self._train(node, config, folder, await load_checkpoint(path, disk))
+
+    async def _note_half(self, node: Node, disk: Disk) -> None:
+        """Choose the checkpoint that the second run resumes, and note the groups of its shards."""
+        names = sorted(filter(is_folder_name, await disk.names(CHECKPOINTS)), key=age_order)
+        self._resumed = names[-min(self.setup.resumed, len(names))]
+        checkpoint = await load_checkpoint(CHECKPOINTS / self._resumed, disk)
+        self.loaded = {state.shard: state.groups for state in checkpoint.states}
+        manifest = checkpoint.manifest
+        self._ledger.counts["runs resumed within an epoch"] += manifest.epoch == manifest.resume.epoch
+        self._first = self._run
+        self._has_half = True
+        self._forget_sessions()
+        self._ledger.note("resumed", node.name, f"the run is resumed from {self._resumed}")
 
     async def _train(
         self,
@@ -211,6 +232,10 @@ class TrainingCluster(Cluster):
             if self.setup.profiled:
                 await driver.gather_profile()
             return result
+
+    def loaded_groups(self, run: str, shard: int) -> GroupSets:
+        """Return the groups that a shard of a run began with."""
+        return self.loaded.get(shard, {}) if run != self._first else {}
 
     def _on_epoch(self, result: EpochResult) -> None:
         self._ledger.note("epoch", "driver", f"epoch {result.epoch}: {result.test_accuracy:.0%}")
@@ -315,6 +340,22 @@ class TrainingCluster(Cluster):
             if now >= since + within_s:
                 text = f"session {session:x} has {self.acknowledged[session]} acknowledged pushes"
                 raise Violation("I1", f"{text}; servers have {ordered.get(session, 0)}")
+
+    def ahead_of_others(self, worker: str) -> list[str]:
+        """Return the primaries that have a message of a worker's step, if others lack theirs."""
+        session, run = self._sessions.get(worker), self.map.run
+        newest: dict[str, int] = {}
+        behind = 1 << 53
+        for name, server in self.servers.items() if run is not None else ():
+            for served in server.served.values() if is_running(self._world.node(name)) else ():
+                if run is None or served.store.program != run.id or not served.is_primary:
+                    continue
+                for tables in each_tables(served.state.shards.values()):
+                    # A part of a cut replica pushes its own shards only.
+                    numbers = [n for (of, _), n in tables.last_number.whole().items() if of == session]
+                    newest[name] = max([newest.get(name, 0), *numbers])
+                    behind = min([behind, *numbers])
+        return sorted(name for name, number in newest.items() if number > behind)
 
     def takes_part(self, worker: str) -> bool:
         """Return whether a worker trains, and so has links to all roles that it needs."""

@@ -14,6 +14,7 @@ from adam_async.simulation.faults import (
     KINDS,
     Strike,
     check_noticed,
+    crash,
     damage_between,
     freeze,
     is_running,
@@ -24,7 +25,7 @@ from adam_async.simulation.faults import (
 from adam_async.simulation.plan import Fault
 from adam_async.simulation.scenario import Ledger, Violation, World
 from tests.simulation.scenarios.cluster import CONTROLLERS
-from tests.simulation.scenarios.server_faults import ServerFaults
+from tests.simulation.scenarios.server_faults import SHORT_STEP_S, ServerFaults
 from tests.simulation.scenarios.training_cluster import (
     CLIENTS,
     DATA_SERVERS,
@@ -56,6 +57,13 @@ SERVER_KINDS = (
 DRIVER_KINDS = ("driver-kill", "driver-crash")
 """Kinds of faults of the driver; with `amount` 1 its next incarnation begins a new run."""
 
+TORN_KIND = "worker-torn"
+"""Kind of the loss of a worker of whose step some bundles have a message and others lack one; with `amount` 1
+the primary of a bundle that has it is lost, too, if each shard has several copies."""
+
+TORN_S = 1.0
+"""Time limit of the wait for the moment of such a loss, in seconds: the worker is lost in any case."""
+
 VICTIM_S = 60.0
 """Time limit of the wait for a target, in seconds."""
 
@@ -79,6 +87,7 @@ class TrainingFaults:
             **dict.fromkeys(DRIVER_KINDS, self._driver),
             "freeze": self._freeze,
             "kill-dealer": self._kill_dealer,
+            TORN_KIND: self._tear,
         }
         self._servers = ServerFaults(
             world,
@@ -180,6 +189,24 @@ class TrainingFaults:
             return
         await _find_victim(world, fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
         await freeze(world, fault)
+
+    async def _tear(self, world: World, fault: Fault) -> None:
+        """Crash a worker within a step, and then a primary that has a message of this step."""
+        (worker,), cluster = fault.targets, self._cluster
+        await until(world, lambda: cluster.takes_part(worker))
+        found: list[str] = []
+
+        def is_torn() -> bool:
+            found[:] = cluster.ahead_of_others(worker)
+            return bool(found)
+
+        self._ledger.counts["steps torn"] += await until(world, is_torn, TORN_S, SHORT_STEP_S)
+        async with asyncio.TaskGroup() as group:
+            lost = msgspec.structs.replace(fault, kind="crash", amount=0.0)
+            group.create_task(crash(world, lost), name=f"tear-{worker}")
+            if found and fault.amount and cluster.setup.has_copies:
+                lost = msgspec.structs.replace(fault, kind="kill", targets=(found[0],), lasts_s=LEAST_S)
+                await self._servers.strikes["kill"](world, lost)
 
     async def _server(self, world: World, fault: Fault) -> None:
         """Apply a fault to a server that its bundles can spare."""

@@ -144,8 +144,9 @@ class Setup:
     config: Config
     plain: bool
     """Whether the run has the default options and network, whose accuracy is known."""
-    resumed: bool
-    """Whether the run ends half way, and a second one resumes its checkpoint."""
+    resumed: int
+    """Checkpoint that a second run resumes after half of the epochs: 1 for the newest, 2 for the one before
+    it, which usually is within an epoch; 0 if the run is not resumed."""
     late_s: float
     """Start of an additional worker, in seconds; 0 for none."""
     spec: ModelSpec
@@ -184,7 +185,7 @@ def setup_of(settings: Draw, plain: Config) -> Setup:
     return Setup(
         config=config,
         plain=one_copy == plain and not network,
-        resumed=bool(settings.get("resumed", False)),
+        resumed=int(settings.get("resumed", 0)),
         late_s=float(settings.get("late_s", 0.0)),
         spec=NETWORKS[network],
         profiled=bool(settings.get("profiled", False)),
@@ -209,7 +210,7 @@ def draw_setup(dice: RandomStream, plain: Config) -> dict[str, Setting]:
     else:
         settings |= dice.choose(RULES)
     if dice.chance(0.25):
-        settings |= {"resumed": True, "checkpoint_every": 20}
+        settings |= {"resumed": dice.choose((1, 2, 2)), "checkpoint_every": 20}
     elif dice.chance(0.25):
         settings |= {"late_s": round(dice.between(2.0, 6.0), 3)}
     if dice.chance(0.4):

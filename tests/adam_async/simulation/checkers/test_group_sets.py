@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,6 +35,13 @@ def test_the_trained_groups_are_not_skipped():
     assert epoch_groups(EPOCH, RESULT).trained == WHOLE
 
 
+def test_a_skipped_group_with_images_that_the_epoch_before_has_skipped_is_found():
+    assert epoch_groups(msgspec.structs.replace(EPOCH, carried=6), RESULT).trained == WHOLE
+    with pytest.raises(Violation, match=r"groups \(6, 7\), and the first 7 are carried") as raised:
+        epoch_groups(msgspec.structs.replace(EPOCH, carried=7), RESULT)
+    assert raised.value.invariant == "no image is skipped twice"
+
+
 def test_equal_sets_pass():
     assert check(WHOLE, WHOLE, WHOLE) == {COMPARED: 1}
 
@@ -58,7 +66,13 @@ def test_a_difference_is_found_by_its_groups(found, invariant, groups):
     ("taken", "groups", "single"), [(5, (0, 5), True), (4, (0, 5), False), (6, (0, 2, 4, 7, 9, 10), True)]
 )
 def test_as_many_gradients_as_groups_pass(taken, groups, single):
-    check_steps("shard 1", shard_with(taken, groups), single=single)
+    check_steps("shard 1", shard_with(taken, groups), loaded={}, single=single)
+
+
+def test_groups_that_a_shard_began_with_have_no_gradients():
+    check_steps("shard 1", shard_with(2, (0, 5)), loaded={1: (1, 4)}, single=True)
+    with pytest.raises(Violation, match="shard 1 has taken 3 gradients of 2 groups"):
+        check_steps("shard 1", shard_with(3, (0, 5)), loaded={1: (1, 4)}, single=False)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +80,7 @@ def test_as_many_gradients_as_groups_pass(taken, groups, single):
 )
 def test_a_gradient_of_known_groups_is_found(taken, groups, single):
     with pytest.raises(Violation, match=f"shard 1 has taken {taken} gradients of") as raised:
-        check_steps("shard 1", shard_with(taken, groups), single=single)
+        check_steps("shard 1", shard_with(taken, groups), loaded={}, single=single)
     assert raised.value.invariant == "each group once"
 
 

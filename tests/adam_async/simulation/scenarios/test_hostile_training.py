@@ -79,6 +79,35 @@ def test_tables_that_an_invented_session_splits_are_reported(
     assert run_case(HOSTILE, struck_by("split", "ps-0")).invariant == invariant
 
 
+FORGED = (
+    "a bundle takes groups only of generations that its map names",
+    "a generation that the map has not named has no lane",
+    "groups are within their epoch",
+    "steps are reported to a store in place only",
+    "the groups of a push are of its epoch",
+)
+"""Safeguards whose removal one peer that forges groups shows."""
+
+
+@pytest.mark.thorough
+def test_forged_groups_are_refused() -> None:
+    result = run_case(HOSTILE, struck_by("forge", "ps-0"))
+
+    assert (result.invariant, result.text) == ("", "")
+    assert result.counts["forged groups"] > 10
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("safeguard", FORGED)
+def test_forged_groups_that_a_server_takes_or_does_not_refuse_for_good_are_reported(
+    monkeypatch: pytest.MonkeyPatch, safeguard: str
+) -> None:
+    NAMED[safeguard].remove(monkeypatch.setattr)
+    result = run_case(HOSTILE, struck_by("forge", "ps-0"))
+
+    assert result.invariant == NAMED[safeguard].breaks
+
+
 @pytest.mark.thorough
 def test_a_server_whose_handler_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -5,21 +5,23 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adam_async.controller.client import Membership
-from adam_async.data_server.client import DataClient
+from adam_async.data_server.client import DataClient, ImageGroup
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.set_reader import SetReader
 from adam_async.data_server.state import EpochEnded
 from adam_async.errors import DeadlineExceeded
+from adam_async.messages import Lease
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
 from tests.simulation.scenarios import short_runs
 from tests.simulation.scenarios.members import MEMBERS
-from tests.simulation.scenarios.short_runs import draw_run
+from tests.simulation.scenarios.short_runs import draw_run, steps_of
 
 pytestmark = pytest.mark.thorough
 
@@ -59,6 +61,23 @@ def test_runs_differ_in_how_groups_are_shared_out_and_taken_up() -> None:
     assert {run.config.consistency for run in runs} == {"asp", "ssp:2", "bsp"}
     assert {run.config.partitions for run in runs} == {1, 2}
     assert {run.resumed is None for run in runs} == {True, False}
+
+
+def test_a_step_ends_at_its_size_at_a_clock_and_around_a_group_that_was_leased_before() -> None:
+    def group(number: int, *, attempt: int = 1, clock: int = 0) -> ImageGroup:
+        lease = Lease(epoch=1, number=number, attempt=attempt, images=2, progress=0.0)
+        return ImageGroup(lease, None, np.zeros(2), clock)
+
+    groups = [*map(group, range(5)), group(5, attempt=2), group(6), group(7, clock=9)]
+    cut = steps_of(groups, 3)
+
+    assert [[each.lease.number for each in step] for step in cut] == [[0, 1, 2], [3, 4], [5], [6], [7]]
+
+
+def test_a_step_of_which_a_part_has_some_groups_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_runs, "is_returned", lambda _: False)
+
+    assert run_seed(MEMBERS, 17).invariant == "steps are taken whole"
 
 
 def test_groups_counted_twice_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

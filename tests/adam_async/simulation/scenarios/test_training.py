@@ -16,7 +16,12 @@ from tests.simulation.scenarios.bundle_watch import ROUND_OTHERWISE, SUCCESSIVE
 from tests.simulation.scenarios.cluster import CONTROLLERS
 from tests.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
 from tests.simulation.scenarios.training_cluster import CLIENTS, IMAGES, WORKERS, images
-from tests.simulation.scenarios.training_faults import CONTROLLER_KINDS, DRIVER_KINDS, SERVER_KINDS
+from tests.simulation.scenarios.training_faults import (
+    CONTROLLER_KINDS,
+    DRIVER_KINDS,
+    SERVER_KINDS,
+    TORN_KIND,
+)
 from tests.simulation.scenarios.training_setups import Draw
 
 pytestmark = pytest.mark.thorough
@@ -33,7 +38,7 @@ def test_every_plan_has_each_kind_and_spares_roles_with_the_only_copy_of_their_s
 
     for plan in plans:
         kinds, copies = {fault.kind for fault in plan.faults}, plan.options.settings.get("copies", 1)
-        assert kinds - set(SERVER_KINDS) - set(DRIVER_KINDS) == set(TRAIN.kinds)
+        assert kinds - {*SERVER_KINDS, *DRIVER_KINDS, TORN_KIND} == set(TRAIN.kinds)
         assert bool(kinds & set(LOSSES)) == (int(copies) > 1)
         may_replace = "resumed" not in plan.options.settings
         for fault in plan.faults:
@@ -94,7 +99,7 @@ LOST_WITH: dict[str, Draw] = {
     "asp": {},
     "bsp": {"consistency": "bsp"},
     "concurrent evaluation": {"evaluation": "concurrent"},
-    "checkpoints": {"resumed": True, "checkpoint_every": 20},
+    "checkpoints": {"resumed": 2, "checkpoint_every": 20},
     "copies": {"servers": 3, "copies": 3},
 }
 

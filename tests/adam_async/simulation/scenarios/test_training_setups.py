@@ -35,7 +35,7 @@ def test_every_draw_is_a_run_that_can_be() -> None:
 
 def test_some_train_plainly_and_each_alternative_is_drawn() -> None:
     assert 0.02 < DRAWN.count({}) / len(DRAWN) < 0.1
-    for wanted in (*MODES, *CUTS, WIDE, *RULES, *EXTRAS, {"resumed": True}, {"profiled": True}):
+    for wanted in (*MODES, *CUTS, WIDE, *RULES, *EXTRAS, {"resumed": 1}, {"resumed": 2}, {"profiled": True}):
         assert any(wanted.items() <= settings.items() for settings in DRAWN), wanted
     assert any("late_s" in settings for settings in DRAWN)
 
@@ -43,7 +43,7 @@ def test_some_train_plainly_and_each_alternative_is_drawn() -> None:
 def test_a_plan_without_settings_trains_plainly() -> None:
     setup = setup_of({}, TRAINING)
 
-    assert (setup.config, setup.resumed, setup.late_s, setup.pace) == (TRAINING, False, 0.0, PACE)
+    assert (setup.config, setup.resumed, setup.late_s, setup.pace) == (TRAINING, 0, 0.0, PACE)
     assert (setup.spec, setup.profiled) == (NETWORKS[""], False)
 
 
