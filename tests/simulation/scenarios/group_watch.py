@@ -74,6 +74,8 @@ class GroupWatch:
     def check_end(self) -> None:
         """Check that each epoch of the newest run is compared. Raises Violation."""
         self.look()
+        for key, (_, groups) in list(self._ended.items()):
+            self._compare(key, groups)
         if self._ended:
             raise Violation(
                 "every epoch is compared", f"{[*self._ended]} have ended, and no shards were compared"

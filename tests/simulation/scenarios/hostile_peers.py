@@ -466,13 +466,18 @@ class _Peer:
 
     async def forge_groups(self) -> bool:
         """Name groups of images in pushes that may have none; see `hostile_groups`."""
-        self._as = self._dice.choose(["worker", "worker", "client"])
-        self._network = network_of(self._node, token=_keys_of(self._as))
-        for _ in range(FORGE_ROUNDS):
+        rounds = 0
+        for _ in range(MOST_PUSHES):
+            self._as = self._dice.choose(["worker", "worker", "client"])
+            self._network = network_of(self._node, token=_keys_of(self._as))
             served = self._cluster.servers[self._target].served.values()
             states = [each.state for each in served if bool(each.store.program) == (self._as == "worker")]
             first, epoch = 1 + self._dice.below(1 << 50), self._cluster.map.epoch
-            self._sent += await forge_groups(self._dial, states, epoch, first=first, answer_s=ANSWER_S)
+            # None between two epochs, or if the server has no shard of these stores.
+            sent = await forge_groups(self._dial, states, epoch, first=first, answer_s=ANSWER_S)
+            self._sent, rounds = self._sent + sent, rounds + (sent > 0)
+            if rounds == FORGE_ROUNDS:
+                break
             await asyncio.sleep(HELD_S)
         self._counts["forged groups"] += self._sent
         return self._sent > 0
