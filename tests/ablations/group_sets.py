@@ -96,7 +96,7 @@ GROUP_SETS = (
         "            tables.ordered_groups = tables.groups\n",
         "",
         STATE + "test_a_new_primary_knows_the_counted_groups_and_no_ordered_ones",
-        breaks="each group once",
+        breaks="every group on every shard",
     ),
     _row(
         "the short way refuses groups that the shards have",
