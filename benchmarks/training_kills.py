@@ -18,6 +18,11 @@ shards with their sets of groups, while training goes on: after each kill, and w
 shard must have all groups of each ended epoch except the skipped ones, and exactly the counts of the groups
 in its sets; in `bsp`, where a sum is a mean, a count is at most the number of the image's groups.
 
+With `--bits SEEDS` a training of digits in `bsp` must end with the bits of an undisturbed one, whichever data
+servers, dealers and drivers are killed: in a run from its begin; in a run that goes on with `--resume` after
+all processes were killed; and in one that goes on from disks, beside an undisturbed one that goes on from the
+same disks. `--kills` is then the number of each run.
+
 Rows, one per kind and mode: kills; audits, epochs, and faults, of which there must be none; the longest time
 from a kill to the next trained group, in seconds.
 """
@@ -28,15 +33,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import asyncio
+import hashlib
 import json
 import random
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +53,7 @@ import numpy as np
 import uvloop
 
 from adam_async.checkpoint.checkpoint import StoredPieces
+from adam_async.checkpoint.files import load_checkpoint
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.cluster.networks import network_for
 from adam_async.controller.client import Membership
@@ -63,6 +72,7 @@ from adam_async.run.epoch_counts import SkippedGroups, skipped_groups
 from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.traffic import Traffic
 from benchmarks._tally import IMAGES, write_files
 from transport import BufferPool, Identity, TransportError
@@ -76,6 +86,8 @@ RETURN_S = 120.0
 READ_S = 20.0
 """Deadline of a reading of all shards, in seconds."""
 PAUSE_S = 0.05
+PASSING = (AdamError, TransportError, TimeoutError, ExceptionGroup)
+"""Errors of an observer while roles are dead or start again."""
 LATEST_S = 1.5
 """Latest moment of a kill after the first trained group, in seconds."""
 
@@ -106,29 +118,33 @@ MODES = (
 class Roles:
     """The processes of one cluster, each with the command that starts it again."""
 
-    def __init__(self, folder: Path, kind: str, mode: Mode) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        driver: Sequence[str],
+        *,
+        data: str,
+        servers: int = 2,
+        workers: int = 2,
+        disks: bool = False,
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.where = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        data, model = write_files(folder)
-        servers = 3 if kind == "one server" else 2
         join = ("--controller", self.where)
         self._log = (folder / "log").open("ab")
         self._commands: dict[str, tuple[str, ...]] = {"controller": ("controller", "--bind", self.where)}
         for number in range(servers):
-            disk = ("--dir", str(folder / f"ps-{number}"), "--flush-s", "0.2") if kind == "everything" else ()
+            disk = ("--dir", str(folder / f"ps-{number}"), "--flush-s", "0.2") if disks else ()
             self._commands[f"ps-{number}"] = ("ps", "--id", f"ps-{number}", *disk, *join)
         for number in range(2):
-            self._commands[f"data-{number}"] = ("data", "--id", f"data-{number}", "--data", str(data), *join)
-        for number in range(mode.workers):
+            self._commands[f"data-{number}"] = ("data", "--id", f"data-{number}", "--data", data, *join)
+        for number in range(workers):
             words = ("worker", "--id", f"worker-{number}", "--threads", "1", *LAYER, "--join", self.where)
             self._commands[f"worker-{number}"] = words
-        self._commands["driver"] = (
-            "train", "--attach", *join, "--quiet", *LAYER, "--model", str(model), "--epochs", "100000",
-            "--servers", str(servers), "--copies", str(servers if kind == "one server" else 1),
-            "--replicas", "2", "--images-per-group", str(GROUP_IMAGES), "--shard-bytes", str(SHARD_BYTES),
-            "--rule", "sgd", "--rate", "1", "--schedule", "constant", "--kernels", "numpy",
-            "--seed", str(SEED), *mode.options,
-        )  # fmt: skip
+        fixed = ("--replicas", "2", "--servers", str(servers), "--kernels", "numpy", "--seed", str(SEED))
+        self._commands["driver"] = ("train", "--attach", *join, "--quiet", *fixed, *driver)
+        self.over = asyncio.Event()
+        """Whether the driver has ended without an error."""
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -151,6 +167,9 @@ class Roles:
                 start_new_session=True,
             )
             await process.wait()
+            if name == "driver" and process.returncode == 0:
+                self.over.set()
+                return
             await asyncio.sleep(PAUSE_S)
 
     def kill(self, names: Sequence[str]) -> None:
@@ -175,6 +194,47 @@ class Roles:
         self._log.close()
 
 
+def counting_roles(folder: Path, kind: str, mode: Mode) -> Roles:
+    """Make the roles of a training whose values count its images."""
+    data, model = write_files(folder)
+    servers = 3 if kind == "one server" else 2
+    words = (
+        *LAYER, "--model", str(model), "--epochs", "100000", "--copies", str(servers if servers == 3 else 1),
+        "--images-per-group", str(GROUP_IMAGES), "--shard-bytes", str(SHARD_BYTES), "--rule", "sgd",
+        "--rate", "1", "--schedule", "constant", *mode.options,
+    )  # fmt: skip
+    disks = kind == "everything"
+    return Roles(folder, words, data=str(data), servers=servers, workers=mode.workers, disks=disks)
+
+
+@asynccontextmanager
+async def observed(where: str) -> AsyncIterator[tuple[Membership, Endpoint]]:
+    """Join a cluster as an observer, which must see an epoch within `READ_S`."""
+    config = Config(waits=Waits(patience_s=READ_S))
+    network = network_for(config, None, entropy=system_entropy, buffers=BufferPool())
+    incarnation = int.from_bytes(system_entropy(7), "little")
+    identity = Identity(role="driver", node=f"auditor-{incarnation}", incarnation=incarnation)
+    member = Membership(
+        network=network,
+        controller=where,
+        identity=identity,
+        record=NodeRecord(role="driver", address="", incarnation=incarnation),
+        waits=config.waits,
+        traffic=Traffic(identity.node),
+    )
+    running = asyncio.create_task(member.run(), name="auditor")
+    try:
+        async with asyncio.timeout(READ_S):
+            await member.wait_for(lambda found: found.epoch is not None, "an epoch", READ_S)
+            yield member, Endpoint(network, identity, Traffic(identity.node))
+    finally:
+        with suppress(*PASSING):
+            async with asyncio.timeout(1):
+                await member.leave()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 class Missed(Exception):
     """Results of epochs have left the map before an audit noted them."""
 
@@ -186,6 +246,7 @@ class Audit:
         self._exact = exact
         self._where = where
         self._orders = EpochOrders(Dice(SEED), num_images=IMAGES, images_per_group=GROUP_IMAGES)
+        self._made: dict[int, EpochOrder] = {}
         self._skipped: dict[int, SkippedGroups] = {}
         """Skipped groups of each ended epoch."""
         self._whole = [np.zeros(IMAGES)]
@@ -202,37 +263,14 @@ class Audit:
 
     async def read(self) -> bool:
         """Read all shards, and check them. Returns False if the cluster does not train now."""
-        config = Config(waits=Waits(patience_s=READ_S))
-        network = network_for(config, None, entropy=system_entropy, buffers=BufferPool())
-        incarnation = int.from_bytes(system_entropy(7), "little")
-        identity = Identity(role="driver", node=f"auditor-{incarnation}", incarnation=incarnation)
-        member = Membership(
-            network=network,
-            controller=self._where,
-            identity=identity,
-            record=NodeRecord(role="driver", address="", incarnation=incarnation),
-            waits=config.waits,
-            traffic=Traffic(identity.node),
-        )
-        running = asyncio.create_task(member.run(), name="auditor")
         try:
-            async with asyncio.timeout(READ_S):
-                cluster = await member.wait_for(lambda found: found.epoch is not None, "an epoch", READ_S)
-                copies = ShardCopies(
-                    Endpoint(network, identity, Traffic(identity.node)),
-                    changes=member.changes,
-                    waits=config.waits,
-                )
-                await self._read(member, cluster, copies)
+            async with observed(self._where) as (member, endpoint):
+                waits = Waits(patience_s=READ_S)
+                copies = ShardCopies(endpoint, changes=member.changes, waits=waits)
+                await self._read(member, member.map, copies)
                 return True
-        except (AdamError, TransportError, TimeoutError, ExceptionGroup):
+        except PASSING:
             return False  # roles are dead or start again
-        finally:
-            with suppress(AdamError, TransportError, TimeoutError):
-                async with asyncio.timeout(1):
-                    await member.leave()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
     async def _read(self, member: Membership, cluster: ClusterMap, copies: ShardCopies) -> None:
         if not cluster.in_progress or cluster.run is None:
@@ -308,7 +346,11 @@ class Audit:
         return counts
 
     def _order(self, epoch: int) -> EpochOrder:
-        return self._orders.order(epoch, [self._skipped[before] for before in range(1, epoch)])
+        # With skipped groups an order needs those of the epochs before.
+        if epoch not in self._made:
+            skipped = [self._skipped[before] for before in range(1, epoch)]
+            self._made[epoch] = self._orders.order(epoch, skipped)
+        return self._made[epoch]
 
 
 def _numbers(ranges: Sequence[int]) -> list[int]:
@@ -345,7 +387,7 @@ async def measure(kind: str, mode: Mode, arguments: argparse.Namespace) -> dict[
     dice = random.Random(f"{arguments.seed}/{kind}/{mode.name}")
     kills, longest_s, error, wanted_kills = 0, 0.0, "", arguments.kills * mode.times
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        roles = Roles(Path(folder), kind, mode)
+        roles = counting_roles(Path(folder), kind, mode)
         audit = Audit(roles.where, exact=mode.exact)
         roles.start()
         try:
@@ -385,6 +427,153 @@ async def measure(kind: str, mode: Mode, arguments: argparse.Namespace) -> dict[
     }
 
 
+# --- bits in bsp -------------------------------------------------------------------------------
+
+LEARNING = (
+    "--consistency", "bsp", "--images-per-group", "4", "--epochs", "24", "--rate", "0.05",
+)  # fmt: skip
+"""Options of a training of digits whose values must have the bits of an undisturbed one."""
+
+SETUPS = ("by hand", "resumed", "on disks")
+"""Trainings of `--bits`. In the last two all processes are killed first; the training then goes on."""
+
+DISTURBANCES = ("dealer", "data servers", "driver")
+
+
+async def in_progress(roles: Roles, after: int) -> tuple[int, str]:
+    """Wait until a later epoch is in progress on all replicas; return its number and the dealer."""
+    async with asyncio.timeout(RETURN_S):
+        while not roles.over.is_set():
+            with suppress(*PASSING):
+                async with observed(roles.where) as (member, _):
+                    found = await member.wait_for(lambda it: trains(it, after), "training", READ_S)
+                    assert found.epoch is not None
+                    return found.epoch.number, found.dealing
+            await asyncio.sleep(PAUSE_S)
+    return 0, ""
+
+
+def trains(cluster: ClusterMap, after: int) -> bool:
+    """Return whether an epoch after this one is in progress on all replicas."""
+    epoch = cluster.epoch
+    ready = epoch is not None and epoch.number > after and not epoch.ended and cluster.in_progress
+    return ready and bool(cluster.dealing) and len(cluster.replica_generations()) == 2
+
+
+async def checkpointed(folder: Path) -> None:
+    """Wait until a folder has a whole checkpoint."""
+    async with asyncio.timeout(RETURN_S), Disk() as disk:
+        while True:
+            with suppress(AdamError):
+                await load_checkpoint(folder, disk)
+                return
+            await asyncio.sleep(PAUSE_S)
+
+
+def learning_roles(folder: Path, setup: str, *, again: bool) -> Roles:
+    """Make the roles of a training of digits, which goes on if all of them were killed."""
+    checkpoints = str(folder / "checkpoints")
+    words: tuple[str, ...] = (*LEARNING, "--out", str(folder / "out"))
+    if setup == "resumed":
+        saves = ("--checkpoint", checkpoints, "--checkpoint-every", "200")
+        words += ("--resume", checkpoints) if again else saves
+    return Roles(folder, words, data="digits", disks=setup == "on disks")
+
+
+async def kill_everything(folder: Path, setup: str, dice: random.Random) -> None:
+    """Train until there is something to go on from, and kill all processes."""
+    roles = learning_roles(folder, setup, again=False)
+    roles.start()
+    try:
+        if setup == "resumed":
+            await checkpointed(folder / "checkpoints")
+        else:
+            await in_progress(roles, 1)
+        await asyncio.sleep(dice.uniform(0, LATEST_S))
+    finally:
+        await roles.end()
+
+
+async def learned(
+    folder: Path, setup: str, dice: random.Random, *, kills: int
+) -> tuple[str, Counter[str], int]:
+    """Train digits to the end; return the digest of the model, the kills, and the epoch of the last one."""
+    roles, number, done = learning_roles(folder, setup, again=setup != "by hand"), 0, Counter[str]()
+    roles.start()
+    try:
+        while done.total() < kills:
+            number, dealer = await in_progress(roles, number)
+            await asyncio.sleep(dice.uniform(0, LATEST_S))
+            if roles.over.is_set():
+                break
+            kind = dice.choice(DISTURBANCES)
+            roles.kill([dealer] if kind == "dealer" else victims(roles, kind, dice))
+            done[kind] += 1
+        async with asyncio.timeout(2 * RETURN_S):
+            await roles.over.wait()
+    finally:
+        await roles.end()
+    (file,) = (folder / "out").glob("*.safetensors")
+    return hashlib.sha256(file.read_bytes()).hexdigest(), done, number
+
+
+async def compare(setup: str, seed: int, expected: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Compare the bits of a disturbed training with those of an undisturbed one."""
+    dice = random.Random(f"{seed}/{setup}")
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as parent:
+        folder, found, error, done, number = Path(parent) / "a", "", "", Counter[str](), 0
+        folder.mkdir()
+        try:
+            if setup != "by hand":
+                await kill_everything(folder, setup, dice)
+            if setup == "on disks":
+                # The step in progress is lost with all servers, so the rest is trained twice from one state.
+                other = Path(shutil.copytree(folder, Path(parent) / "b"))
+                expected, _, _ = await learned(other, setup, dice, kills=0)
+            found, done, number = await learned(folder, setup, dice, kills=arguments.kills)
+        except (TimeoutError, ValueError) as failed:
+            error = repr(failed)
+        if error or found != expected:
+            (arguments.folder / f"bits-{setup}-{seed}.log").write_bytes((folder / "log").read_bytes())
+    return {
+        "case": f"bits, {setup}",
+        "seed": seed,
+        "kills": dict(done),
+        "last_killed_in_epoch": number,
+        "digest": found[:16],
+        "expected": expected[:16],
+        "error": error,
+        "met": found == expected and not error,
+    }
+
+
+async def bits(arguments: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
+    """Measure the rows of `--bits`, one per setup and seed."""
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        expected, _, _ = await learned(Path(folder), "by hand", random.Random(), kills=0)
+    for seed in range(arguments.seed, arguments.seed + arguments.bits):
+        for setup in SETUPS:
+            yield await compare(setup, seed, expected, arguments)
+
+
+async def counts(arguments: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
+    """Measure the rows of counted images, one per kind and mode."""
+    for kind in arguments.kind or KINDS:
+        for mode in MODES:
+            if mode.name in (arguments.mode or [mode.name]):
+                yield await measure(kind, mode, arguments)
+
+
+async def report(arguments: argparse.Namespace) -> None:
+    """Measure the rows, and print each one."""
+    rows = []
+    async for row in bits(arguments) if arguments.bits else counts(arguments):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(
@@ -397,18 +586,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", choices=KINDS, action="append", help="repeatable; default: all")
     parser.add_argument("--mode", choices=[mode.name for mode in MODES], action="append", help="repeatable")
+    parser.add_argument("--bits", type=int, default=0, help="seeds of each setup of bits in bsp")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for files and logs")
     arguments = parser.parse_args()
-    rows = []
-    for kind in arguments.kind or KINDS:
-        for mode in MODES:
-            if mode.name not in (arguments.mode or [mode.name]):
-                continue
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                rows.append(runner.run(measure(kind, mode, arguments)))
-            print(json.dumps(rows[-1]), flush=True)
-            if arguments.json:
-                arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(report(arguments))
 
 
 if __name__ == "__main__":
