@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from msgspec import UNSET
 
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.worker.run_session import ComputeSettings
@@ -92,7 +91,7 @@ async def test_a_worker_joins_in_the_middle_of_an_epoch_and_trains_groups(mode):
 def trained(worker):
     """Groups that a worker has taken."""
     data = worker.statistics().data
-    return data.groups if data is not UNSET else 0
+    return data.groups if data is not None else 0
 
 
 @pytest.mark.parametrize("goodbye", [True, False], ids=["leaves", "dies"])
