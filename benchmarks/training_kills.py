@@ -300,7 +300,7 @@ class Audit:
             results = [*resumed.results, *results]
         first = cluster.ended - len(results) + 1
         if not self._may_skip:
-            self._skipped |= {epoch: () for epoch in range(self.ended + 1, first)}
+            self._skipped |= dict.fromkeys(range(self.ended + 1, first), ())
         elif first > self.ended + 1:
             # The order of an epoch depends on the groups that the epochs before have skipped.
             raise Missed(f"the map has the results from epoch {first} on, the audit those to {self.ended}")
