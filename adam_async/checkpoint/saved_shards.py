@@ -216,14 +216,18 @@ class SavedShards:
             await asyncio.sleep(PAUSE_S)
         return None
 
-    async def survey(self, name: str, cluster: ClusterMap) -> Survey:
-        """Return the stores of a name on the disks of the live servers; with an empty name those of runs."""
+    async def survey(self, name: str, cluster: ClusterMap, *, pin: str = "") -> Survey:
+        """Return the stores of a name on the disks of the live servers; with an empty name those of runs.
+
+        Args:
+            pin: Name of a pin: the result has the pins of this name, each as a store of its own.
+        """
         answers: dict[str, tuple[SavedList, tuple[SavedStore, ...], tuple[str, ...]]] = {}
         absent: dict[str, str] = {}
 
         async def ask(node: str) -> None:
             try:
-                answers[node] = await self._list(name, cluster.nodes[node].address)
+                answers[node] = await self._list(name, cluster.nodes[node].address, pin)
             except (TransportError, ValueError) as error:  # a node may publish an invalid address
                 if cluster.nodes[node].info.get(DISK):
                     absent[node] = str(error) or type(error).__name__
@@ -265,14 +269,15 @@ class SavedShards:
         self._known[name] = set(chain(*faults.values()))
 
     async def _list(
-        self, name: str, address: str
+        self, name: str, address: str, pin: str
     ) -> tuple[SavedList, tuple[SavedStore, ...], tuple[str, ...]]:
         """Return the stores of a server, the newest first, in as many lists as they need."""
         stores: list[SavedStore] = []
         faults: list[str] = []
         async with self._connect(address) as link:
             for _ in range(MOST_LISTS):
-                ask = ListSaved(name=name, known=tuple([each.id for each in stores[:MOST_SAVED_STORES]]))
+                known = tuple([each.id for each in stores[:MOST_SAVED_STORES]])
+                ask = ListSaved(name=name, known=known, pin=pin)
                 reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
                 answer, (listed, wrong) = unpack(reply, SavedList), read_saved_list(reply)
                 stores += listed

@@ -191,7 +191,7 @@ class ShardCopies:
 
         store = cluster.run_store
         assert store is not None, "a run has a store"
-        await self._with_primaries(store, pieces.table, read_bundle)
+        await self.with_primaries(store, pieces.table, read_bundle)
 
     async def _read(
         self,
@@ -254,7 +254,7 @@ class ShardCopies:
                         await self._load(link, message)
                         loaded()
 
-        await self._with_primaries(store, source.table, load_bundle)
+        await self.with_primaries(store, source.table, load_bundle)
 
     async def _load(self, link: Link, message: Message) -> None:
         """Send until the server has begun the run; the caller's wait for all servers has a deadline."""
@@ -268,7 +268,7 @@ class ShardCopies:
             else:
                 return
 
-    async def _with_primaries(
+    async def with_primaries(
         self,
         store: StoreRecord,
         table: ShardTable,

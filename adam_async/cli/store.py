@@ -119,6 +119,12 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
     terminal.table(table)
     if (left := len(details.arrays) - MOST_ROWS) > 0:
         terminal.print(f"{counted(left, 'more array')}; --json lists all")
+    if details.pins:
+        pins = new_table("pin", "state", ">bytes", "servers")
+        for pin in details.pins:
+            state = "valid" if pin.valid else "unfinished, or its servers are away"
+            pins.add_row(pin.name, state, f"{pin.bytes:,}", ", ".join(pin.servers) or "-")
+        terminal.table(pins)
     if not details.clients:
         terminal.print("no clients")
         return

@@ -37,6 +37,8 @@ are in brackets:
     group_sets.py    data server - p. server    ReadGroupSets -> BundleSets [ranges of groups]
     saved_shards.py  driver, client - p. server ListSaved -> SavedList [saved stores]
                                                 ReadSaved -> ShardStates [tables, values, rule state]
+    pins.py          client - parameter server  PinShards -> ShardsPinned
+                     client, reader - p. server ListPins -> PinList [pins]
     replication.py   p. server - p. server      Begin -> Begun, Copy [entry] -> Held, Committed -> Held
                                                 PieceCopy [state] -> Held
                                                 each of these, from a replaced primary -> Superseded
@@ -113,6 +115,16 @@ from adam_async.messages.parameters import (
     Values,
 )
 from adam_async.messages.partitions import Block, Blocks, Greet
+from adam_async.messages.pins import (
+    MOST_PINS,
+    ListPins,
+    PinFacts,
+    PinList,
+    PinShards,
+    PinState,
+    ShardsPinned,
+    read_pin_list,
+)
 from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
 from adam_async.messages.saved_shards import ListSaved, ReadSaved, SavedList, SavedPiece, SavedStore
 from adam_async.messages.shard_states import (

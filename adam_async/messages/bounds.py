@@ -136,6 +136,12 @@ NamedGroups = Annotated[tuple[GroupNumber, ...], Meta(max_length=1 + 2 * MOST_RA
 """Groups whose gradients a step sums: their epoch, then for each range its first group and one past its
 last. The ranges ascend and do not touch."""
 
+PinName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", max_length=64)]
+"""Name of a pin of a store."""
+
+PinNameOrNone = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z", max_length=64)]
+"""Name of a pin; empty: none."""
+
 Names = Annotated[tuple[Name, ...], Meta(max_length=64)]
 """Names of arrays, or of members of a group."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Count, Name, NodeId, Shards, StoreId, Version
+from adam_async.messages.bounds import Count, Name, NodeId, PinNameOrNone, Shards, StoreId, Version
 from adam_async.messages.tensors import UNREADABLE, read_packed_tensor
 from transport import Message, RemoteProtocolError
 
@@ -80,6 +80,8 @@ class ListSaved(Body, frozen=True, kw_only=True):
     name: Name
     known: Annotated[tuple[StoreId, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)] = ()
     """Ids of the stores that the asker has from earlier lists; the answer leaves them out."""
+    pin: PinNameOrNone = ""
+    """Name of a pin (`messages/pins.py`): the answer has the pins of this name, each as a store."""
 
 
 class SavedList(Body, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from adam_async.messages import (
     notes,
     parameters,
     partitions,
+    pins,
     replication,
     saved_shards,
     shard_states,
@@ -29,6 +30,7 @@ TABLE: Rows = {
     **shard_states.ROWS,
     **group_sets.ROWS,
     **saved_shards.ROWS,
+    **pins.ROWS,
     **replication.ROWS,
     **notes.ROWS,
 }

@@ -42,4 +42,5 @@ Disks of servers:
     bundle_saver.py, piece_states.py                changed pieces, copied between two entries; their encoding
     ordered_appends.py, entry_replay.py             durable pushes: entries on disk first; replay after a loss
     saved_stores.py                                 stores on a disk: report, reads after a loss, removal
+    pins.py, pin_copies.py                          states under names: a folder each; copies at their entry
 """

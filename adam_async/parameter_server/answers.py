@@ -27,6 +27,7 @@ from adam_async.parameter_server.clock_snapshot import ClockSnapshot, bytes_of
 from adam_async.parameter_server.events import (
     Answer,
     Effect,
+    KeepPin,
     Propose,
     Refuse,
     SendSets,
@@ -103,7 +104,7 @@ class Answers:
                     effect.request.charge(nbytes, partial(self._begin_merge, effect))
                 case Refuse():
                     effect.request.fail(effect.code, effect.text)
-                case Propose():
+                case Propose() | KeepPin():
                     continue
 
     def _send_when_room(self, request: Request, nbytes: int, make: Callable[[], Message]) -> None:

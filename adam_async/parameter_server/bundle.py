@@ -34,12 +34,15 @@ from adam_async.parameter_server.events import (
     Entry,
     EpochBegan,
     ForgetSessions,
+    Pin,
+    QueuedPin,
     QueuedPush,
     QueuedTick,
     ReplicasChanged,
     StepsArrived,
     SumApplied,
 )
+from adam_async.parameter_server.pin_copies import PinCopies
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
@@ -52,6 +55,10 @@ from adam_async.parameter_server.shard_group import (
 )
 from adam_async.run.group_ranges import has_groups_each, with_groups, with_losses
 from adam_async.run.ids import Replica, ShardId, Version
+
+MOST_KNOWN_PINS = 64
+"""Number of the newest pins that a bundle knows, also those that were given up. A server that was away for
+longer may have an older one on its disk."""
 
 MOST_GROUPS = 256
 """Maximum number of groups of shards that a server caches. Without a maximum, messages with ever new sets
@@ -95,6 +102,15 @@ class Bundle:
         """Shards that the next entry does not change, on a member that joins; see `log_entries.py`."""
         self.snapshot: ClockSnapshot | None = None
         """Shards at the clock of a reader, in bsp; None if no reader reads them."""
+        self.keeps_pins = False
+        """Whether this server saves pins."""
+        self.pins: dict[int, bool] = {}
+        """Ids of the newest pins, each with whether it was given up: a function of the log. So a repeated
+        entry has no effect, and a member that returns removes what was given up."""
+        self.pinning: PinCopies | None = None
+        """Shards at a pin that this server saves now; None if it saves none."""
+        self._behind_pin: deque[Entry] = deque()
+        """In bsp, a pin that waits for the sums before it, and the entries behind it."""
         self.ready: deque[Entry | ApplySum] = deque()
         """Committed entries and complete sums that wait; without work in progress, the first one is work."""
         self._summed_weight = summed_weight
@@ -113,18 +129,29 @@ class Bundle:
     @property
     def idle(self) -> bool:
         """Whether all committed entries and complete sums are applied."""
-        return self.taken is None and not self.ready
+        return self.taken is None and not self.ready and not self._behind_pin
 
     @property
     def has_work(self) -> bool:
         """Whether work is in progress, or can be taken.
 
-        A sum that waits for the reader of the snapshot cannot be taken.
+        Work that waits for the reader of the snapshot, or for the disk, cannot be taken.
         """
         if self.taken is not None or not self.ready:
             return self.taken is not None
-        due = self.ready[0]
-        return self.snapshot is None or not isinstance(due, ApplySum) or self.snapshot.room_for(due) > 0
+        return self._room(self.ready[0]) > 0
+
+    def _room(self, due: Entry | ApplySum) -> int:
+        """Return the number of leading shards of a sum that may be changed now; for a batch 0 or 1.
+
+        The copies for a reader or a pin may have no room before some of them are taken.
+        """
+        if isinstance(due, ApplySum):
+            room = self.snapshot.room_for(due) if self.snapshot is not None else len(due.shards)
+            return room if self.pinning is None else min(room, self.pinning.room_for(due.shards))
+        if self.pinning is None or not isinstance(due, Apply):
+            return 1
+        return int(self.pinning.has_room(due.shards()))
 
     def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
         """Return the shards of a message; None if one is not here, or named twice, or of another family."""
@@ -147,7 +174,8 @@ class Bundle:
     def unfinished(self) -> list[Entry]:
         """Return the committed entries that are not applied."""
         taken = [self._taken_entry] if self._taken_entry is not None else []
-        return [*taken, *(entry for entry in self.ready if not isinstance(entry, ApplySum))]
+        ready = [entry for entry in self.ready if not isinstance(entry, ApplySum)]
+        return [*taken, *ready, *self._behind_pin]
 
     def regroup(self) -> None:
         """Forget the groups of shards: their tables have been replaced."""
@@ -170,6 +198,11 @@ class Bundle:
 
     def commit(self, entry: Entry) -> list[Entry]:
         """Take the next committed entry. Returns the entries that are now applied, in their order."""
+        is_pin = isinstance(entry, QueuedPin)
+        if self._behind_pin or (is_pin and self._summed_weight and not self.idle):
+            # Entries behind a pin wait with it: in bsp they would change the clocks of shards.
+            self._behind_pin.append(entry)
+            return []
         passes = self._summed_weight and not isinstance(entry, Apply)
         if self.idle or passes:
             return self._enter(entry)
@@ -205,6 +238,8 @@ class Bundle:
                 for tables in each_tables(self._touched()):
                     for session in entry.sessions:
                         tables.forget_session(session)
+            case QueuedPin():
+                self._pin(entry.pin)
             case _:
                 assert_never(entry)
         self.entries_applied += 1
@@ -217,7 +252,24 @@ class Bundle:
             self.ready.popleft()
             assert not isinstance(entry, ApplySum)
             done += self._enter(entry)
+        if self.taken is None and not self.ready and self._behind_pin:
+            behind, self._behind_pin = self._behind_pin, deque()
+            done += [entered for entry in behind for entered in self.commit(entry)]
         return done
+
+    def _pin(self, pin: Pin) -> None:
+        """Keep the shards for a pin that is new, or give it up."""
+        is_known = pin.pin in self.pins
+        if pin.removes or not is_known:
+            self.pins[pin.pin] = pin.removes
+            for id in [*self.pins][:-MOST_KNOWN_PINS]:
+                del self.pins[id]
+        if pin.removes and self.pinning is not None and self.pinning.pin.pin == pin.pin:
+            self.pinning.end()
+        # A server that joins has some shards of another position.
+        can_save = self.keeps_pins and not self.absent and self.pinning is None
+        if not (pin.removes or is_known) and can_save:
+            self.pinning = PinCopies(pin, self.shards.values())
 
     # --- work --------------------------------------------------------------------------------
 
@@ -231,8 +283,8 @@ class Bundle:
             return None
         work = self.ready.popleft()
         assert isinstance(work, (Apply, ApplySum))
-        if isinstance(work, ApplySum) and self.snapshot is not None:
-            work, rest = work.split(self.snapshot.room_for(work))
+        if isinstance(work, ApplySum) and (self.snapshot is not None or self.pinning is not None):
+            work, rest = work.split(self._room(work))
             if rest is not None:
                 self.ready.appendleft(rest)
         self.batches += 1

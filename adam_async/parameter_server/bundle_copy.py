@@ -24,7 +24,7 @@ from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.copy_host import BundleShards, CopyHost
-from adam_async.parameter_server.events import Entry
+from adam_async.parameter_server.events import Entry, QueuedPin
 from adam_async.parameter_server.log_entries import (
     MOST_BYTES,
     Part,
@@ -461,6 +461,8 @@ class BundleCopy:
             case TakePiece():
                 load_piece(self._shards.bundle, effect.content.piece)
                 self._origins[effect.piece] = effect.content.origin
+                if not effect.piece:
+                    self._shards.took_pins()
                 if self._saver is not None:
                     self._saver.arrived(effect.piece, effect.content.changed)
             case ReadRecord():
@@ -545,6 +547,8 @@ class BundleCopy:
             self._saver.entry = logged.position
         self._generation = logged.generation
         content: _Content = logged.content
+        if self._saver is not None and isinstance(content.entry, QueuedPin):
+            self._saver.pinned_at[content.entry.pin.pin] = logged.generation, logged.position
         if self._host.observe is not None:
             self._host.observe(self, logged, content.parts)
         if self._appends is not None and self._saver is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from adam_async.parameter_server.bundle import Bundle
-from adam_async.parameter_server.events import Apply, Contribute, Entry, QueuedTick
+from adam_async.parameter_server.events import Apply, Contribute, Entry, QueuedPin, QueuedTick
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import piece_state
 from adam_async.persistence.keys import EntryKey, Order, State, StateName
@@ -85,6 +85,8 @@ class BundleSaver:
         self.changes = 0
         """Number of changes so far, which is the position of a bundle without a log."""
         self.entry = 0
+        self.pinned_at: dict[int, Order] = {}
+        """Generation and position of each pin that the shards have received and not applied yet."""
         self._changed_at = [0] * len(pieces)
         self._asked: tuple[int, asyncio.Future[State | None]] | None = None
         self.wake: Callable[[], None] = _nothing
@@ -129,6 +131,9 @@ class BundleSaver:
                 changed = list(entry.queued.push.shards)
             case QueuedTick():
                 changed = list(entry.tick.shards)
+            case QueuedPin():
+                self.replicas_changed()
+                return
             case _:
                 self.all_touched()
                 return

@@ -11,7 +11,7 @@ copies. The snapshot ends if the reader takes no shard before a deadline, or its
 shards is split, so that a round of the loop makes few copies.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from adam_async.parameter_server.events import ApplySum
@@ -60,16 +60,7 @@ class ClockSnapshot:
         """Return the number of leading shards of a sum that may be changed now."""
         if due.clock <= self.clock:
             return len(due.shards)
-        new = 0
-        for at, shard in enumerate(due.shards):
-            if not self._lacks_copy(shard):
-                continue
-            size = bytes_of(shard)
-            is_full = self.copied_bytes + new + size > COPIES_BYTES and (self._copies or new)
-            if is_full or (new and new + size > ROUND_BYTES):
-                return at
-            new += size
-        return len(due.shards)
+        return leading_room(due.shards, self._lacks_copy, self.copied_bytes)
 
     def keep(self, due: ApplySum) -> None:
         """Copy the unread shards that a sum is about to move past the clock."""
@@ -114,6 +105,25 @@ class ClockSnapshot:
 
     def __repr__(self) -> str:
         return f"<ClockSnapshot {self.clock} {len(self._left)} shards left, {len(self._copies)} copied>"
+
+
+def leading_room(shards: Sequence[Shard], lacks_copy: Callable[[Shard], bool], copied_bytes: int) -> int:
+    """Return the number of leading shards of a sum for whose copies there is room now.
+
+    Args:
+        lacks_copy: Whether a shard must be copied before it changes.
+        copied_bytes: Size of the copies that no reader has taken, in bytes.
+    """
+    new = 0
+    for at, shard in enumerate(shards):
+        if not lacks_copy(shard):
+            continue
+        size = bytes_of(shard)
+        is_full = copied_bytes + new + size > COPIES_BYTES and (copied_bytes or new)
+        if is_full or (new and new + size > ROUND_BYTES):
+            return at
+        new += size
+    return len(shards)
 
 
 def bytes_of(shard: Shard) -> int:

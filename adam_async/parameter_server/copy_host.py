@@ -61,6 +61,10 @@ class BundleShards(Protocol):
         """Begin with new, empty shards: the server joins."""
         ...
 
+    def took_pins(self) -> None:
+        """Remove the pins from the disk that were given up while this server was away."""
+        ...
+
     def lead(self) -> None:
         """Order pushes and answer requests from now on."""
         ...

@@ -19,13 +19,14 @@ from adam_async.messages import (
     Pushed,
     ReadShards,
     ReportSteps,
+    ShardsPinned,
     ShardStates,
     StepsReported,
     Tick,
     Ticked,
     Values,
 )
-from adam_async.messages.bounds import Clock, DrawnId, Epoch
+from adam_async.messages.bounds import Clock, DrawnId, Epoch, PinName
 from adam_async.parameter_server.apply import PIECE_WORK
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.shard import Shard
@@ -120,12 +121,30 @@ class EpochBegan(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
     """Clock of every replica at the beginning of the epoch."""
 
 
+class Pin(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
+    """Keep the shards as they are at this place of the log under a name, or give that up."""
+
+    name: PinName
+    pin: DrawnId
+    """Id that the client has drawn."""
+    removes: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedPin:
+    """A pin, and the request that its end answers."""
+
+    request: Request
+    pin: Pin
+
+
 Event = (
     PushArrived
     | StepsArrived
     | TickArrived
     | PullArrived
     | SetsAsked
+    | QueuedPin
     | Applied
     | SumApplied
     | ReplicasChanged
@@ -274,7 +293,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     """Answer a request, with the values of `shards` if there are any."""
 
     request: Request
-    body: Pushed | Ticked | StepsReported | Values | ShardStates
+    body: Pushed | Ticked | StepsReported | Values | ShardStates | ShardsPinned
     shards: tuple[Shard, ...] = ()
 
 
@@ -314,7 +333,9 @@ class Refuse:
     text: str
 
 
-Entry = Apply | Contribute | QueuedTick | ReplicasChanged | EpochBegan | StepsArrived | ForgetSessions
+Entry = (
+    Apply | Contribute | QueuedTick | QueuedPin | ReplicasChanged | EpochBegan | StepsArrived | ForgetSessions
+)
 """An entry of a bundle's log; the shards are a function of the log."""
 
 
@@ -323,6 +344,8 @@ def moves_clocks(entry: Entry) -> bool:
 
     A push of a client in asp has no clock.
     """
+    if isinstance(entry, QueuedPin):
+        return False
     return not isinstance(entry, Apply) or any(queued.push.clock for queued in entry.pushes)
 
 
@@ -341,7 +364,7 @@ def requests_of(entry: Entry) -> list[Request]:
             return [queued.request for queued in entry.pushes]
         case Contribute():
             return [entry.queued.request]
-        case QueuedTick() | StepsArrived():
+        case QueuedTick() | QueuedPin() | StepsArrived():
             return [entry.request]
         case _:
             return []
@@ -363,4 +386,10 @@ class Propose:
     entry: Entry
 
 
-Effect = Propose | Answer | SendValues | SendStates | SendSets | Refuse
+class KeepPin(msgspec.Struct, frozen=True, eq=False):
+    """Save the shards that `Bundle.pinning` has for a pin, or remove the pin from the disk."""
+
+    pin: Pin
+
+
+Effect = Propose | KeepPin | Answer | SendValues | SendStates | SendSets | Refuse

@@ -24,6 +24,8 @@ from adam_async.parameter_server.events import (
     Entry,
     EpochBegan,
     ForgetSessions,
+    Pin,
+    QueuedPin,
     QueuedPush,
     QueuedTick,
     ReplicasChanged,
@@ -71,7 +73,7 @@ class TickDetails(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
     tick: Tick
 
 
-_Details = PushDetails | TickDetails | ReplicasChanged | EpochBegan | ForgetSessions
+_Details = PushDetails | TickDetails | Pin | ReplicasChanged | EpochBegan | ForgetSessions
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Details] = msgspec.msgpack.Decoder(_Details)
@@ -86,6 +88,8 @@ def encode_entry(entry: Entry) -> list[Part]:
             return [_packed_part(entry.queued, sums=True)]
         case QueuedTick():
             details: _Details = TickDetails(entry.tick)
+        case QueuedPin():
+            details = entry.pin
         case ReplicasChanged() | EpochBegan() | ForgetSessions():
             details = entry
         case _:
@@ -122,6 +126,8 @@ def decode_entry(
     if not isinstance(first, PushDetails):
         if len(parts) != 1 or len(parts[0]) != 1:
             raise RemoteProtocolError("entry", f"{len(parts)} parts of a {type(first).__name__}")
+        if isinstance(first, Pin):
+            return QueuedPin(None, first)
         return QueuedTick(None, first.tick) if isinstance(first, TickDetails) else first
     pushes = [each for each in details if isinstance(each, PushDetails)]
     if len(pushes) != len(details) or (first.sums and len(pushes) != 1):

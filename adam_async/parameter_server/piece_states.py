@@ -7,7 +7,7 @@ that later entries complete depend on them. The store's own record and its list 
 which arrays and which run its shards belong to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +20,7 @@ from adam_async.messages.tensors import UNREADABLE
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_pieces import (
     PART_BYTES,
     copy_piece,
@@ -38,7 +39,7 @@ from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_checks import check_placed_store
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays
 
-CONTENTS = 6
+CONTENTS = 7
 """Version of the encoding of states and entries."""
 
 CATALOGUE = StateName(LEADING, 0)
@@ -46,6 +47,9 @@ CATALOGUE = StateName(LEADING, 0)
 
 RUN = StateName(LEADING, 1)
 """Name of the state with the record of the run, in the store of a run."""
+
+PIN = StateName(LEADING, 2)
+"""Name of the state with the facts of a pin, in its folder."""
 
 _TYPES = frozenset(np.dtype(name).str for name in ("f4", "f8", "i8", "u1"))
 """Types of the tensors of pieces and entries."""
@@ -135,8 +139,13 @@ def pieces_by_name(record: StoreRecord, table: Sequence[ShardSpec]) -> dict[Stat
 
 def new_bundle(record: StoreRecord, specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> Bundle:
     """Return a bundle with new shards, for the pieces of a store on a disk."""
+    return bundle_of(record, own_shards(specs, rules))
+
+
+def bundle_of(record: StoreRecord, shards: Iterable[Shard]) -> Bundle:
+    """Return a bundle with some shards of a store."""
     return Bundle(
-        own_shards(specs, rules),
+        shards,
         clocked=record.slack is not None,
         summed_weight=record.summed_weight,
         scale_by_staleness=record.scale_by_staleness,

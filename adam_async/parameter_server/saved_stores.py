@@ -15,9 +15,21 @@ from typing import Any
 from adam_async.controller.client import Membership
 from adam_async.controller.role import reply_or_fail, reply_when_room
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
-from adam_async.messages import ListSaved, ReadSaved, SavedList, pack, packed_tensor
-from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES
+from adam_async.messages import (
+    ListPins,
+    ListSaved,
+    PinList,
+    PinShards,
+    ReadSaved,
+    SavedList,
+    SavedStore,
+    ShardsPinned,
+    pack,
+    packed_tensor,
+)
+from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES, SAVED_PIECE_BYTES
 from adam_async.parameter_server.piece_states import catalogue_of
+from adam_async.parameter_server.pins import Pins
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
@@ -161,6 +173,7 @@ class SavedStores:
             if store.phase == "open" and before.pushers(store):
                 # Until a restored store is whole on the disks, the one that it replaces is there too.
                 found += [each for each in self._disk.of_name(name) if each.id not in ids]
+                self._spawn(f"pins-{store.id}", self._disk.pins.remove(-1, name))
             elif store.phase == "open" or (
                 store.phase == "failed" and is_next and name not in cluster.stores
             ):
@@ -192,13 +205,29 @@ class SavedStores:
             full=counts.is_full,
         )
 
-    # --- stores that were lost -----------------------------------------------------------------
+    @property
+    def pins(self) -> Pins | None:
+        """The pins on the disk; None without a disk."""
+        return self._disk.pins if self._disk is not None else None
 
-    def answer(self, request: Request, body: ListSaved | ReadSaved) -> None:
+    # --- stores that were lost, and pins -------------------------------------------------------
+
+    def answer(self, request: Request, body: ListSaved | ReadSaved | ListPins | PinShards) -> None:
         """Answer later: the disk has to be read."""
         name = f"saved for {request.link.peer.node}"
+        if isinstance(body, ListPins):
+            states = self.pins.states(body.name) if self.pins is not None else []
+            reply_or_fail(request, pack(PinList(), [packed_tensor(tuple(states))]))
+            return
+        if isinstance(body, PinShards):
+            self._spawn(name, self._remove_pin(request, body))
+            return
         if isinstance(body, ListSaved):
-            self._spawn(name, self._list(request, body))
+            listing = self._list(request, body) if not body.pin else self._list_pins(request, body)
+            self._spawn(name, listing)
+            return
+        if self.pins is not None and self.pins.has(body.store, body.home):
+            self._spawn(name, self._read_pin(request, body, self.pins))
             return
         try:
             nbytes = self._readable(body).bytes_of(body.home, body.piece, body.shards)
@@ -207,6 +236,16 @@ class SavedStores:
             return
         # The whole piece comes into memory, so it is charged before it is read.
         request.charge(nbytes, lambda: self._spawn(name, self._read(request, body)))
+
+    async def _remove_pin(self, request: Request, body: PinShards) -> None:
+        if self.pins is not None:
+            await self.pins.remove(body.pin)
+        reply_or_fail(request, pack(ShardsPinned()))
+
+    async def _list_pins(self, request: Request, body: ListSaved) -> None:
+        found = await self.pins.saved(body.name, body.pin) if self.pins is not None else []
+        nbytes = sum([len(each.arrays) + SAVED_PIECE_BYTES * len(each.pieces) for each in found])
+        reply_when_room(request, nbytes, lambda: _packed_stores(found, keeps=self._disk is not None))
 
     async def _list(self, request: Request, body: ListSaved) -> None:
         found = self._disk.of_name(body.name) if self._disk is not None else []
@@ -235,6 +274,25 @@ class SavedStores:
             raise DataError(f"no store {body.store} to read is on its disk")
         return found
 
+    async def _read_pin(self, request: Request, body: ReadSaved, pins: Pins) -> None:
+        """Read shards of a pin, once there is room for them."""
+        where = body.store, body.home, body.piece, body.shards
+
+        async def read() -> None:
+            try:
+                states, tensors = await pins.read(*where)
+            except (ConfigError, DataError) as error:
+                request.fail("not-saved", f"{self._node}: {error}")
+            else:
+                reply_or_fail(request, pack(states, tensors))
+
+        try:
+            nbytes = await pins.bytes_of(*where[:3])
+        except (ConfigError, DataError) as error:
+            request.fail("not-saved", f"{self._node}: {error}")
+            return
+        request.charge(nbytes, lambda: self._spawn(f"saved for {request.link.peer.node}", read()))
+
     async def _read(self, request: Request, body: ReadSaved) -> None:
         try:
             states, tensors = await self._readable(body).read(body.home, body.piece, body.shards)
@@ -242,6 +300,10 @@ class SavedStores:
             request.fail("not-saved", f"{self._node}: {error}")
             return
         reply_or_fail(request, pack(states, tensors))
+
+
+def _packed_stores(stores: Sequence[SavedStore], *, keeps: bool) -> Message:
+    return pack(SavedList(keeps=keeps), [packed_tensor(tuple(stores))])
 
 
 def _listed(stores: Sequence[StoreDisk]) -> list[StoreDisk]:

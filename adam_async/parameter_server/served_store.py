@@ -23,6 +23,8 @@ from adam_async.messages import (
     GetRecord,
     Loaded,
     LoadShards,
+    PinFacts,
+    PinShards,
     Pull,
     Push,
     ReadGroupSets,
@@ -37,6 +39,8 @@ from adam_async.parameter_server.apply import Applier, appliers_of
 from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
+from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.clock_snapshot import bytes_of
 from adam_async.parameter_server.events import (
     Answer,
     Applied,
@@ -44,9 +48,12 @@ from adam_async.parameter_server.events import (
     Effect,
     Entry,
     EpochBegan,
+    KeepPin,
+    Pin,
     Propose,
     PullArrived,
     PushArrived,
+    QueuedPin,
     ReplicasChanged,
     SetsAsked,
     StepsArrived,
@@ -55,6 +62,8 @@ from adam_async.parameter_server.events import (
     is_torn,
 )
 from adam_async.parameter_server.gradients import PushGradients, read_gradients
+from adam_async.parameter_server.piece_states import Catalogue
+from adam_async.parameter_server.pin_copies import PinCopies
 from adam_async.parameter_server.question_checks import (
     MOST_WAIT_S,
     QUESTION_TYPES,
@@ -76,6 +85,7 @@ from adam_async.parameter_server.store_host import (
 )
 from adam_async.parameter_server.store_reports import StoreReports
 from adam_async.parameter_server.store_work import StoreWork, begin_work
+from adam_async.persistence.keys import Order
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId
@@ -143,6 +153,7 @@ class ServedStore:
             self._missing.clear()
             self._start_copy()
         self._compilation: asyncio.Task[None] | None = None
+        self._saving_pin: asyncio.Task[None] | None = None
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
             work = compile_kernels(self._appliers, host)
             self._compilation = host.spawn(f"kernels-{store.id}-{home}", work)
@@ -172,6 +183,7 @@ class ServedStore:
             else None,
             program=bool(store.program),
         )
+        self.state.bundle.keeps_pins = host.pins is not None
         self._checks = QuestionChecks(
             self.state,
             self._specs,
@@ -249,6 +261,7 @@ class ServedStore:
         if self._saver is not None:
             self._saver.drop()
             self._saver.all_touched()
+        self.end_pin()
         try:
             self._make()
         except MemoryError:
@@ -295,6 +308,88 @@ class ServedStore:
         elif self.state.bundle.idle:
             changes = self._saver.changes
             self._saver.copy_requested(self.state.bundle, lambda _: (0, changes))
+
+    # --- pins ----------------------------------------------------------------------------------
+
+    def _refusal_of_pin(self, body: PinShards) -> str:
+        """Return why this server takes no pin; empty if it does."""
+        if self.store.program:
+            return f"store {self.store.id} belongs to a run: take checkpoints of it"
+        if body.removes:
+            return ""
+        if self._host.pins is None:
+            return f"{self._host.node} has no folder: start it again with --dir DIR"
+        if self.state.bundle.pinning is not None:
+            return f"{self._host.node} still writes another pin: repeat the call"
+        return self._host.pins.refusal(self._name_of_store, body.pin)
+
+    @property
+    def _name_of_store(self) -> str:
+        disk = self._host.disk
+        return disk.catalogue.name if disk is not None and disk.catalogue is not None else ""
+
+    def _keep_pin(self, pin: Pin, saver: BundleSaver) -> None:
+        """Save the shards for a pin that was just applied, or remove the pin from the disk."""
+        host, bundle, disk = self._host, self.state.bundle, self._host.disk
+        order = saver.pinned_at.pop(pin.pin, (0, saver.changes))
+        if disk is None or host.pins is None or disk.catalogue is None:
+            return
+        if pin.removes:
+            host.spawn(f"pin-{pin.name}", host.pins.remove(pin.pin))
+            return
+        copies = bundle.pinning
+        if copies is None or (copies.pin is not pin and copies.pin.pin == pin.pin):
+            return  # a repetition, or the server joins
+        facts, text = self._facts_of(pin, disk.catalogue), f"{host.node} still writes another pin"
+        if copies.pin is pin and not (text := host.pins.refusal(disk.catalogue.name, pin.pin)):
+            saving = self._save_pin(bundle, copies, disk.catalogue, facts, order)
+            self._saving_pin = host.spawn(f"pin-{pin.name}", saving)
+            return
+        host.pins.fail(disk.catalogue.name, facts, text)
+        if copies.pin is pin:
+            copies.end()
+            bundle.pinning = None
+
+    def took_pins(self) -> None:
+        """Remove the pins from the disk that were given up while this server was away."""
+        pins = self._host.pins
+        for pin, is_over in self.state.bundle.pins.items() if pins is not None else ():
+            if pins is not None and is_over:
+                self._host.spawn(f"pin-{pin}", pins.remove(pin))
+
+    def _facts_of(self, pin: Pin, catalogue: Catalogue) -> PinFacts:
+        cluster, store = self._cluster, self.store
+        homes = tuple(sorted({store.buckets[spec.bucket] for spec in self._specs}))
+        bundles = [cluster.bundle(store.id, home) for home in homes] if cluster is not None else []
+        members = {node for each in bundles if each is not None for node, _ in each.in_sync}
+        assert self._host.disk is not None
+        return PinFacts(
+            name=pin.name,
+            pin=pin.pin,
+            store=store.id,
+            home=self.home,
+            homes=homes,
+            servers=tuple(sorted({*members, self._host.node})),
+            began_ms=int(self._host.disk.wall_clock() * 1000),
+            nbytes=sum([bytes_of(shard) for shard in self.state.shards.values()]),
+        )
+
+    def end_pin(self) -> None:
+        """Give up the pin that is being written: its shards leave, or are replaced, or the server ends."""
+        if self.state.bundle.pinning is not None:
+            self.state.bundle.pinning.end()
+        if self._saving_pin is not None:
+            self._saving_pin.cancel()
+
+    async def _save_pin(
+        self, bundle: Bundle, copies: PinCopies, catalogue: Catalogue, facts: PinFacts, order: Order
+    ) -> None:
+        assert self._host.pins is not None
+        try:
+            await self._host.pins.write(copies, catalogue, facts, self._pieces, order, self._drain_soon)
+        finally:
+            bundle.pinning = None
+        self._drain_soon()
 
     # --- the map -------------------------------------------------------------------------------
 
@@ -458,6 +553,11 @@ class ServedStore:
             case GetRecord():
                 effects = []
                 send_record(request, body, state.bundle.log)
+            case PinShards():
+                if text := self._refusal_of_pin(body):
+                    request.fail("malformed", text)
+                    return True
+                effects = state.handle(QueuedPin(request, Pin(body.name, body.pin, body.removes)))
             case _:
                 return False
         if effects:
@@ -571,6 +671,7 @@ class ServedStore:
         self._is_over = True
         self.end_compilation()
         self.short.end()
+        self.end_pin()
         self._perform(self.state.end())
         self._answers.refuse("wrong-run", f"store {self.store.id} left this server")
         disk, saver = self._host.disk, self._saver
@@ -616,6 +717,8 @@ class ServedStore:
                 if isinstance(batch, ApplySum) and state.bundle.snapshot is not None:
                     state.bundle.snapshot.keep(batch)
                 self._work = begin_work(batch, self._applier_of, begin)
+                if state.bundle.pinning is not None:
+                    state.bundle.pinning.keep(self._work.shards)
             room -= self._step(state, self._work, room)
             if self._copy is not None and state.bundle.taken is None:
                 self._copy.work_done()
@@ -663,6 +766,10 @@ class ServedStore:
             for effect in effects:
                 if isinstance(effect, Propose):
                     self._copy.propose(effect.entry)
+        if self._saver is not None:
+            for effect in effects:
+                if isinstance(effect, KeepPin):
+                    self._keep_pin(effect.pin, self._saver)
         self._answers.perform(effects, self.state.bundle.snapshot)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from adam_async.errors import ConfigError
 from adam_async.messages import SavedStore
 from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.pins import PINNED, Pins
 from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of, read_saved_store
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.scan import segment_name
@@ -22,6 +23,7 @@ from adam_async.runtime.disk import Disk
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{24}")
+_PIN = re.compile(re.escape(PINNED) + "[0-9a-f]{24}")
 
 SAVED = "saved"
 """Key in `NodeRecord.info` of a server. Its value has the placements of the stores that are whole on the
@@ -39,6 +41,7 @@ class ServerDisk:
     def __init__(self, folder: Path, ports: DiskPorts) -> None:
         self.folder = folder
         self.ports = ports
+        self.pins = Pins(folder, ports)
         self._stores: dict[str, StoreDisk] = {}
 
     @asynccontextmanager
@@ -70,6 +73,8 @@ class ServerDisk:
                         await self._remove_left(self.folder / name)
                     elif _NAME.fullmatch(name):
                         await self._open(self.folder / name)
+                    elif _PIN.fullmatch(name):
+                        await self.pins.reopen(self.folder / name)
                 yield self
             finally:
                 for each in self._stores.values():

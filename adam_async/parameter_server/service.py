@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -25,8 +25,10 @@ from adam_async.messages import (
     Body,
     GetRecord,
     GetStatistics,
+    ListPins,
     ListSaved,
     LoadShards,
+    PinShards,
     Pull,
     Push,
     ReadGroupSets,
@@ -66,7 +68,7 @@ NO_MEMORY = "it has no memory for them"
 TURN_WORK = 1 << 20
 """Work after which a round of the loop ends, see `PIECE_WORK`: four gradients of a shard of 2^18 values."""
 
-STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord, ReadGroupSets)
+STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord, ReadGroupSets, PinShards)
 """Types of the questions about a store; each question names the store."""
 
 
@@ -179,6 +181,7 @@ class ParameterServer(Role):
     async def _goodbye(self) -> None:
         for served in self.served.values():
             served.end_compilation()
+            served.end_pin()
         # The stores fail with the departure of this server, and leave it.
         await self._saved.end()
         await super()._goodbye()
@@ -313,6 +316,7 @@ class ParameterServer(Role):
                 observe=self._observe,
             ),
             disk=self._saved.begin(name, store, cluster),
+            pins=self._saved.pins,
             at_once=self._at_once,
         )
 
@@ -445,7 +449,7 @@ class ParameterServer(Role):
             served = self.served.get((body.store, self._identity.node))
             if served is not None and served.short.take(request, body):
                 return
-        if isinstance(body, ListSaved | ReadSaved):
+        if isinstance(body, ListSaved | ReadSaved | ListPins) or _is_for_disk(body):
             self._saved.answer(request, body)
             return
         if not isinstance(body, STORE_TYPES):
@@ -455,7 +459,7 @@ class ParameterServer(Role):
             served = self._bundle_of(request, body.run, body.home)
         elif isinstance(body, LoadShards):
             served = self._store_of(request, body.store, ())
-        elif isinstance(body, ReadGroupSets):
+        elif isinstance(body, ReadGroupSets | PinShards):
             served = self._bundle_of(request, body.store, body.home)
         else:
             served = self._store_of(request, body.store, body.shards)
@@ -540,6 +544,11 @@ class ParameterServer(Role):
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"
+
+
+def _is_for_disk(body: Body) -> TypeGuard[PinShards]:
+    """Return whether a pin is to be removed from the disk of this server, also without its bundle."""
+    return isinstance(body, PinShards) and body.removes and not body.home
 
 
 def _is_needed(cluster: ClusterMap, store: StoreRecord) -> bool:

@@ -46,7 +46,7 @@ from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
 from adam_async.messages.loss_sums import UNIT_BYTES, LossSum
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bsp_barrier import Contribution
-from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.bundle import MOST_KNOWN_PINS, Bundle
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.gradients import FactorPart
 from adam_async.parameter_server.log_entries import Part, PushDetails, entry_bytes, push_part, queued_push
@@ -158,6 +158,8 @@ class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
     clocks: ClocksState
     log: Count = 0
     """Number of tensors with the reads of all steps."""
+    pins: Annotated[list[tuple[DrawnId, bool]], Meta(max_length=MOST_KNOWN_PINS)] = []
+    """Ids of the newest pins, each with whether it was given up."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -196,7 +198,8 @@ def copy_piece(
     if has_log and bundle.log is not None:
         log = _cut(bundle.log.part([int(spec.id) for spec in specs]))
     if not specs:
-        state = ReplicasState(bundle.epoch, bundle.replicas.state(), len(log))
+        pins = [*bundle.pins.items()]
+        state = ReplicasState(bundle.epoch, bundle.replicas.state(), len(log), pins)
         return [np.frombuffer(_encoder.encode(state), np.uint8), *log]
     shards = [bundle.shards[spec.id] for spec in specs]
     tables = {id(shard.tables): shard.tables for shard in shards}
@@ -366,6 +369,7 @@ def load_piece(bundle: Bundle, piece: Piece) -> None:
     if isinstance(details, ReplicasState):
         bundle.epoch = details.epoch
         bundle.replicas.restore(details.clocks)
+        bundle.pins = dict(details.pins)
         return
     for target, source in piece.arrays:
         np.copyto(target, source)

@@ -54,6 +54,7 @@ from adam_async.messages import (
     Pushed,
     ReadShards,
     ReportSteps,
+    ShardsPinned,
     ShardStates,
     StepsReported,
     Tick,
@@ -77,9 +78,11 @@ from adam_async.parameter_server.events import (
     Event,
     ForgetSessions,
     InFlight,
+    KeepPin,
     Propose,
     PullArrived,
     PushArrived,
+    QueuedPin,
     QueuedPull,
     QueuedPush,
     QueuedSets,
@@ -197,7 +200,7 @@ class ServerState:
             case ReplicasChanged():
                 self._named = event.live
                 return self._enter(event)
-            case EpochBegan():
+            case EpochBegan() | QueuedPin():
                 return self._enter(event)
         assert_never(event)
 
@@ -214,6 +217,7 @@ class ServerState:
         return not (
             bundle.taken is not None
             or bundle.ready
+            or bundle.pinning
             or self._in_flight
             or self._queue.items
             or self.waiting.requests
@@ -257,6 +261,8 @@ class ServerState:
         effects: list[Effect] = []
         for entry in done:
             effects += self._answer(entry) if self.alone else self._land(entry)
+            if isinstance(entry, QueuedPin):
+                effects.append(KeepPin(entry.pin))
             # Messages of the new epoch come now, in their order; one of a still later epoch waits again.
             if isinstance(entry, EpochBegan):
                 effects += [effect for waiting in self.epoch_gate.take() for effect in self.handle(waiting)]
@@ -289,6 +295,8 @@ class ServerState:
                 return [self._acknowledgement(entry.queued)]
             case QueuedTick():
                 return [Answer(entry.request, Ticked())]
+            case QueuedPin():
+                return [Answer(entry.request, ShardsPinned())]
             case StepsArrived():
                 return [Answer(entry.request, StepsReported())]
             case ReplicasChanged() | EpochBegan() | ForgetSessions():

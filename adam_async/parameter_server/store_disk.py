@@ -593,6 +593,10 @@ class StoreDisk:
         self._catalogue_bytes = len(msgspec.json.encode(catalogue))
         return catalogue
 
+    def wall_clock(self) -> float:
+        """Return the time in seconds since 1970."""
+        return self._ports.wall_clock()
+
     async def _close(self) -> None:
         await self._stack.aclose()
         self._stack = AsyncExitStack()

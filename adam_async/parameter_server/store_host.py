@@ -11,6 +11,7 @@ from adam_async.model.kernels import available_kernels, is_uncompiled, make_batc
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.copy_host import CopyHost
+from adam_async.parameter_server.pins import Pins
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
 from adam_async.parameter_server.store_disk import StoreDisk
@@ -55,6 +56,7 @@ class StoreHost:
             joining members.
         copy_host: Services for bundles with a log.
         disk: The store on the disk of the server; None without one.
+        pins: The pins on the disk of the server; None without one.
         at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
     """
 
@@ -75,6 +77,7 @@ class StoreHost:
     declines: Callable[[Any], None]
     copy_host: CopyHost
     disk: StoreDisk | None = None
+    pins: Pins | None = None
     at_once: bool = True
 
     @property

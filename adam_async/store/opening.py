@@ -32,6 +32,7 @@ from adam_async.store.calls import Calls, check_loop
 from adam_async.store.joining import Joining
 from adam_async.store.layout import StoreLayout
 from adam_async.store.local_servers import ServerAccess, local_servers
+from adam_async.store.pins import StorePins
 from adam_async.store.wish import StoreWish, consistency_of
 from transport import BufferPool, Identity
 
@@ -78,6 +79,7 @@ class StoreLink:
         """Identity of this client among the clients of the store."""
         self.calls: Calls
         """Calls of this client, once `start` has joined the store."""
+        self.pins: StorePins
         self._has_joined = False
         self._deleting = False
 
@@ -115,6 +117,15 @@ class StoreLink:
         )
         layout = StoreLayout(arrays, table, store.buckets)
         self.calls = Calls(wish, store, layout, tuple(rates), servers, membership)
+        self.pins = StorePins(
+            wish.name,
+            store,
+            table,
+            endpoint=self._endpoint,
+            membership=membership,
+            waits=self._waits,
+            entropy=self._entropy,
+        )
         self._has_joined = True
         self._spawn("servers", servers.run())
         self._spawn("queue", self.calls.run())

@@ -36,6 +36,7 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.opening import NO_COPY, Opening, StoreLink
+from adam_async.store.pins import PinSummary, StorePins, check_pin_name
 from adam_async.store.values import PushOutcome, Rate, ReadVersions, Values
 from adam_async.store.wish import Create, StoreWish, check_is_default, slack_of
 
@@ -351,6 +352,57 @@ class ParameterStore:
             # On the disk's thread, because the copy of a large store takes long.
             await disk.write_atomic(Path(path), [await disk.run(save_tensors, arrays)])
         return Path(path)
+
+    # --- pins ----------------------------------------------------------------------------------
+
+    async def pin(self, name: str) -> None:
+        """Keep the values as they are now under a name, on the disks of the servers, until `unpin`.
+
+        Each server keeps the same state of a shard, with the state of its rule; all pushes that were answered
+        before the call are in it. Different shards may be from different moments. Pushes go on. The pin is
+        there on return: `min_in_sync` servers have each shard, and it outlasts a loss of all servers. A store
+        has at most 16 pins. After a cancelled call the pin may exist or not.
+
+        Args:
+            name: 1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit.
+
+        Raises:
+            StoreError: The name is invalid or there; the store has 16 pins; a server has no folder, or its
+                disk cannot take the pin; or this client is a reader, or is closed.
+            DeadlineExceeded: The servers did not save it within `checkpoint_s`.
+            ShardUnavailable: A server did not answer within `patience_s`.
+        """
+        await self._of_pins(reads=False).make(check_pin_name(name))
+
+    async def unpin(self, name: str) -> None:
+        """Remove a pin, also an unfinished one.
+
+        A server that is away removes its part when it returns to the store.
+
+        Raises:
+            StoreError: The store has no such pin; or this client is a reader, or is closed.
+            ShardUnavailable: A server did not answer within `patience_s`.
+        """
+        await self._of_pins(reads=False).remove(check_pin_name(name))
+
+    async def pins(self) -> list[PinSummary]:
+        """Return the pins on the disks of the live servers, by name."""
+        return await self._of_pins(reads=True).summaries()
+
+    async def read_pin(self, name: str) -> Mapping[str, NDArray[Any]]:
+        """Return the values of a pin by name, read-only; `assign` takes them.
+
+        Raises:
+            StoreError: No valid pin of this name is on the disks of the live servers; or this client is a
+                reader, or is closed.
+        """
+        return await self._of_pins(reads=False).read(check_pin_name(name))
+
+    def _of_pins(self, *, reads: bool) -> StorePins:
+        self._calls.check()
+        if self._calls.is_reader and not reads:
+            raise StoreError("this client is a reader: open the store without reader=True for its pins")
+        return self._link.pins
 
     # --- the end -------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ clients and readers.
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
@@ -22,8 +22,9 @@ from adam_async.run.run_copies import RunCopies, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord, joined_arrays
 from adam_async.store.joining import ONLY_ON_DISKS
+from adam_async.store.pins import PinSummary, list_pins, pin_summaries
 from adam_async.store.wish import consistency_of
-from transport import Identity, Network, RemoteProtocolError, TransportError
+from transport import Identity, Link, Network, RemoteProtocolError, TransportError
 
 
 class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class StoreDetails(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSummary
     arrays: list[ArraySummary]
     clients: list[ClientSummary]
+    pins: list[PinSummary]
 
 
 @asynccontextmanager
@@ -146,10 +148,14 @@ class Survey:
             store=_summary(name, store, cluster),
             arrays=_array_summaries(store, arrays, table, reports),
             clients=_client_summaries(store, cluster, reports),
+            pins=pin_summaries(await list_pins(name, cluster, self._connect, self._waits)),
         )
 
+    def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:
+        return self._network.connect(address, self._identity, timeout_s=self._waits.dial_s)
+
     async def _counts(self, address: str, store: str) -> StoreCounts:
-        async with self._network.connect(address, self._identity, timeout_s=self._waits.dial_s) as link:
+        async with self._connect(address) as link:
             reply = await link.call(pack(GetStatistics(run=store)), timeout_s=self._waits.call_s)
             sender = unpack(reply, Statistics)
             if (sender.node, sender.role) != (link.peer.node, link.peer.role):

@@ -175,6 +175,10 @@ class ParameterStore:
     tick = _blocking(face.ParameterStore.tick)
     settled = _blocking(face.ParameterStore.settled)
     save = _blocking(face.ParameterStore.save)
+    pin = _blocking(face.ParameterStore.pin)
+    unpin = _blocking(face.ParameterStore.unpin)
+    pins = _blocking(face.ParameterStore.pins)
+    read_pin = _blocking(face.ParameterStore.read_pin)
 
     def begin(self, work: Callable[[face.ParameterStore], Coroutine[Any, Any, _T]]) -> "Call[_T]":
         """Begin work with the asynchronous store, on its thread, and return a future of the result.

@@ -19,6 +19,7 @@ DAMAGE, TROUBLE, STORE = (
 CRASH = TESTS + "crash_points.py::test_a_crash_at_any_point_"
 CRASHES = CRASH + "loses_nothing_confirmed_and_leaves_whole_states"
 APPENDS, DISK = SERVER_TESTS + "ordered_appends.py::test_", SERVER_TESTS + "server_disk.py::test_"
+PINS, PIN_COPIES = "tests/adam_async/store/test_pins.py::test_", SERVER_TESTS + "pin_copies.py::test_"
 REPLAY = SERVER_TESTS + "entry_replay.py::test_"
 NEWER = "tests/adam_async/checkpoint/test_saved_shards.py::"
 NEWER += "test_of_two_copies_the_one_with_the_newer_last_entry_counts"
@@ -207,5 +208,37 @@ DISKS = (
         "        self._lost.clear()\n        return self.directory()\n        self._previous",
         CRASH + "of_a_repair_changes_no_state_and_hides_no_loss",
         seldom="a seed damages a disk once, and seldom loses power during the few writes of its repair",
+    ),
+    _row(
+        "a shard is copied for a pin before work changes it",
+        SERVER + "served_store.py",
+        "state.bundle.pinning.keep(self._work.shards)",
+        "pass",
+        PINS + "pushes_wait_for_a_slow_disk_once_the_copies_fill_their_memory",
+        breaks="pinned state, or pin",
+    ),
+    _row(
+        "in bsp a pin waits for the sums before it",
+        SERVER + "bundle.py",
+        "(is_pin and self._summed_weight and not self.idle)",
+        "False",
+        PIN_COPIES + "in_bsp_a_pin_waits_for_the_sums_before_it_and_entries_wait_behind_it",
+        seldom="clients of a simulated store seldom push while a sum is in work",
+    ),
+    _row(
+        "a member with shards of another position keeps no pin",
+        SERVER + "bundle.py",
+        "self.keeps_pins and not self.absent and",
+        "self.keeps_pins and",
+        PIN_COPIES + "a_member_with_shards_of_another_position_keeps_no_pin",
+        seldom="a server must join amid entries, and one of these must be a pin",
+    ),
+    _row(
+        "a member that returns removes the pins that were given up",
+        SERVER + "bundle_copy.py",
+        "if not effect.piece:",
+        "if False:",
+        PINS + "a_server_that_was_away_removes_what_was_given_up",
+        seldom="a seed does not look for pins that were given up",
     ),
 )

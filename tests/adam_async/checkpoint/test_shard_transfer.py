@@ -126,7 +126,7 @@ async def test_a_reading_that_is_cancelled_while_it_fails_is_cancelled():
             raise ClockPassed(7)
 
         copies, store = copies_of(servers), servers.map.run_store
-        reading = asyncio.create_task(copies._with_primaries(store, servers.table, fail))
+        reading = asyncio.create_task(copies.with_primaries(store, servers.table, fail))
         await asyncio.wait([reading])
         assert reading.cancelled()
 
@@ -143,7 +143,7 @@ async def test_a_reading_fails_with_its_cause_if_its_caller_was_once_asked_to_en
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.sleep(0)
             assert asyncio.current_task().cancelling() == 1
-            await copies_of(servers)._with_primaries(servers.map.run_store, servers.table, fail)
+            await copies_of(servers).with_primaries(servers.map.run_store, servers.table, fail)
 
         reading = asyncio.create_task(go_on_and_read())
         await asyncio.wait([reading])

@@ -88,7 +88,10 @@ class Copy:
         """Do the next batch or sum, and form the next batch. Returns the effects."""
         batch, effects = self.state.take_batch()
         if batch is not None:
-            work = begin_work(batch, lambda _: self.applier, 0.0).work
+            begun = begin_work(batch, lambda _: self.applier, 0.0)
+            if self.bundle.pinning is not None:
+                self.bundle.pinning.keep(begun.shards)
+            work = begun.work
             work.run(1 << 30)
             is_sum = isinstance(batch, ApplySum)
             done = SumApplied(batch, [finite for (finite,) in work.finite]) if is_sum else Applied(batch)

@@ -8,6 +8,7 @@ Stores and checkpoints:
     store_pushes.py          start here: each push applied exactly once; versions, staleness, sums in bsp
     saved_pushes.py          pushes to a store that returns from disks: permitted loss, none if durable
                              states on disks: only those that servers gave, none older than before
+    saved_pins.py            pins: the bytes of their place in the log; the same ones until they are removed
     bundles.py               copies of a bundle: one log, one primary, equal values; clocks of clients
     checkpoints.py           checkpoints: all shards at one clock in bsp, enough updates in every mode
     fences.py                answered groups: no later push of a generation that had ended

@@ -16,6 +16,9 @@ from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import role_table, table_among
+from adam_async.parameter_server.bundle_copy import BundleCopy
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
@@ -175,7 +178,7 @@ class Cluster:
             server = ParameterServer(
                 settings,
                 buffers=BufferPool(),
-                observe=self.bundles.applies,
+                observe=self._applies,
                 numerics=numerics_of(node.name),
                 copies=copies_path_of(node) if self._is_apart else None,
                 disk=disk,
@@ -184,6 +187,10 @@ class Cluster:
             self.bundles.started(server, (node.name, incarnation))
             async with server:
                 await asyncio.Event().wait()
+
+    def _applies(self, copy: BundleCopy, entry: Entry, parts: Sequence[Part]) -> None:
+        """Check the next entry of a copy. Raises Violation."""
+        self.bundles.applies(copy, entry, parts)
 
     def _server_disk(self, node: Node) -> AbstractAsyncContextManager[ServerDisk | None]:
         """Open the disk of a server's stores; None: they are in memory only."""

@@ -193,6 +193,7 @@ class PowerFaults:
     def _rot(self, node: Node) -> int:
         """Flip a bit in some sectors of a server's disk; returns their number."""
         self._cluster.failing.add(node.name)
+        self._cluster.rotten.append(node.name)
         self._cluster.states.forget(node.name)
         flipped = 0
         for _ in range(MOST_TRIES):
@@ -340,6 +341,8 @@ LEAST_PUSHES = 40
 
 RECOVERED = "arrays recovered with pushes"
 LOST = "acknowledged pushes lost"
+PINS = "pins made"
+PINNED_STATES = "states of pins compared with the log"
 
 
 def draw_plan(dice: RandomStream) -> Plan:
@@ -405,6 +408,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         watch.cancel()
         looks.cancel()
     ledger.counts[RECOVERED], ledger.counts[LOST] = losses.recovered, losses.lost
+    ledger.counts[PINS], ledger.counts[PINNED_STATES] = clients.pins.made, cluster.logged.compared
 
 
 POWER_CUTS = Scenario(
@@ -414,7 +418,7 @@ POWER_CUTS = Scenario(
     least_operations=LEAST_PUSHES,
     events=(RECOVERED,),
     limit_s=600.0,
-    marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS, FROM_DISK),
+    marks=(RECOVERED, LOST, TORN, QUARANTINE, REPLAYED, READ_BACK, FAILOVERS, FROM_DISK, PINS, PINNED_STATES),
     plan=draw_plan,
     run=run,
 )

@@ -4,25 +4,34 @@ The clients open a store that comes back from the disks again, under its name.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from adam_async.errors import AdamError
+from adam_async.errors import AdamError, StoreError
+from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.log_entries import Part
+from adam_async.parameter_server.pins import PINNED
+from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.server_disk import ServerDisk, is_saved
+from adam_async.persistence.keys import State
 from adam_async.persistence.settings import FlushSettings
 from adam_async.simulation.plan import Setting
 from adam_async.simulation.scenario import Ledger, Node, Violation, World
+from adam_async.store.store import ParameterStore
 from adam_async.store.wish import StoreWish
+from tests.simulation.checkers.saved_pins import LoggedStates, SavedPins
 from tests.simulation.checkers.saved_pushes import Losses, SavedPushes, SavedStates
 from tests.simulation.checkers.store_pushes import StorePushes
 from tests.simulation.scenarios.cluster import SERVERS, SINCE_1970_S, Cluster
 from tests.simulation.scenarios.pushes import SLOTS
 from tests.simulation.scenarios.store_clients import Array, OpenStore, StoreClients
+from transport import TransportError
 
 SHARDS = Path("/shards")
 """Folder of a server."""
@@ -49,12 +58,16 @@ class PowerCluster(Cluster):
         disks: Open disk of each server's newest incarnation, by name.
         states: States that servers gave to their disks, and that came back.
         failing: Servers whose disk fails, so that they may end.
+        rotten: Servers whose disk has lost bytes, each once for each loss.
+        logged: The bundles with a log, as functions of their logs.
     """
 
     def __init__(self, world: World, ledger: Ledger, settings: Mapping[str, Setting]) -> None:
         self.disks: dict[str, ServerDisk] = {}
         self.states = SavedStates()
         self.failing: set[str] = set()
+        self.rotten: list[str] = []
+        self.logged = LoggedStates()
         self._flush = FlushSettings(
             flush_s=float(settings["flush_s"]), segment_bytes=int(settings["segment_bytes"])
         )
@@ -77,13 +90,25 @@ class PowerCluster(Cluster):
                 clock=loop.time,
                 wall_clock=lambda: SINCE_1970_S + self._world.now,
                 settings=self._flush,
-                observe=self.states.taken,
+                observe=self._saved,
             )
             async with ServerDisk(SHARDS, ports).opened() as disk:
                 await self._opened(node.name, disk)
                 yield disk
 
     # --- observations ------------------------------------------------------------------------
+
+    def _saved(self, state: State, store: str) -> None:
+        """Note a state that a server gives to its disk. Raises Violation."""
+        self.states.taken(state, store)
+        if store.startswith(PINNED):
+            self.logged.saved(state, store)
+
+    def _applies(self, copy: BundleCopy, entry: Entry, parts: Sequence[Part]) -> None:
+        """Follow the next entry of a copy. Raises Violation."""
+        self.bundles.applies(copy, entry, parts)
+        served = self.servers[copy.me[0]].served[copy.record.store, copy.home]
+        self.logged.applies(copy, served.store, entry, parts)
 
     async def _opened(self, name: str, disk: ServerDisk) -> None:
         """Check the states on a disk that was opened. Raises Violation."""
@@ -121,6 +146,10 @@ class PowerCluster(Cluster):
             losses.ended(store.id)
 
 
+PIN_CHANCE, GIVE_UP, PINS_OF_CLIENT = 0.4, 0.3, 3
+"""Share of the steps after which a client uses a pin, share of these in which it gives one up, and number of
+names of a client."""
+
 COLD = "cold"
 """Name of an array to which clients seldom push after the start, in some plans."""
 
@@ -156,9 +185,76 @@ class PowerClients(StoreClients):
         self._newest: dict[str, SavedPushes] = {}
         """Pushes to each group since the newest return of the store."""
         self._is_durable = settings["ack"] == "durable"
+        self._pin_dice = world.dice.fork("pins")
+        self._power = cluster
+        self.pins = SavedPins()
+        """The pins of all clients."""
         cold = {COLD: {COLD: Array(rows=COLD_ROWS, split=False)}} if settings["cold"] else {}
         workload = replace(SLOTS, groups={**SLOTS.groups, **cold}, pace_s=float(settings["pace_s"]))
         super().__init__(world, cluster, ledger, settings, workload)
+
+    # --- pins --------------------------------------------------------------------------------
+
+    async def _pull_alone(self, opened: OpenStore) -> None:
+        await super()._pull_alone(opened)
+        if self._pin_dice.chance(PIN_CHANCE):
+            try:
+                await self._use_pins(opened)
+            except (AdamError, TransportError) as error:
+                self._ledger.note("pin", opened.name, str(error))
+
+    async def _use_pins(self, opened: OpenStore) -> None:
+        """Make a pin of this client, read one of any client, or give one of this client up."""
+        dice, store = self._pin_dice, ParameterStore(opened.link)
+        name = f"{opened.name}-{dice.below(PINS_OF_CLIENT)}"
+        if name not in self.pins.names:
+            await self._make_pin(opened, name)
+        elif dice.chance(GIVE_UP):
+            self.pins.forget(name)
+            await store.unpin(name)
+        elif self.pins.names:
+            await self._read_pin(opened, dice.choose(self.pins.names))
+
+    async def _make_pin(self, opened: OpenStore, name: str) -> None:
+        store, facts = ParameterStore(opened.link), opened.link.store
+        if any(pin.name == name for pin in await store.pins()):
+            await store.unpin(name)  # the outcome of an earlier call is unknown
+        acknowledged = {group: pushes.before().acknowledged for group, pushes in opened.pushes.items()}
+        rotten = len({*self._power.rotten})
+        await store.pin(name)
+        begun = {
+            group: frozenset(range(self._workload.columns - pushes.room))
+            for group, pushes in opened.pushes.items()
+        }
+        self.pins.returned(
+            name,
+            servers=facts.min_in_sync_in_force,
+            rotten=rotten,
+            acknowledged={} if self._slack == 0 else acknowledged,
+            begun=begun,
+        )
+        await self._read_pin(opened, name)
+
+    async def _read_pin(self, opened: OpenStore, name: str) -> None:
+        values = await ParameterStore(opened.link).read_pin(name)
+        groups = self._workload.groups.items()
+        self.pins.values(
+            name,
+            {
+                group: np.concatenate([values[array].astype(np.float64) for array in arrays])
+                for group, arrays in groups
+            },
+        )
+
+    async def _read_once(self, opened: OpenStore) -> None:
+        await super()._read_once(opened)
+        rotten = len({*self._power.rotten})
+        for name in self.pins.names:
+            try:
+                await self._read_pin(opened, name)
+            except StoreError as error:
+                if self.pins.must_be_there(name, rotten):
+                    raise Violation("pin kept", f"pin {name} cannot be read: {error}") from error
 
     def _wish(self, *, reader: bool) -> StoreWish:
         # All servers must be back before the store is: the newest states may be on any of them.

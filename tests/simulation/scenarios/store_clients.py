@@ -90,7 +90,9 @@ class PendingPushes:
         await settle(self._world, left, within_s=HEALED_S, invariant="pending pushes end")
 
 
-WAITS = Waits(dial_s=20.0, call_s=20.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
+WAITS = Waits(
+    dial_s=20.0, call_s=20.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0, checkpoint_s=5.0
+)
 
 BEGUN_WITH = 2
 """Number of clients that the first step of a store with clocks waits for."""
@@ -286,8 +288,7 @@ class StoreClients:
                 await self._work(opened)
                 self._open.pop(node.name, None)
             else:
-                for each in opened.pushes:
-                    await self._pull(opened, each)
+                await self._read_once(opened)
             await link.leave()
             for task in link.tasks:
                 task.cancel()
@@ -491,6 +492,11 @@ class StoreClients:
         if opened.begun < 0:
             opened.begun = min(clocks, default=0)
         return True
+
+    async def _read_once(self, opened: OpenStore) -> None:
+        """Read all groups, after the end of all pushes."""
+        for each in opened.pushes:
+            await self._pull(opened, each)
 
     async def _read(self, opened: OpenStore) -> None:
         (group,) = opened.pushes

@@ -262,6 +262,7 @@ def _given(facts: Facts) -> dict[type[m.Body], dict[str, Any]]:
         m.BundleSets: {"trainable": True},
         m.ReadGroupSets: {"home": facts.others_node, "map_version": facts.version},
         m.ReadSaved: {"store": facts.store, "home": facts.others_node, "piece": 1},
+        m.PinShards: {"store": facts.store, "home": facts.others_node, "name": "best", "pin": 7},
         **dict.fromkeys((m.Begin, m.Begun, m.Committed), store),
         **dict.fromkeys((m.Copy, m.Held, m.PieceCopy), copied),
         m.Superseded: {"store": facts.store},
@@ -320,6 +321,8 @@ def _with_a_record(facts: Facts) -> list[Example]:
     change = Change(version=facts.version, nodes={facts.node: node}, placements=facts.generation)
     saved_piece = m.SavedPiece(facts.others_node, 1, 1, 1)
     saved = valid(m.SavedStore, known, id=facts.store, record=b"{}", arrays=b"[]", pieces=(saved_piece,))
+    homes = (facts.others_node,)
+    pin = valid(m.PinFacts, known, name="best", pin=7, home=facts.others_node, homes=homes, servers=homes)
     profile = ProfilePart(process="worker-0", dropped=0, events=[])
     address = "tcp://controller-1:7000"
     return [
@@ -333,6 +336,7 @@ def _with_a_record(facts: Facts) -> list[Example]:
         text(m.Serving, dict[str, Any], {"images": 2}),
         text(m.ManifestPart, list[File], [File("images/0", 4)]),
         packed(m.SavedList, tuple[m.SavedStore, ...], (saved,)),
+        packed(m.PinList, tuple[m.PinState, ...], (m.PinState(facts=pin),)),
         text(m.Statistics, dict[str, Any], {"groups": 3}),
         text(m.Profile, ProfilePart, profile),
     ]

@@ -1,0 +1,314 @@
+"""The pins on the disk of one parameter server: a folder for each bundle of a pin, written once.
+
+A folder has the files of a checkpoint (`persistence/written_once.py`), apart from those of the store, whose
+rounds and repairs it does not touch. Until all files are synced it has the name of a folder that is being
+removed, so after a crash the next start removes it. A damaged folder costs the pin on this server alone.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from numpy.typing import NDArray
+
+from adam_async.errors import ConfigError, DataError
+from adam_async.messages import MOST_PINS, PinFacts, PinState, SavedPiece, SavedStore, ShardStates
+from adam_async.messages.pins import MOST_LISTED_PINS, MOST_PIN_FAULT
+from adam_async.messages.tensors import UNREADABLE
+from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.piece_states import (
+    CATALOGUE,
+    CONTENTS,
+    PIN,
+    Catalogue,
+    bundle_of,
+    catalogue_state,
+    load_tensors,
+    new_bundle,
+    piece_state,
+    pieces_by_name,
+    read_catalogue,
+    tensors_of,
+)
+from adam_async.parameter_server.pin_copies import PinCopies
+from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.persistence import written_once
+from adam_async.persistence.keys import LEADING, Identity, Order, State, StateKey, StateName
+from adam_async.persistence.written_once import FoundState, Head, read_head, write_once
+from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.run.store_record import StoreRecord
+from transport import RemoteProtocolError
+
+PINNED, REMOVED = "pin-", "removed-"
+"""Prefixes of the names of the folders of pins, and of folders that are being written or removed."""
+
+Key = tuple[int, str]
+"""Id of a pin, and name of a bundle."""
+
+
+def store_of(pin: int) -> str:
+    """Return the id under which the states of a pin are read, as those of a store."""
+    return f"pin-{pin:014x}"
+
+
+class _Opened(NamedTuple):
+    """A bundle of a pin that is being read."""
+
+    key: Key
+    head: Head
+    record: StoreRecord
+    table: Sequence[ShardSpec]
+    pieces: Mapping[StateName, Sequence[ShardSpec]]
+    places: Mapping[StateName, tuple[str, FoundState]]
+    """File and place of each piece."""
+
+
+class Pins:
+    """The pins in the folder of one server."""
+
+    def __init__(self, folder: Path, ports: DiskPorts) -> None:
+        self._folder = folder
+        self._ports = ports
+        self._found: dict[Key, tuple[str, PinFacts]] = {}
+        """Name of the store, and facts, of each bundle on the disk."""
+        self._faults: dict[Key, tuple[str, PinState]] = {}
+        """The newest bundles that could not be saved."""
+        self._opened: _Opened | None = None
+        """The bundle that was read last."""
+        self._opening = asyncio.Lock()
+        self._removing = asyncio.Lock()
+
+    def _folder_of(self, key: Key) -> Path:
+        digest = blake2b(f"{key[0]}/{key[1]}".encode(), digest_size=12).hexdigest()
+        return self._folder / f"{PINNED}{digest}"
+
+    async def reopen(self, folder: Path) -> None:
+        """Take up a folder of an earlier start; a damaged one is reported, and does not count."""
+        try:
+            head = await read_head(self._ports.states, folder, contents=CONTENTS)
+            facts = _facts_of(head, str(folder))
+            name = read_catalogue(head.states[CATALOGUE].parts, str(folder)).name
+            if folder != self._folder_of((facts.pin, facts.home)):
+                raise DataError(f"{folder} has another name than its pin {facts.name} gives it")
+            await written_once.check_sizes(self._ports.states, folder, head)
+        except (ConfigError, DataError, KeyError, OSError) as error:
+            self._ports.notice(f"the pin in {folder} cannot be read: {error}; remove the folder")
+            return
+        self._found[facts.pin, facts.home] = name, facts
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def fail(self, name: str, facts: PinFacts, why: str) -> None:
+        """Note why a bundle of a pin is not saved, unless it is."""
+        key = facts.pin, facts.home
+        if key not in self._found:
+            state = PinState(facts=facts, fault=why[:MOST_PIN_FAULT] or "it failed")
+            self._faults[key] = name, state
+            for old in [*self._faults][: -4 * MOST_PINS]:
+                del self._faults[old]
+
+    def refusal(self, name: str, pin: int) -> str:
+        """Return why this server saves no further pin of the stores of a name; empty if it does."""
+        others = {id for (id, _), (store, _) in self._found.items() if store == name and id != pin}
+        if len(others) < MOST_PINS:
+            return ""
+        return f"it has {len(others)} pins of store {name!r}, {MOST_PINS} are the most: remove one with unpin"
+
+    async def write(
+        self,
+        copies: PinCopies,
+        catalogue: Catalogue,
+        facts: PinFacts,
+        pieces: Sequence[Sequence[ShardSpec]],
+        order: Order,
+        taken: Callable[[], None],
+    ) -> None:
+        """Write a bundle of a pin; a failure is noted, and removes what was written.
+
+        Args:
+            pieces: The shards of the bundle, cut into pieces.
+            order: Generation and position of the pin in the log.
+            taken: Called when the copies have room again.
+        """
+        key = facts.pin, facts.home
+        folder, disk = self._folder_of(key), self._ports.states
+        aside = folder.with_name(REMOVED + folder.name)
+        record = msgspec.structs.replace(catalogue.record, id=store_of(facts.pin))
+        catalogue = Catalogue(catalogue.name, record, catalogue.arrays, facts.began_ms / 1000)
+
+        async def states() -> AsyncGenerator[State, None]:
+            left = {number: specs for number, specs in enumerate(pieces) if specs}
+            while left:
+                number = copies.next_of(left)
+                specs = left.pop(number)
+                shards = copies.take(specs)
+                if not shards:
+                    return
+                taken()
+                bundle = bundle_of(record, shards)
+                bundle.share_equal_tables()
+                state = piece_state(bundle, facts.home, number, specs, order=order, is_copy=False)
+                if self._ports.observe is not None:
+                    self._ports.observe(state, record.id)
+                yield state
+
+        def head() -> list[State]:
+            if copies.is_given_up:
+                return []
+            packed = [msgspec.msgpack.encode(facts)]
+            return [catalogue_state(catalogue), State(StateKey(*PIN, *order, 0), packed)]
+
+        try:
+            await disk.remove_folder(aside)
+            await disk.make_folder(aside)
+            identity = Identity(run=record.id, contents=CONTENTS)
+            async with aclosing(states()) as pieces_on:
+                is_whole = await write_once(disk, aside, identity, pieces_on, head)
+            if is_whole:
+                await disk.rename(aside, folder)
+                self._found[key] = catalogue.name, facts
+                self._faults.pop(key, None)
+            if copies.is_given_up:  # perhaps during the last writes
+                await self.remove(facts.pin)
+                await disk.remove_folder(aside)
+        except OSError as error:
+            self.fail(catalogue.name, facts, f"{self._folder} cannot take it: {error.strerror or error}")
+            with suppress(OSError):  # the next start removes it
+                await disk.remove_folder(aside)
+        finally:
+            copies.end()
+
+    async def remove(self, pin: int, store: str = "") -> None:
+        """Remove a pin, or all pins of the stores of a name, from the disk."""
+        async with self._removing:  # a second call returns after the removals of the first
+            every = {**self._found, **self._faults}
+            for key in [key for key, (name, _) in every.items() if name == store or key[0] == pin]:
+                self._faults.pop(key, None)
+                if self._found.pop(key, None) is not None:
+                    await self._remove_folder(self._folder_of(key))
+
+    async def _remove_folder(self, folder: Path) -> None:
+        aside, disk = folder.with_name(REMOVED + folder.name), self._ports.states
+        try:
+            await disk.remove_folder(aside)
+            await disk.rename(folder, aside)
+            await disk.remove_folder(aside)
+        except OSError as error:
+            self._ports.notice(
+                f"{folder} is no longer needed and cannot be removed: {error.strerror or error}; remove it "
+                "by hand, or the next start reads it again"
+            )
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def states(self, name: str) -> list[PinState]:
+        """Return the bundles of the pins of all stores of a name, with those that could not be saved."""
+        found = [PinState(facts=facts) for store, facts in self._found.values() if store == name]
+        found += [state for store, state in self._faults.values() if store == name]
+        return found[:MOST_LISTED_PINS]
+
+    async def saved(self, name: str, pin: str) -> list[SavedStore]:
+        """Return the pins with a name, each as a saved store with the pieces on this disk."""
+        found: dict[int, SavedStore] = {}
+        for key, (store, facts) in [*self._found.items()]:
+            if (store, facts.name) != (name, pin):
+                continue
+            try:
+                head, catalogue = await self._read_head(key)
+            except (ConfigError, DataError, KeyError, OSError) as error:
+                self._ports.notice(f"pin {pin} of store {name!r} cannot be read: {error}")
+                continue
+            of_bundle = [each for each in head.keys if each.home != LEADING]
+            pieces = [SavedPiece(each.home, each.shard, *each.order) for each in of_bundle]
+            before = found.get(facts.pin)
+            found[facts.pin] = SavedStore(
+                name=name,
+                id=catalogue.record.id,
+                record=msgspec.json.encode(catalogue.record),
+                arrays=msgspec.json.encode(catalogue.arrays),
+                pieces=(*(before.pieces if before is not None else ()), *pieces),
+                began_ms=facts.began_ms,
+            )
+        return list(found.values())
+
+    def has(self, store: str, home: str) -> bool:
+        """Return whether the disk has a bundle of a pin, by the id of its states."""
+        return any((store_of(pin), at) == (store, home) for pin, at in self._found)
+
+    async def bytes_of(self, store: str, home: str, piece: int) -> int:
+        """Return the memory to read a piece of a pin, in bytes; errors as in `read`."""
+        opened = await self._open(store, home, piece)
+        specs = opened.pieces[StateName(home, piece)]
+        return sum([spec.nbytes for spec in specs]) * (1 + opened.record.state_arrays)
+
+    async def read(
+        self, store: str, home: str, piece: int, numbers: Sequence[int]
+    ) -> tuple[ShardStates, list[NDArray[Any]]]:
+        """Read some shards of a piece, which have one rule.
+
+        Raises:
+            DataError, ConfigError: The disk has no such shards, or the files are damaged or too large.
+        """
+        key, head, record, table, pieces, places = await self._open(store, home, piece)
+        name, origin = StateName(home, piece), f"piece {piece} of bundle {home} of {store}"
+        file, place = places[name]
+        try:
+            state = await written_once.read_state(self._ports.states, self._folder_of(key), head, file, place)
+            bundle = new_bundle(record, pieces[name], record.rules)
+            load_tensors(bundle, pieces[name], table, tensors_of(state.parts, origin))
+        except (RemoteProtocolError, OSError) as error:
+            raise DataError(f"{origin} cannot be read: {error}") from None
+        shards = [bundle.shards[id] for number in numbers if (id := ShardId(number)) in bundle.shards]
+        if len(shards) < len(numbers) or len({shard.spec.rule for shard in shards}) != 1:
+            raise DataError(
+                f"{origin} has not all of shards {tuple(numbers[:8])}, or they have several rules"
+            )
+        return read_states(shards, record.rules[shards[0].spec.rule])
+
+    async def _open(self, store: str, home: str, piece: int) -> _Opened:
+        """Return the bundle of a pin with the places of its pieces. Raises DataError, ConfigError."""
+        key = next((key for key in self._found if (store_of(key[0]), key[1]) == (store, home)), None)
+        if key is None:
+            raise DataError(f"bundle {home} of {store} is not on this disk")
+        async with self._opening:  # a file at a time comes into memory
+            if self._opened is None or self._opened.key != key:
+                try:
+                    self._opened = await self._open_now(key)
+                except (KeyError, OSError) as error:
+                    raise DataError(f"{self._folder_of(key)} cannot be read: {error}") from None
+            opened = self._opened
+        if StateName(home, piece) not in opened.places.keys() & opened.pieces.keys():
+            raise DataError(f"bundle {home} of {store} has no piece {piece}")
+        return opened
+
+    async def _read_head(self, key: Key) -> tuple[Head, Catalogue]:
+        folder = self._folder_of(key)
+        head = await read_head(self._ports.states, folder, contents=CONTENTS)
+        return head, read_catalogue(head.states[CATALOGUE].parts, str(folder))
+
+    async def _open_now(self, key: Key) -> _Opened:
+        folder, (head, catalogue) = self._folder_of(key), await self._read_head(key)
+        places: dict[StateName, tuple[str, FoundState]] = {}
+        for file in head.files:
+            for each in await written_once.read_states(self._ports.states, folder, head, file):
+                where = FoundState(each.key, memoryview(b""), each.sizes, each.position, each.end)
+                places[each.key.name] = file, where
+        record = catalogue.record
+        table = shard_table(catalogue.arrays, shard_bytes=record.shard_bytes).shards
+        return _Opened(key, head, record, table, pieces_by_name(record, table), places)
+
+    def __repr__(self) -> str:
+        return f"<Pins {self._folder} {len(self._found)} bundles>"
+
+
+def _facts_of(head: Head, origin: str) -> PinFacts:
+    """Return the facts of a folder. Raises DataError: it has none."""
+    try:
+        return msgspec.msgpack.decode(b"".join(head.states[PIN].parts), type=PinFacts)
+    except (*UNREADABLE, KeyError) as error:
+        raise DataError(f"{origin} has no readable record of its pin: {error}") from None

@@ -1,0 +1,320 @@
+"""The pins of a store: its values under names, which its servers keep on their disks until they are removed.
+
+A client puts a pin into the log of each bundle, and waits until enough servers report that they have saved
+its shards. A pin is valid if the disks have all its bundles. After a loss of all servers it belongs to the
+store that comes back under the same name.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
+from adam_async.checkpoint.shard_transfer import PAUSES, ShardCopies
+from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.controller.client import Membership
+from adam_async.errors import AdamError, DeadlineExceeded, StoreError
+from adam_async.messages import (
+    MOST_PINS,
+    ListPins,
+    PinFacts,
+    PinShards,
+    PinState,
+    ShardsPinned,
+    pack,
+    read_pin_list,
+    unpack,
+)
+from adam_async.messages.bounds import PinName
+from adam_async.run.cluster_map import DISK, ClusterMap
+from adam_async.run.config import Waits
+from adam_async.run.shard_table import ShardSpec, ShardTable, holders
+from adam_async.run.store_record import StoreRecord
+from adam_async.runtime.channel import Endpoint
+from transport import Link, RemoteError, TransportError
+
+Connect = Callable[[str], AbstractAsyncContextManager[Link]]
+"""Function that opens a link to an address, for a block."""
+
+
+class PinSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One pin of a store."""
+
+    name: str
+    valid: bool
+    """Whether the disks have all its bundles. Otherwise the pin is being made, or its servers are away."""
+    made_ms: int
+    """Time at which its servers began to save it, in milliseconds since 1970."""
+    bytes: int
+    """Size of the values and of the state of the rules that are on disks, in bytes; each bundle once."""
+    servers: tuple[str, ...]
+    """Servers that have a part of it."""
+
+
+def check_pin_name(name: object) -> str:
+    """Return the name of a pin. Raises StoreError: it is none."""
+    try:
+        return msgspec.convert(name, PinName)
+    except msgspec.ValidationError:
+        raise StoreError(
+            f"the name of a pin is 1 to 64 letters, digits, dots, hyphens and underscores, and begins with a "
+            f"letter or a digit, not {name!r:.80}"
+        ) from None
+
+
+async def list_pins(
+    name: str, cluster: ClusterMap, connect: Connect, waits: Waits
+) -> dict[str, tuple[PinState, ...]]:
+    """Return the bundles of the pins of a store on the disk of each live server that answers."""
+    answers: dict[str, tuple[PinState, ...]] = {}
+
+    async def ask(node: str) -> None:
+        with contextlib.suppress(TransportError, ValueError):  # a node may publish an invalid address
+            async with connect(cluster.nodes[node].address) as link:
+                reply = await link.call(pack(ListPins(name=name)), timeout_s=waits.call_s)
+                answers[node] = read_pin_list(reply)
+
+    async with asyncio.TaskGroup() as group:
+        for node in cluster.live("ps"):
+            group.create_task(ask(node), name=f"pins-{node}")
+    return dict(sorted(answers.items()))
+
+
+def _by_pin(
+    answers: Mapping[str, Sequence[PinState]],
+) -> dict[int, tuple[PinFacts, dict[str, set[str]]]]:
+    """Return the facts of each pin, and the servers that have saved each of its bundles."""
+    found: dict[int, tuple[PinFacts, dict[str, set[str]]]] = {}
+    for node, states in answers.items():
+        for state in states:
+            _, saved = found.setdefault(state.facts.pin, (state.facts, {}))
+            if not state.fault:
+                saved.setdefault(state.facts.home, set()).add(node)
+    return found
+
+
+def _is_valid(facts: PinFacts, saved: Collection[str]) -> bool:
+    return bool(facts.homes) and {*facts.homes} <= {*saved}
+
+
+def pin_summaries(answers: Mapping[str, Sequence[PinState]]) -> list[PinSummary]:
+    """Return the pins of a store by name; of several of one name the newest valid one."""
+    sizes = {(s.facts.pin, s.facts.home): s.facts.nbytes for states in answers.values() for s in states}
+    found: dict[str, PinSummary] = {}
+    for pin, (facts, saved) in _by_pin(answers).items():
+        mine = PinSummary(
+            name=facts.name,
+            valid=_is_valid(facts, saved),
+            made_ms=facts.began_ms,
+            bytes=sum([sizes[pin, home] for home in saved]),
+            servers=tuple(sorted({node for nodes in saved.values() for node in nodes})),
+        )
+        known = found.get(facts.name)
+        if known is None or (known.valid, known.made_ms) < (mine.valid, mine.made_ms):
+            found[facts.name] = mine
+    return [found[name] for name in sorted(found)]
+
+
+class StorePins:
+    """The pins of a store, for one client.
+
+    Args:
+        name: Name of the store.
+        table: Its shards.
+        entropy: Returns a number of random bytes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: StoreRecord,
+        table: ShardTable,
+        *,
+        endpoint: Endpoint,
+        membership: Membership,
+        waits: Waits,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._name = name
+        self._store = store
+        self._table = table
+        self._endpoint = endpoint
+        self._membership = membership
+        self._waits = waits
+        self._entropy = entropy
+        self._copies = ShardCopies(endpoint, changes=membership.changes, waits=waits)
+
+    def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:
+        endpoint = self._endpoint
+        return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
+
+    async def _answers(self) -> dict[str, tuple[PinState, ...]]:
+        return await list_pins(self._name, self._membership.map, self._connect, self._waits)
+
+    async def summaries(self) -> list[PinSummary]:
+        """See `ParameterStore.pins`."""
+        return pin_summaries(await self._answers())
+
+    # --- making ------------------------------------------------------------------------------
+
+    async def make(self, name: str) -> None:
+        """See `ParameterStore.pin`."""
+        self._check_folders()
+        await self._make_room(name)
+        pin, deadline_s = int.from_bytes(self._entropy(7), "little"), self._waits.checkpoint_s
+        what = f"the servers of store {self._name!r} to save pin {name!r}"
+        try:
+            async with asyncio.timeout(deadline_s) as limit:
+                await self._send(name, pin)
+                await self._until_saved(pin)
+        except (AdamError, TimeoutError, TransportError) as error:
+            with contextlib.suppress(AdamError, TimeoutError, TransportError):
+                async with asyncio.timeout(self._waits.call_s):
+                    await self._remove(name, pin)
+            if isinstance(error, TimeoutError) and limit.expired():
+                raise DeadlineExceeded(what, deadline_s) from None
+            raise
+
+    def _homes(self) -> list[str]:
+        return list(holders(self._table, self._store.buckets))
+
+    def _check_folders(self) -> None:
+        """Check that enough servers of each bundle keep shards on a disk. Raises StoreError."""
+        cluster, least = self._membership.map, self._store.min_in_sync_in_force
+        for home in self._homes():
+            bundle = cluster.bundle(self._store.id, home)
+            members = [node for node, _ in bundle.in_sync] if bundle is not None else []
+            without = [node for node in members if not cluster.nodes[node].info.get(DISK)]
+            if without and len(members) - len(without) < least:
+                raise StoreError(
+                    f"store {self._name!r} cannot be pinned: {', '.join(without)} has no folder; start it "
+                    "again with --dir DIR, or open a store at 'local' with dir=FOLDER"
+                )
+
+    async def _make_room(self, name: str) -> None:
+        """Check that a pin of this name can be made; remove what a loss of all servers left unfinished.
+
+        Raises:
+            StoreError: The store has a pin of this name, or as many as it may have.
+        """
+        answers = await self._answers()
+        names = set()
+        for pin, (facts, saved) in _by_pin(answers).items():
+            # Of an earlier store no client finishes a pin, and all servers that can have it have answered.
+            is_over = facts.store != self._store.id and {*facts.servers} <= answers.keys()
+            if is_over and not _is_valid(facts, saved):
+                await self._remove(facts.name, pin)
+            else:
+                names.add(facts.name)
+        if name in names:
+            raise StoreError(
+                f"store {self._name!r} has a pin {name!r}, perhaps an unfinished one: choose another name, "
+                "or remove it with unpin"
+            )
+        if len(names) >= MOST_PINS:
+            raise StoreError(
+                f"store {self._name!r} has {len(names)} pins, {MOST_PINS} are the most: remove one with unpin"
+            )
+
+    async def _send(self, name: str, pin: int, *, removes: bool = False) -> None:
+        """Put a pin, or its removal, into the logs of all bundles."""
+
+        async def send(link: Link, specs: Sequence[ShardSpec]) -> None:
+            home = self._store.buckets[specs[0].bucket]
+            body = PinShards(store=self._store.id, home=home, name=name, pin=pin, removes=removes)
+            unpack(await link.call(pack(body), timeout_s=self._waits.call_s), ShardsPinned)
+
+        try:
+            await self._copies.with_primaries(self._store, self._table, send)
+        except RemoteError as error:
+            raise StoreError(f"store {self._name!r} cannot be pinned: {error.text}") from error
+
+    async def _until_saved(self, pin: int) -> None:
+        """Wait until enough servers have saved each bundle. Raises StoreError: they cannot."""
+        least, homes = self._store.min_in_sync_in_force, self._homes()
+        for pause_s in PAUSES.waits():
+            answers = await self._answers()
+            _, saved = _by_pin(answers).get(pin, (None, {}))
+            if all(len(saved.get(home, ())) >= least for home in homes):
+                return
+            faults = [
+                (state.facts.home, f"{node}: {state.fault}")
+                for node, states in answers.items()
+                for state in states
+                if state.facts.pin == pin and state.fault
+            ]
+            for home, fault in faults:
+                bundle = self._membership.map.bundle(self._store.id, home)
+                failed = [each for each, _ in faults if each == home]
+                members = len(bundle.in_sync) if bundle is not None else 0
+                if members - len(failed) < least:
+                    raise StoreError(f"store {self._name!r} cannot be pinned, {fault}")
+            await asyncio.sleep(pause_s)
+
+    # --- removing ----------------------------------------------------------------------------
+
+    async def remove(self, name: str) -> None:
+        """See `ParameterStore.unpin`."""
+        found = [pin for pin, (facts, _) in _by_pin(await self._answers()).items() if facts.name == name]
+        if not found:
+            raise StoreError(await self._absent(name))
+        for pin in found:
+            await self._remove(name, pin)
+
+    async def _absent(self, name: str) -> str:
+        there = ", ".join([repr(each.name) for each in await self.summaries()]) or "none"
+        return f"store {self._name!r} has no pin {name!r} on the disks of its servers; its pins: {there}"
+
+    async def _remove(self, name: str, pin: int) -> None:
+        await self._send(name, pin, removes=True)
+        # Servers without a bundle of the present store may have the pin, too.
+        cluster, body = (
+            self._membership.map,
+            PinShards(store=self._store.id, home="", name=name, pin=pin, removes=True),
+        )
+        for node in cluster.live("ps"):
+            # A member that does not answer has it in its log, or learns it when it returns.
+            with contextlib.suppress(TransportError, ValueError):
+                async with self._connect(cluster.nodes[node].address) as link:
+                    await link.call(pack(body), timeout_s=self._waits.call_s)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def read(self, name: str) -> dict[str, NDArray[Any]]:
+        """See `ParameterStore.read_pin`."""
+        saved = SavedShards(self._endpoint, waits=self._waits)
+        cluster = self._membership.map
+        found = await self.find(saved, name)
+        tensors = WholeTensors(found.arrays, found.table)
+        try:
+            async with contextlib.aclosing(
+                saved.shards(found, cluster).shards_of(found.table.shards)
+            ) as parts:
+                async for shards in parts:
+                    for shard in shards:
+                        tensors.take(shard)
+        except CheckpointError as error:
+            raise StoreError(f"pin {name!r} cannot be read: {error}") from error
+        for array in tensors.weights.values():
+            array.flags.writeable = False
+        return tensors.weights
+
+    async def find(self, saved: SavedShards, name: str) -> FoundStore:
+        """Return the newest valid pin of a name. Raises StoreError: the disks have none."""
+        survey = await saved.survey(self._name, self._membership.map, pin=name)
+        found = next((each for each in survey.stores if each.is_whole), None)
+        if found is not None:
+            return found
+        if survey.stores:
+            missing = ", ".join(survey.stores[0].missing())
+            raise StoreError(
+                f"the disks lack the shards of {missing} of pin {name!r} of store {self._name!r}: start all "
+                f"its servers with their folders{survey.faults_text}"
+            )
+        raise StoreError(await self._absent(name))
