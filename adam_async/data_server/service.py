@@ -318,25 +318,13 @@ class DataServer(Role):
                 case Grant():
                     self._questions.answer(effect)
                 case EpochEnded():
-                    result = self._result(effect)
+                    skipped = self._images_in(effect.counts.skipped_groups)
+                    result = msgspec.structs.replace(effect.counts, skipped=skipped)
                     report = partial(self._report_epoch, self._run, self._dealer.term, effect.number, result)
                     self._reports.put_nowait(report)
 
-    def _result(self, ended: EpochEnded) -> EpochCounts:
-        """Return the `EpochRecord.result` of an epoch."""
-        skipped = chain.from_iterable(starmap(range, ended.skipped))
-        return EpochCounts(
-            images=ended.images,
-            loss=ended.loss,
-            loss_images=ended.loss_images,
-            train_s=ended.train_s,
-            clock=ended.clock,
-            skipped=self._images_in(skipped),
-            skipped_groups=ended.skipped,
-            behind=ended.behind,
-        )
-
-    def _images_in(self, numbers: Iterable[int]) -> int:
+    def _images_in(self, ranges: Iterable[tuple[int, int]]) -> int:
+        numbers = chain.from_iterable(starmap(range, ranges))
         return sum(self._orders.images_of(number) for number in numbers)
 
     async def _report(self) -> None:
@@ -360,7 +348,7 @@ class DataServer(Role):
     def statistics(self) -> DataCounts:
         """Return the progress of the epoch, leases, memory and traffic."""
         counts = self.state.statistics()
-        counts.skipped = self._images_in(chain.from_iterable(starmap(range, counts.skipped_groups)))
+        counts.skipped = self._images_in(counts.skipped_groups)
         counts.transforms = self._producer.statistics()
         counts.cache = self._producer.cache_statistics()
         if counts.cache is not None:

@@ -36,6 +36,7 @@ from adam_async.data_server.lease_limits import LeaseLimits
 from adam_async.data_server.replica_leases import Logged, ReplicaLeases
 from adam_async.messages import Finished, HeldLease
 from adam_async.run.counts import DataCounts
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
 
@@ -139,19 +140,8 @@ class EpochEnded:
     """Every group of the epoch is finished or skipped."""
 
     number: int
-    images: int
-    loss: float
-    """Mean of the known losses; 0 without any."""
-    train_s: float
-    """Time from the first lease to the last report, in seconds, earlier parts of a resumed epoch included."""
-    clock: int
-    """Sync clock; without rounds the highest reported clock of a replica."""
-    skipped: tuple[tuple[int, int], ...] = ()
-    behind: tuple[Replica, ...] = ()
-    """Replicas in whose shares the skipped groups were."""
-    loss_images: int = 0
-    """Number of images whose losses are known: all, unless the shards have dropped the set of the epoch, or a
-    dealer was lost and no shard takes gradients of the part that computes the loss."""
+    counts: EpochCounts
+    """Counts of the epoch, without the number of skipped images."""
 
 
 Effect = Grant | EpochEnded
@@ -398,17 +388,17 @@ class DataState:
         # are reported again.
         if not loss_images:
             loss_images, loss_sum = self._loss_images, self._loss_sum
-        self.outcome = EpochEnded(
-            number=epoch.number,
+        counts = EpochCounts(
             images=self._images,
             loss=loss_sum / max(loss_images, 1),
             loss_images=loss_images,
             train_s=self._train_s,
             clock=self._sync_clock(epoch),
-            skipped=joined(epoch.skipped),
+            skipped_groups=joined(epoch.skipped),
             # The groups of a pool are in no share.
             behind=tuple(sorted(set(epoch.skipped.values()) - {POOL})),
         )
+        self.outcome = EpochEnded(epoch.number, counts)
         return [self.outcome]
 
     @property

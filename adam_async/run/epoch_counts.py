@@ -29,8 +29,10 @@ class EpochCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: _Finite | None = None
     """Mean loss of the images in `loss_images`; None if it is not finite."""
     loss_images: Count = 0
-    """Number of images whose losses the shards have counted."""
+    """Number of images whose losses are known: all, unless the shards have dropped the set of the epoch, or a
+    dealer was lost and no shard takes gradients of the part that computes the loss."""
     train_s: Seconds = 0.0
+    """Time from the first lease to the last report, in seconds, earlier parts of a resumed epoch included."""
     clock: Clock = 0
     """Common clock of the replicas; in asp the highest clock of any replica."""
     skipped: Images = 0

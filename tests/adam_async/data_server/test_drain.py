@@ -117,4 +117,4 @@ def test_a_pool_whose_warm_start_is_its_fraction_ends():
     scene.enter(DrainAsked(1))
     (ended,) = scene.report(ZERO, 0, 1, 2)
     assert isinstance(ended, EpochEnded)
-    assert ended.skipped == ((3, 4),)
+    assert ended.counts.skipped_groups == ((3, 4),)

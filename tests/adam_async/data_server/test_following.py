@@ -44,7 +44,7 @@ def test_what_the_workers_hold_stays_with_them_and_the_rest_is_dealt_out(pooled)
     assert sorted(number for number, _ in left) == sorted({*range(1, 8)} - {1} - {n for n, _ in held[ONE]})
     scene.report(ZERO, 1, *(number for number, _ in left if pooled or number < 4))
     (ended,) = scene.report(ONE, *{*range(8)} - {*range(4)} if not pooled else [n for n, _ in held[ONE]])
-    assert ended.images == 32
+    assert ended.counts.images == 32
 
 
 @pytest.mark.parametrize("received", [(0, 0), (2, 0), (3, 4), (6, 6)])
@@ -66,7 +66,7 @@ def test_rounds_go_on_with_the_same_groups_clocks_and_end(received):
             count = received[replica]
             scene.report(replica, *[n for n in numbers[:count] if n], clock=6)
         groups, ended = finish(scene, ZERO, ONE)
-        return groups, ended.clock, ended.images
+        return groups, ended.counts.clock, ended.counts.images
 
     assert run(follows=True) == run(follows=False)
 
@@ -95,7 +95,7 @@ def test_a_part_that_is_behind_gets_the_groups_of_the_other_part_and_both_finish
     scene.report(ZERO, 0, 1, 2, 3, part=1)
     assert scene.leased(ZERO, 9, part=0) == ((3, 1),)
     (ended,) = scene.report(ZERO, 3, part=0)
-    assert ended.images == 16
+    assert ended.counts.images == 16
 
 
 def test_the_groups_of_a_replica_that_has_told_and_is_lost_return():

@@ -163,7 +163,7 @@ class Leases(RuleBasedStateMachine):
             self.GROUPS,
             {Replica(int(replica)): share for replica, share in shares.items()},
             round_groups=self.ROUND_GROUPS,
-            first_clock=self.ends[-1].clock if self.ends and self.ROUND_GROUPS else 0,
+            first_clock=self.ends[-1].counts.clock if self.ends and self.ROUND_GROUPS else 0,
             clock=clock,
             finished=finished,
             warm=warm,
@@ -335,7 +335,7 @@ class Leases(RuleBasedStateMachine):
                 self.ask(part, 9)
             sync_clock = {part.clock.step for part in self.parts}
             assert sync_clock == {self.scene.state.statistics().clock}
-            assert is_drained or sync_clock == {self.ends[-1].clock}
+            assert is_drained or sync_clock == {self.ends[-1].counts.clock}
 
 
 class CutLeases(Leases):

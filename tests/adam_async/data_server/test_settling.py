@@ -4,6 +4,7 @@ import pytest
 
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.state import DrainAsked, EpochEnded
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import Scene, began, contents, turns
 
@@ -28,7 +29,7 @@ def test_a_group_that_every_shard_has_is_finished_and_its_loss_counts():
     scene.losses = 12, 60.0
     scene.live(ZERO)
     assert scene.state.statistics().finished == 2
-    assert scene.read({0, 1, 2}, now=9.0) == [EpochEnded(1, 12, 5.0, 9.0, 0, loss_images=12)]
+    assert scene.read({0, 1, 2}, now=9.0) == [EpochEnded(1, EpochCounts(12, 5.0, 12, 9.0))]
     assert (scene.state.returned, scene.state.lost_at) == (0, 0)
 
 
@@ -42,7 +43,7 @@ def test_a_group_that_no_shard_or_only_some_have_returns_as_a_step_of_its_own():
     assert scene.worker(ZERO).answer.groups == ((4, 2), (6, 2))
     assert scene.leased(ZERO) == ((7, 1),)
     (ended,) = scene.report(ZERO, 0, 1, 2, 3, 4, 6, 7)
-    assert (ended.images, ended.skipped) == (32, ())
+    assert (ended.counts.images, ended.counts.skipped_groups) == (32, ())
 
 
 def test_an_epoch_does_not_end_while_a_lease_is_unsettled():
@@ -75,7 +76,7 @@ def test_an_epoch_does_not_close_while_a_lease_is_unsettled():
         assert train(scene, replica) == []
     assert scene.state.statistics().skipped_groups == ()
     (ended,) = scene.read({12, 13, 14, 15})
-    assert (ended.skipped, ended.images) == (((8, 12),), 12 * 4)
+    assert (ended.counts.skipped_groups, ended.counts.images) == (((8, 12),), 12 * 4)
 
 
 def test_of_a_closed_epoch_groups_that_no_shard_has_are_skipped_and_ragged_ones_are_trained():
@@ -87,7 +88,7 @@ def test_of_a_closed_epoch_groups_that_no_shard_has_are_skipped_and_ragged_ones_
     assert scene.read({12}, {13}) == []
     assert scene.worker(ZERO).answer.groups == ((13, 2),)
     (ended,) = scene.report(ZERO, 13)
-    assert (ended.skipped, ended.behind) == (((14, 16),), (THREE,))
+    assert (ended.counts.skipped_groups, ended.counts.behind) == (((14, 16),), (THREE,))
 
 
 def test_a_ragged_group_of_a_pool_is_leased_beyond_its_fraction():
@@ -101,7 +102,7 @@ def test_a_ragged_group_of_a_pool_is_leased_beyond_its_fraction():
     scene.read((), {1})
     assert scene.worker(ONE).answer.groups == ((0, 2), (1, 2))
     (ended,) = scene.report(ONE, 0, 1, 3)
-    assert ended.skipped == ((4, 8),)
+    assert ended.counts.skipped_groups == ((4, 8),)
 
 
 def test_sets_of_an_older_map_settle_older_losses_only():
@@ -259,7 +260,7 @@ def test_a_dealer_goes_on_with_the_groups_that_not_all_shards_have(pooled):
     scene.losses = 31, 93.0
     scene.report(ZERO, 2, 3)
     (ended,) = [*scene.report(ONE, 4, 6), *scene.report(ONE, 7, images=3)]
-    assert (ended.images, ended.loss) == (31, 3.0)
+    assert (ended.counts.images, ended.counts.loss) == (31, 3.0)
 
 
 def test_the_loss_of_a_group_that_only_some_shards_had_counts_once():
@@ -268,7 +269,7 @@ def test_the_loss_of_a_group_that_only_some_shards_had_counts_once():
     scene.leased(ZERO, 2)
     scene.losses = 16, 32.0
     (ended,) = scene.report(ZERO, 2, 3, loss=2.0)
-    assert (ended.images, ended.loss, ended.loss_images) == (16, 2.0, 16)
+    assert (ended.counts.images, ended.counts.loss, ended.counts.loss_images) == (16, 2.0, 16)
 
 
 def test_a_dealer_of_rounds_goes_on_from_the_clock_of_the_sets():
@@ -283,4 +284,4 @@ def test_an_epoch_of_which_all_shards_have_every_group_ends_at_once():
     scene.live(ZERO)
     scene.losses = 30, 15.0
     (ended,) = scene.enter(began(8, finished=((0, 8),), num_images=30))
-    assert (ended.images, ended.loss, ended.loss_images) == (30, 0.5, 30)
+    assert (ended.counts.images, ended.counts.loss, ended.counts.loss_images) == (30, 0.5, 30)

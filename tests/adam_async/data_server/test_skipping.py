@@ -45,8 +45,8 @@ def test_an_epoch_ends_when_three_of_four_replicas_have_finished_their_shares():
     assert train(scene, THREE, 1) == []
     assert train(scene, ZERO) == train(scene, ONE) == []
     (ended,) = train(scene, TWO)
-    assert (ended.skipped, ended.behind) == (((13, 16),), (THREE,))
-    assert ended.images == 13 * 4
+    assert (ended.counts.skipped_groups, ended.counts.behind) == (((13, 16),), (THREE,))
+    assert ended.counts.images == 13 * 4
     assert contents(scene.ask(THREE)) == ([], True, 0, 0)
 
 
@@ -58,7 +58,7 @@ def test_groups_that_are_leased_when_it_closes_are_finished_and_count():
     assert contents(scene.ask(THREE)) == ([], True, 0, 0)
     assert scene.report(THREE, 12) == []
     (ended,) = scene.report(THREE, 13)
-    assert (ended.skipped, ended.images) == (((14, 16),), 14 * 4)
+    assert (ended.counts.skipped_groups, ended.counts.images) == (((14, 16),), 14 * 4)
     assert scene.trained == ((0, 14),)
 
 
@@ -87,7 +87,7 @@ def test_with_fewer_groups_than_replicas_those_without_any_are_not_counted():
     scene = scene_of(2)
     assert train(scene, ONE) == []
     (ended,) = train(scene, THREE)
-    assert ended.skipped == ()
+    assert ended.counts.skipped_groups == ()
 
 
 def test_leases_of_a_replica_lost_after_the_closing_are_skipped():
@@ -96,7 +96,7 @@ def test_leases_of_a_replica_lost_after_the_closing_are_skipped():
     for replica in (ZERO, ONE, TWO):
         train(scene, replica)
     (ended,) = scene.live(ZERO, ONE, TWO)
-    assert (ended.skipped, ended.behind) == (((12, 16),), (THREE,))
+    assert (ended.counts.skipped_groups, ended.counts.behind) == (((12, 16),), (THREE,))
     assert scene.live(ZERO, ONE) == [], "an epoch ends once"
 
 
@@ -109,7 +109,7 @@ def test_a_returned_lease_that_the_closing_skips_is_not_trained_again():
     for replica in (ONE, TWO, THREE):
         assert train(scene, replica) == []
     (ended,) = scene.report(ZERO, 0)
-    assert ended.skipped == ((1, 4), (16, 20))
+    assert ended.counts.skipped_groups == ((1, 4), (16, 20))
 
 
 def test_leases_of_a_lost_replica_are_trained_by_its_successor_first():
@@ -119,7 +119,7 @@ def test_leases_of_a_lost_replica_are_trained_by_its_successor_first():
     for replica in (ONE, TWO):
         assert train(scene, replica) == []
     (ended,) = train(scene, ZERO)
-    assert ended.skipped == ()
+    assert ended.counts.skipped_groups == ()
 
 
 def test_carried_groups_come_first_and_to_other_replicas_than_those_behind():
@@ -143,7 +143,7 @@ def test_an_epoch_does_not_end_before_what_was_carried_is_trained():
     assert scene.worker(ZERO).answer.groups == ((5, 1),)
     assert scene.report(ZERO, 5) == []
     (ended,) = scene.report(THREE, 4)
-    assert ended.skipped == ((13, 16),)
+    assert ended.counts.skipped_groups == ((13, 16),)
 
 
 def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_closed():
@@ -155,7 +155,7 @@ def test_a_carried_group_of_a_lost_replica_is_trained_though_the_epoch_has_close
     assert scene.worker(ZERO).answer.groups == ((4, 2),)
     assert scene.leased(ZERO) == ((5, 2),)
     (ended,) = scene.report(ZERO, 4, 5)
-    assert ended.skipped == ((13, 16),)
+    assert ended.counts.skipped_groups == ((13, 16),)
 
 
 def test_every_replica_takes_the_next_group_of_a_pool_until_the_fraction_is_leased():
@@ -167,7 +167,7 @@ def test_every_replica_takes_the_next_group_of_a_pool_until_the_fraction_is_leas
     scene.report(ZERO, 3, 4)
     scene.report(TWO, 0, 1, 2)
     (ended,) = scene.report(ONE, 5, 6, 7)
-    assert (ended.skipped, ended.behind, ended.images) == (((8, 10),), (), 32)
+    assert (ended.counts.skipped_groups, ended.counts.behind, ended.counts.images) == (((8, 10),), (), 32)
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -190,20 +190,20 @@ def test_leases_of_a_lost_replica_go_back_into_the_pool():
     scene.live(ONE)
     assert scene.worker(ONE).answer.groups == ((0, 2), (1, 2))
     (ended,) = scene.report(ONE, 0, 1, 2, 3)
-    assert ended.skipped == ((4, 8),)
+    assert ended.counts.skipped_groups == ((4, 8),)
 
 
 def test_a_pool_of_which_all_is_wanted_shares_the_work():
     scene = scene_of(10, fraction=1.0, pooled=True)
     assert train(scene, ONE, 9) == []
     (ended,) = train(scene, ZERO)
-    assert (ended.images, ended.skipped) == (40, ())
+    assert (ended.counts.images, ended.counts.skipped_groups) == (40, ())
 
 
 def test_more_that_was_carried_than_the_fraction_is_trained_all_the_same():
     scene = scene_of(10, fraction=0.25, pooled=True, carried=7)
     (ended,) = train(scene, ZERO)
-    assert ended.skipped == ((7, 10),)
+    assert ended.counts.skipped_groups == ((7, 10),)
 
 
 # --- many epochs -------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Run:
             effects = self.round_groups(order)
         (ended,) = effects
         assert isinstance(ended, EpochEnded)
-        self.skipped.append(ended.skipped)
+        self.skipped.append(ended.counts.skipped_groups)
         return ended, order
 
     def round_groups(self, order):
@@ -294,12 +294,12 @@ def test_no_image_is_skipped_twice_in_a_row_whichever_replicas_are_slow_or_lost(
     behind = ()
     for number in range(1, EPOCHS + 1):
         ended, order = run.epoch(number, behind)
-        behind = ended.behind
-        groups = [group for start, stop in ended.skipped for group in range(start, stop)]
+        behind = ended.counts.behind
+        groups = [group for start, stop in ended.counts.skipped_groups for group in range(start, stop)]
         skipped = np.zeros(IMAGES, bool)
         for group in groups:
             skipped[order.group(group)] = True
-        assert ended.images + skipped.sum() == IMAGES
+        assert ended.counts.images + skipped.sum() == IMAGES
         assert not (skipped & before).any()
         assert fraction < 1 or not groups
         trained += ~skipped
@@ -319,5 +319,5 @@ def test_groups_that_an_earlier_run_has_skipped_stay_skipped(pooled):
 
 def test_an_epoch_of_which_an_earlier_run_has_trained_all_other_groups_is_over_at_once():
     scene = scene_of(finished=((0, 13),), skipped=((13, 16),), fraction=1.0)
-    assert scene.state.outcome.skipped == ((13, 16),)
+    assert scene.state.outcome.counts.skipped_groups == ((13, 16),)
     assert contents(scene.ask(ZERO)) == ([], True, 0, 0)

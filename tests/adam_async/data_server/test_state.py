@@ -4,6 +4,7 @@ import pytest
 
 from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.state import EpochEnded, GroupsReported
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import WAIT_S, Scene, began, contents, finished, turns
 
@@ -60,7 +61,7 @@ def test_an_epoch_ends_once_with_its_totals_when_the_last_group_is_reported():
     scene.losses = 4, 8.0
     scene.ask(ZERO, now=3.0)
     assert scene.report(ZERO, 0, images=3, now=4.0) == []
-    assert scene.report(ZERO, 1, images=1, now=9.0) == [EpochEnded(1, 4, 2.0, 6.0, 0, loss_images=4)]
+    assert scene.report(ZERO, 1, images=1, now=9.0) == [EpochEnded(1, EpochCounts(4, 2.0, 4, 6.0))]
     assert scene.report(ZERO, 1, now=9.0) == []
     assert scene.state.late_reports == 1
 
@@ -219,7 +220,7 @@ def test_a_group_is_finished_when_all_parts_are_and_its_losses_add_up():
     assert scene.report(ZERO, 0, part=1, loss=0.0) == []
     assert scene.report(ZERO, 0, part=0, loss=0.5) == []
     assert (scene.state.late_reports, scene.state.statistics().finished) == (1, 0)
-    assert scene.report(ZERO, 0, part=2, loss=1.5, now=2.0) == [EpochEnded(1, 4, 2.0, 2.0, 0, loss_images=4)]
+    assert scene.report(ZERO, 0, part=2, loss=1.5, now=2.0) == [EpochEnded(1, EpochCounts(4, 2.0, 4, 2.0))]
     assert scene.state.statistics().loss == 2.0
 
 
@@ -347,7 +348,7 @@ def test_the_end_of_an_epoch_has_the_sync_clock():
     scene.ask(ONE, 9)
     scene.report(ZERO, 0, 1, clock=6)
     (ended,) = scene.report(ONE, 2, 3, clock=6)
-    assert (ended.number, ended.clock) == (1, 6)
+    assert (ended.number, ended.counts.clock) == (1, 6)
 
 
 def test_an_asynchronous_epoch_ends_with_the_highest_clock_of_all():
@@ -355,7 +356,7 @@ def test_an_asynchronous_epoch_ends_with_the_highest_clock_of_all():
     scene.ask(ZERO)
     scene.report(ZERO, 0, clock=4)
     (ended,) = scene.report(ZERO, 1, clock=3)
-    assert ended.clock == 4
+    assert ended.counts.clock == 4
 
 
 # --- progress ----------------------------------------------------------------------------------
@@ -454,7 +455,7 @@ def test_a_resumed_epoch_goes_on_with_what_is_left_and_counts_what_was(round_gro
     scene.losses = 32, 64.0
     scene.report(ZERO, 4, 5)
     (ended,) = scene.report(ONE, 6, 7)
-    assert (ended.images, ended.loss, ended.train_s) == (32, 2.0, 8.5)
+    assert (ended.counts.images, ended.counts.loss, ended.counts.train_s) == (32, 2.0, 8.5)
 
 
 def test_a_clock_that_no_replica_can_have_moves_nothing_and_its_groups_stay_leased():
