@@ -191,18 +191,16 @@ class GroupProducer:
             if self._compiled is None:  # the last child compiled for this run, too
                 continue
             try:
-                why = await run_module((MODULE,), within_s=COMPILE_S)
-                if not why and (await pool.run(partial(first_kernels, "auto"), cost="compile"))[1]:
-                    why = "the disk has lost them"
-                if not why and (compiled := self._compiled) is not None:
+                await run_module((MODULE,), within_s=COMPILE_S)
+                if (await pool.run(partial(first_kernels, "auto"), cost="compile"))[1]:
+                    raise RuntimeError("the disk has lost them")
+                if (compiled := self._compiled) is not None:
                     made = await pool.run(compiled, cost="compile")
                     if compiled is self._compiled and self._recipe is not None:  # no other run has begun
                         self._recipe.change_kernels(made)
                         self._compiled = None
             except (OSError, RuntimeError) as error:
-                why = str(error)
-            if why:
-                logger.warning("transforms keep NumPy's kernels, because compiling others failed: %s", why)
+                logger.warning("transforms keep NumPy's kernels, because compiling others failed: %s", error)
 
     def _limits_of(self, config: Config) -> CacheLimits:
         """Return the limits of the cache: the server's own, else those of the run."""

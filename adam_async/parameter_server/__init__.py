@@ -32,7 +32,7 @@ The role, its checks and its reports:
     replay_log.py                                   recorded order of pushes on each shard, for a replay
 Copies on several servers, and failover:
     replication/                                    pure core: one log, commit, primary and secondary, joining
-    bundle_copy.py, copy_host.py                    shell of the core on one server; its interfaces
+    bundle_copy.py                                  shell of the core on one server
     log_entries.py                                  log entries on the wire, in parts
     server_links.py, piece_link.py                  links among servers: entries, heartbeats, pieces
     members_watch.py, joining_members.py            silence, takeover, invitations, handover to the home

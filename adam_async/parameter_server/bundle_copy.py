@@ -23,7 +23,6 @@ from adam_async.messages import Body, Standing
 from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
-from adam_async.parameter_server.copy_host import BundleShards, CopyHost
 from adam_async.parameter_server.events import Entry, QueuedPin
 from adam_async.parameter_server.log_entries import (
     MOST_BYTES,
@@ -67,6 +66,7 @@ from adam_async.parameter_server.shard_pieces import (
     read_piece,
     with_arrays,
 )
+from adam_async.parameter_server.store_host import BundleShards, StoreHost
 from adam_async.persistence.keys import Order
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.ids import ShardId
@@ -133,7 +133,7 @@ class BundleCopy:
         shards: BundleShards,
         pieces: Sequence[Sequence[ShardSpec]],
         table: Sequence[ShardSpec],
-        host: CopyHost,
+        host: StoreHost,
         saver: BundleSaver | None = None,
     ) -> None:
         self._saver = saver

@@ -6,11 +6,11 @@ from a silent primary. The core decides which of these changes take effect.
 
 from collections.abc import Iterable, Set
 
-from adam_async.parameter_server.copy_host import CopyHost
 from adam_async.parameter_server.joining_members import JOIN_S, PAUSE_S, JoiningMembers
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.parameter_server.replication.primary import Primary
+from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member
 
 SILENT_S = 1.0
@@ -52,7 +52,7 @@ class MembersWatch:
         copies: Number of copies that the bundle should have.
     """
 
-    def __init__(self, core: BundleMember, facts: BundleFacts, host: CopyHost, copies: int) -> None:
+    def __init__(self, core: BundleMember, facts: BundleFacts, host: StoreHost, copies: int) -> None:
         self._core = core
         self._facts = facts
         self._host = host

@@ -234,7 +234,7 @@ class ServedStore:
             saver=self._saver,
             pieces=self._pieces,
             table=self._specs,
-            host=host.copy_host,
+            host=host,
         )
         self._copy.start()
 

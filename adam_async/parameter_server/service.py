@@ -40,7 +40,6 @@ from adam_async.messages import (
 )
 from adam_async.messages.replication import Begin
 from adam_async.parameter_server.bundle_copy import BACK_OFF_S
-from adam_async.parameter_server.copy_host import CopyHost, Observe
 from adam_async.parameter_server.joining_members import PAUSE_S
 from adam_async.parameter_server.replication.local_copy import Message as ReplicationMessage
 from adam_async.parameter_server.saved_stores import SavedStores
@@ -50,7 +49,7 @@ from adam_async.parameter_server.server_links import CopiesPath, ServerLinks
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import count_server, count_store
 from adam_async.parameter_server.storage import StoragePool
-from adam_async.parameter_server.store_host import StoreHost
+from adam_async.parameter_server.store_host import Observe, StoreHost
 from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import COPIES, DISK, ELSEWHERE, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.counts import ServerCounts, StoreCounts
@@ -304,17 +303,13 @@ class ParameterServer(Role):
             left=self._removed,
             fail=self._callbacks.fail,
             declines=self._declines,
-            copy_host=CopyHost(
-                links=self._links,
-                now=self._loop.time,
-                call_soon=lambda callback: self._loop.call_soon(self._callbacks.run, callback),
-                spawn=self._spawn,
-                set_record=partial(self._set_bundle, home),
-                next_member=partial(self._membership.next_member, store.id, home),
-                is_live=self._is_live,
-                notice=self._notice,
-                observe=self._observe,
-            ),
+            links=self._links,
+            call_soon=lambda callback: self._loop.call_soon(self._callbacks.run, callback),
+            set_record=partial(self._set_bundle, home),
+            next_member=partial(self._membership.next_member, store.id, home),
+            is_live=self._is_live,
+            notice=self._notice,
+            observe=self._observe,
             disk=self._saved.begin(name, store, cluster),
             pins=self._saved.pins,
             at_once=self._at_once,

@@ -1,21 +1,26 @@
-"""The services of a server that its stores need, and the memory and rules of a store."""
+"""The services of a server that its stores and their copies need, and the memory and rules of a store."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from adam_async.controller.client import Confirmation
 from adam_async.errors import ConfigError
 from adam_async.model.kernels import available_kernels, is_uncompiled, make_batches
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.copy_host import CopyHost
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.events import Entry
+from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.pins import Pins
+from adam_async.parameter_server.replication.log import Entry as LogEntry
+from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
 from adam_async.parameter_server.store_disk import StoreDisk
-from adam_async.run.bundle_record import Member
+from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.store_record import ArrayRecord, StoreRecord
@@ -31,6 +36,43 @@ COMPILE_S = 120.0
 thread, which compiles if the disk cannot keep kernels."""
 
 MODULE = "adam_async.model.fast.compiling"
+
+
+Observe = Callable[[Any, LogEntry, Sequence[Part]], None]
+"""Callback that is called before a `BundleCopy` applies an entry, with the copy, the entry and its parts."""
+
+
+class BundleShards(Protocol):
+    """The shards and the front of a bundle on this server."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """The shards; `reset` replaces them."""
+        ...
+
+    def committed(self, entry: Entry) -> None:
+        """Take a committed entry, and do its work in later rounds of the loop."""
+        ...
+
+    def reset(self) -> None:
+        """Begin with new, empty shards: the server joins."""
+        ...
+
+    def took_pins(self) -> None:
+        """Remove the pins from the disk that were given up while this server was away."""
+        ...
+
+    def lead(self) -> None:
+        """Order pushes and answer requests from now on."""
+        ...
+
+    def follow(self) -> None:
+        """Refuse all requests from now on: another server is the primary."""
+        ...
+
+    def leave(self) -> None:
+        """Drop the shards: the server is no member any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +96,14 @@ class StoreHost:
         fail: Ends the server with a defect of a kernel.
         declines: Called with the `ServedStore` if the server cannot hold its copy and has to leave the
             joining members.
-        copy_host: Services for bundles with a log.
+        links: Links to the other members of bundles with a log.
+        call_soon: Calls a function in the next iteration of the loop.
+        set_record: Sets the bundle's record in the map if the map still has the expected version; returns
+            None if the server ends.
+        next_member: Returns the server to invite, of those that may join; None if there is none.
+        is_live: Whether a server is live in the cluster map.
+        notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
+        observe: Called before a committed entry is applied, with its copy, the entry and its parts.
         disk: The store on the disk of the server; None without one.
         pins: The pins on the disk of the server; None without one.
         at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
@@ -75,7 +124,13 @@ class StoreHost:
     left: Callable[[Any], None]
     fail: Callable[[Exception], None]
     declines: Callable[[Any], None]
-    copy_host: CopyHost
+    links: ServerLinks
+    call_soon: Callable[[Callable[[], None]], object]
+    set_record: Callable[[BundleRecord, int], Coroutine[Any, Any, Confirmation | None]]
+    next_member: Callable[[Callable[[Member], bool]], Member | None]
+    is_live: Callable[[Member], bool]
+    notice: Callable[[str], None]
+    observe: Observe | None = None
     disk: StoreDisk | None = None
     pins: Pins | None = None
     at_once: bool = True
@@ -120,17 +175,12 @@ def kernels_of(store: StoreRecord) -> str:
 async def compile_kernels(appliers: Mapping[tuple[int, str], Applier], host: StoreHost) -> None:
     """Change to compiled kernels of the rules when they are ready; they give the same bits."""
     assert host.make_pool is not None
-    why = ""
     try:
         async with host.make_pool(threads=1, name=f"{host.node}-kernels", close_timeout_s=COMPILE_S) as pool:
             for applier in appliers.values():
                 async with host.compiling:
                     if await pool.run(is_uncompiled, applier.rule, applier.dtype):
-                        why = await run_module((MODULE, applier.dtype.name), within_s=COMPILE_S)
-                    if why:
-                        break
+                        await run_module((MODULE, applier.dtype.name), within_s=COMPILE_S)
                     applier.batches = await pool.run(make_batches, applier.rule, applier.dtype, "numba")
     except (OSError, RuntimeError, WaitTimedOut) as error:
-        why = str(error)
-    if why:
-        logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", why)
+        logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)

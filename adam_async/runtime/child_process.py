@@ -170,18 +170,16 @@ def check_spare_descriptors() -> None:
                 opened.callback(os.close, descriptor)
 
 
-async def run_module(words: Sequence[str], *, within_s: float) -> str:
+async def run_module(words: Sequence[str], *, within_s: float) -> None:
     """Run ``python -P -m MODULE ARGUMENTS`` as a child until its end. Cancelling kills the child.
 
     Args:
         words: The module, and its arguments.
         within_s: Deadline, in seconds; the child is killed after it.
 
-    Returns:
-        The cause of a failure; empty without one.
-
     Raises:
         OSError: The child cannot start.
+        RuntimeError: The child took longer, or failed; the error has the cause.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
@@ -198,16 +196,16 @@ async def run_module(words: Sequence[str], *, within_s: float) -> str:
         try:
             while child.poll() is None:
                 if loop.time() > deadline:
-                    return f"it took longer than {within_s:.0f} s"
+                    raise RuntimeError(f"it took longer than {within_s:.0f} s")
                 await asyncio.sleep(LOOK_S)
         finally:
             child.kill()
             child.wait()
         if child.returncode == 0:
-            return ""
+            return
         output.seek(max(output.seek(0, os.SEEK_END) - OUTPUT_BYTES, 0))
         lines = output.read().decode(errors="replace").strip().split("\n")
-    return f"exit code {child.returncode}, {lines[-1]}"
+    raise RuntimeError(f"exit code {child.returncode}, {lines[-1]}")
 
 
 def _kill_group(pid: int) -> None:

@@ -94,16 +94,15 @@ class KernelChange:
         if engine is None:
             return
         try:
-            why = ""
             if engine.are_kept:
                 with self._core_for_the_child(pool):
-                    why = await self._compile(engine)
-            if not why:  # without a child, this compiles
-                await pool.run(engine.warm_up, self._on_compiled, paced=False)
+                    await self._compile(engine)
+            # Without a child, this compiles.
+            await pool.run(engine.warm_up, self._on_compiled, paced=False)
         except (OSError, RuntimeError) as error:
-            why = str(error)
-        if why:
-            logger.warning("training goes on with NumPy's kernels, because compiling others failed: %s", why)
+            logger.warning(
+                "training goes on with NumPy's kernels, because compiling others failed: %s", error
+            )
             return
         self._network.use_ready()
         self._changed_at = groups()
@@ -122,12 +121,12 @@ class KernelChange:
         finally:
             over.set()
 
-    async def _compile(self, engine: Engine) -> str:
-        """Compile in a child process. Returns the cause of a failure; empty without a failure."""
+    async def _compile(self, engine: Engine) -> None:
+        """Compile in a child process; for errors see `run_module`."""
         codes = [str(code) for code in sorted(engine.kernels)]
         notice = asyncio.get_running_loop().call_later(NOTICE_S, logger.warning, SLOW)
         try:
-            return await run_module((MODULE, self._network.dtype.name, *codes), within_s=COMPILE_S)
+            await run_module((MODULE, self._network.dtype.name, *codes), within_s=COMPILE_S)
         finally:
             notice.cancel()
 

@@ -1,5 +1,7 @@
 """Entries of other servers on their way to the disk: only valid ones of the primary get there."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,6 @@ from adam_async.messages.replication import Copy as CopyMessage
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.bundle_saver import BundleSaver
-from adam_async.parameter_server.copy_host import CopyHost
 from adam_async.parameter_server.log_entries import entry_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.run.bundle_record import BundleRecord
@@ -38,7 +39,7 @@ class Started(list):
 def copy_on_disk():
     """A secondary with durable entries, and the tasks that it started."""
     started = Started()
-    host = CopyHost(
+    host = SimpleNamespace(
         links=None,
         now=lambda: 0.0,
         call_soon=lambda work: None,
@@ -47,6 +48,7 @@ def copy_on_disk():
         next_member=lambda may_join: None,
         is_live=lambda member: True,
         notice=pytest.fail,
+        observe=None,
     )
     saver = BundleSaver(
         "ps-0", PIECES, state_arrays=0, mark=lambda *_: None, disk=HeldDisk(), is_durable=True

@@ -195,4 +195,5 @@ async def test_the_cause_of_a_module_that_failed_is_its_last_line_also_after_muc
     text = "import sys\nfor _ in range(9000): print('a warning', file=sys.stderr)\nsys.exit('no room')\n"
     (tmp_path / "talkative.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert await run_module(("talkative",), within_s=60) == "exit code 1, no room"
+    with pytest.raises(RuntimeError, match="exit code 1, no room"):
+        await run_module(("talkative",), within_s=60)
