@@ -38,7 +38,6 @@ from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import Finished, Reported, ReportGroups, pack
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config, Waits
@@ -95,7 +94,6 @@ async def serve(channel: Any, shape: tuple[int, int, int], images: int, ahead: i
         controller = await stack.enter_async_context(
             Controller(
                 RoleSettings(network=network, address=LOOPBACK, identity=who("controller"), waits=waits),
-                kinds=PROGRAM_KINDS,
             )
         )
         server = await stack.enter_async_context(

@@ -40,7 +40,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.epoch_shares import most_clock
 from adam_async.run.ids import ShardId
-from adam_async.run.primary import Primary, lacks_copies, primary_of
+from adam_async.run.run_copies import Primary, lacks_copies, primary_of
 from adam_async.run.shard_table import ShardSpec, ShardTable, holders
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Channel, Endpoint

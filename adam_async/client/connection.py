@@ -21,7 +21,7 @@ from contextlib import suppress
 from adam_async.client.session import Exchange, PushExchange, Receiver, Session, SessionIdentity
 from adam_async.errors import ShardUnavailable
 from adam_async.run.config import Waits
-from adam_async.run.primary import Primary
+from adam_async.run.run_copies import Primary
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint, wait_set
 from transport import (

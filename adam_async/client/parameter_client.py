@@ -17,7 +17,7 @@ from adam_async.errors import ShardUnavailable
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.counts import PushCounts
-from adam_async.run.primary import lacks_copies, primary_of
+from adam_async.run.run_copies import lacks_copies, primary_of
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
 from transport import LocalNetwork

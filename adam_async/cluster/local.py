@@ -26,7 +26,6 @@ from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import load
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError, RoleDied, RoleFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
@@ -202,7 +201,6 @@ class LocalCluster(Cluster):
                 self._settings("controller", name, network),
                 ConsensusSetup(entropy=self._setup.entropy),
                 alone=len(names) == 1,
-                kinds=PROGRAM_KINDS,
             )
             self.controllers.append(await stack.enter_async_context(controller))
         if len(names) > 1:

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from adam_async.cluster.launcher import Launcher, RestartPolicy, RoleSpec
 from adam_async.driver.driver import Driver
 from adam_async.driver.readiness import LONGER
-from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RoleFailed, listed, lost_copies_text
+from adam_async.errors import LOST_SHARDS, RoleDied, RoleFailed, listed, lost_copies_text
 from adam_async.run.addresses import controller_names
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, failure_of
@@ -19,6 +19,7 @@ from adam_async.run.config import Config
 from adam_async.run.option_sources import role_words
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import texts_for
+from adam_async.runtime.clock import Within
 from adam_async.runtime.role_handle import RoleHandle
 
 
@@ -170,12 +171,9 @@ class Supervisor:
             RoleDied: The process could not start.
             DeadlineExceeded: The process did not report its address within `prepare_s`.
         """
-        timeout_s = self._config.waits.prepare_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await process.address
-        except TimeoutError:
-            raise DeadlineExceeded(f"{process.node} to report its address{LONGER}", timeout_s) from None
+        what = f"{process.node} to report its address{LONGER}"
+        async with Within(self._config.waits.prepare_s, what):
+            return await process.address
 
     async def serves(self, node: str) -> None:
         """Wait until a role listens, after restarts if necessary.

@@ -8,12 +8,11 @@ by the rules in `state.py`. The leader then answers the request, and the watches
     state.py                      the cluster map as a state machine: nodes, losses, the order of all rules
     store_rules.py                rules of stores: placement on servers, phases, numbers of clients
     bundle_rules.py               rules of bundles: copies on servers; failover to the next member in sync
-    program_rules.py              rules of programs, such as a training run, and the table of their kinds
+    training_rules.py, worker_assignment.py    rules of the training run; slots of its workers
     permissions.py                access control: the keys and fields that each role may set
     records.py                    limits of one record
 
     replicated_state.py           map and client sessions; a repeated request is applied only once
-    map_history.py                the last changes of the map, for watches
     service.py                    the controller role: requests, compare-and-set, watches, proposed losses
     failure_detector.py           suspected nodes, which have no link to the leader, and their deadlines
     consensus_node.py             shell of the core: proposals, linearizable reads, group commit, snapshots

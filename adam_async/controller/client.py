@@ -25,7 +25,7 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed
 from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays, store_key
-from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.clock import Within, system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Message, Network, RemoteError, RetrySchedule, TransportError
 
@@ -133,17 +133,17 @@ class Membership:
     @property
     def leader(self) -> str:
         """Address of the known leader; empty during the search for it."""
-        return self._client.leader
+        return self._client.leader.address
 
     @property
     def leading(self) -> str:
         """Node id of the known leader; empty during the search for it."""
-        return self._client.leading
+        return self._client.leader.node
 
     @property
     def controllers(self) -> tuple[str, ...]:
         """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
-        return self._client.controllers
+        return self._client.leader.addresses
 
     async def run(self) -> None:
         """Stay a member until cancelled.
@@ -242,12 +242,9 @@ class Membership:
         Raises:
             DeadlineExceeded: The map did not satisfy `predicate` in time; `what` names the wait in the error.
         """
-        try:
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: predicate(self.map))
-                return self.map
-        except TimeoutError:
-            raise DeadlineExceeded(what, timeout_s) from None
+        async with Within(timeout_s, what), self._changed:
+            await self._changed.wait_for(lambda: predicate(self.map))
+            return self.map
 
     async def changes(self) -> AsyncGenerator[ClusterMap, None]:
         """Yield the map now and after every change, always the newest.
@@ -406,14 +403,12 @@ class Membership:
         # before it.
         timeout_s = max(self._waits.call_s, self._waits.patience_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with Within(timeout_s, f"the controller to set {key}"):
                 while (value := change(self.map)) is not None:
                     if await self._try_set(key, value, timeout_s):
                         break
         except RemoteError as error:
             raise _refused(key, error) from error
-        except TimeoutError:
-            raise DeadlineExceeded(f"the controller to set {key}", timeout_s) from None
 
     async def _try_set(self, key: str, value: msgspec.Struct, timeout_s: float) -> bool:
         """Set a key if its record is still that of `map`; return whether this is known to have succeeded."""

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import check_node
 from adam_async.controller.replicated_state import GROWTH_BYTES, MapSize
 from adam_async.controller.state import ControllerState, NodeLost
@@ -136,7 +135,7 @@ class LearnedMap:
                 self.newest = report.map
         return fault
 
-    def first_map(self, kinds: Mapping[str, Rules]) -> ClusterMap:
+    def first_map(self) -> ClusterMap:
         """Return the map with which the group begins; without reports it is empty."""
         if not self.standings:
             return ClusterMap()
@@ -151,7 +150,7 @@ class LearnedMap:
             )
             for key, bundle in newest.bundles.items()
         }
-        state = ControllerState(kinds)
+        state = ControllerState()
         state.map = msgspec.structs.replace(newest, version=version, bundles=bundles)
         for name, node in newest.nodes.items():
             if node.role == "ps" and node.live and (name, node.incarnation) not in self.standings:

@@ -14,13 +14,11 @@ ends meanwhile, the map may still show that the request had no effect; otherwise
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from adam_async.controller.leader_connection import BUSY, LOST, LeaderConnection, unpack_answer
-from adam_async.errors import DeadlineExceeded
 from adam_async.messages import (
     NOT_LEADER,
     SESSION_OVER,
@@ -39,6 +37,7 @@ from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import Change
+from adam_async.runtime.clock import Within
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
 
@@ -92,7 +91,7 @@ class MapClient:
         traffic: Traffic,
         report: Callable[[], Message] | None = None,
     ) -> None:
-        self._leader = LeaderConnection(
+        self.leader = LeaderConnection(
             network=network,
             controllers=controllers,
             identity=identity,
@@ -107,24 +106,9 @@ class MapClient:
         self._number = 0
         self._asking = asyncio.Lock()
 
-    @property
-    def leader(self) -> str:
-        """Address of the known leader; empty during the search for it."""
-        return self._leader.address
-
-    @property
-    def leading(self) -> str:
-        """Node id of the known leader; empty during the search for it."""
-        return self._leader.node
-
-    @property
-    def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
-        return self._leader.addresses
-
     def close(self) -> None:
         """Give up the link. Present and later requests raise `LinkClosed`."""
-        self._leader.close()
+        self.leader.close()
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -165,7 +149,7 @@ class MapClient:
             return await self._compare_and_set(key, expected, value, after, group)
 
     async def _compare_and_set(self, key: str, expected: int, value: Any, after: int, group: str) -> Outcome:
-        leader = self._leader
+        leader = self.leader
         number = 0
         sent_in: str | None = None  # the group whose log may have the request, or may get it later
         while True:
@@ -212,33 +196,27 @@ class MapClient:
                 leader.lose(link, error)
 
     async def _open(self, link: Link) -> None:
-        answer = await self._leader.call(link, pack(OpenSession()), WATCH_S)
+        answer = await self.leader.call(link, pack(OpenSession()), WATCH_S)
         # On a former leader's link, `group` may already be that of another group.
-        if link is self._leader.link:
+        if link is self.leader.link:
             self._session = unpack(answer, SessionOpened).session
-            self._session_of, self._number = self._leader.group, 0
+            self._session_of, self._number = self.leader.group, 0
 
     async def _whole(self) -> MapUpdate:
         while True:
-            link = await self._leader.find(-1, "")
+            link = await self.leader.find(-1, "")
             try:
-                answer = await self._leader.call(link, pack(GetMap()), WATCH_S)
+                answer = await self.leader.call(link, pack(GetMap()), WATCH_S)
                 state = unpack(answer, MapState)
                 whole: ClusterMap = read_text_tensor(answer, ClusterMap, MOST_MAP_TEXT_BYTES)
                 return MapUpdate(group=state.group, version=state.version, whole=whole)
             except RemoteError as error:
-                await self._leader.refused(link, error)
+                await self.leader.refused(link, error)
             except LOST as error:
-                self._leader.lose(link, error)
+                self.leader.lose(link, error)
 
-    @asynccontextmanager
-    async def _deadline(self, what: str, timeout_s: float | None) -> AsyncIterator[None]:
-        timeout_s = self._waits.call_s if timeout_s is None else timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                yield
-        except TimeoutError:
-            raise DeadlineExceeded(what, timeout_s) from None
+    def _deadline(self, what: str, timeout_s: float | None) -> Within:
+        return Within(self._waits.call_s if timeout_s is None else timeout_s, what)
 
     # --- changes -----------------------------------------------------------------------------
 
@@ -253,7 +231,7 @@ class MapClient:
         Args:
             after: The last known version; -1: begin with the whole map.
         """
-        leader = self._leader
+        leader = self.leader
         while True:
             link = await leader.find(after, group)
             first, leader.first_answer = leader.first_answer, None
@@ -278,7 +256,7 @@ class MapClient:
                 after, group = update.version, update.group
 
     def __repr__(self) -> str:
-        return f"<MapClient over {self._leader!r}>"
+        return f"<MapClient over {self.leader!r}>"
 
 
 def _read(answer: Message, after: int, group: str) -> list[MapUpdate]:

@@ -7,7 +7,7 @@
     run            -     -      -        as its driver                  -        -
     run/<n>        -     -      -        all                            -        -
 
-The rules of each kind of program add rows for their own keys. A controller sets no key here.
+A controller sets no key here.
 
 *Own* is the record of the node of that id, with the role and the incarnation of the link. A server's own
 bundles are those of which it is a member; `bundle_rules.may_change` has the changes of a primary and of the
@@ -25,7 +25,7 @@ command names the version of that record: a command for an older version changes
 for a newer version the client tries again.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -84,6 +84,7 @@ MEANT = {
     "those of creators that have left",
     "bundles": "its primary sets it; a server in sync may replace the primary by itself",
     "run": "drivers set it, each with its own id and incarnation as the driver",
+    "epoch": "the dealer ends it; the driver of the run may ask to lease no more groups",
 }
 """Permission for each kind of key, as text for refusals."""
 
@@ -97,30 +98,17 @@ class HasVersion(Protocol):
         ...
 
 
-class HasPermissions(Protocol):
-    """The rules of a kind of program, as far as the table reads them."""
-
-    permissions: Mapping[tuple[str, str], PermissionRule]
-    meant: Mapping[str, str]
-
-
 class PermissionTable:
     """Permission rules by kind of key and role of the link; a role without a rule may not set the key.
-
-    Args:
-        kinds: Rules of programs, which add rows.
 
     Attributes:
         rows: All rules.
         meant: Permission for each kind of key, as text for refusals.
     """
 
-    def __init__(self, kinds: Iterable[HasPermissions] = ()) -> None:
+    def __init__(self) -> None:
         self.rows = dict(TABLE)
         self.meant = dict(MEANT)
-        for rules in kinds:
-            self.rows.update(rules.permissions)
-            self.meant.update(rules.meant)
 
     def refusal(self, attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
         """Return the refusal of an attempt; None if the leader may propose it.
@@ -162,7 +150,7 @@ def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
     if old is not None and old.role == "driver":
         return WRONG  # a driver that reports another one dead could take its run
     dead = msgspec.structs.replace(old, live=False) if old is not None else None
-    return makes_only(attempt, old, dead)
+    return _makes_only(attempt, old, dead)
 
 
 def _own_program(attempt: Attempt, cluster: ClusterMap) -> str:
@@ -235,7 +223,7 @@ def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:
     return RIGHT if may_change((attempt.peer.node, attempt.peer.incarnation), old, new) else WRONG
 
 
-def makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord | None) -> str:
+def _makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord | None) -> str:
     """Return `RIGHT` if an attempt turns the record that it expects into the permitted one."""
     known = old.changed if old is not None else 0
     if attempt.expected != known:
@@ -249,6 +237,25 @@ def makes_only(attempt: Attempt, old: _MapRecord | None, permitted: _MapRecord |
     return RIGHT if new == permitted else WRONG
 
 
+def _end_of_dealer(attempt: Attempt, cluster: ClusterMap) -> str:
+    dealer, epoch = cluster.dealer, cluster.epoch
+    peer = (attempt.peer.node, attempt.peer.incarnation)
+    # An attempt on an older record is a conflict: a dealer may learn late that it is replaced.
+    at_present = epoch is not None and attempt.expected == epoch.changed
+    mine = dealer is not None and (dealer.node, dealer.incarnation) == peer
+    return WRONG if at_present and not mine else RIGHT
+
+
+def _drain_of_driver(attempt: Attempt, cluster: ClusterMap) -> str:
+    old, run = cluster.epoch, cluster.run
+    drained = msgspec.structs.replace(old, drain=True) if old is not None else None
+    found = _makes_only(attempt, old, drained)
+    # Only the run's driver may change the present record; an attempt on an older record is a conflict.
+    at_present = old is not None and attempt.expected == old.changed
+    mine = run is not None and run.driven_by == (attempt.peer.node, attempt.peer.incarnation)
+    return WRONG if found is RIGHT and at_present and not mine else found
+
+
 TABLE: Mapping[tuple[str, str], PermissionRule] = {
     ("nodes", "ps"): _own_node,
     ("nodes", "data"): _own_node,
@@ -260,5 +267,7 @@ TABLE: Mapping[tuple[str, str], PermissionRule] = {
     ("stores", "client"): _store_of_clients,
     ("bundles", "ps"): _own_bundle,
     ("run", "driver"): _own_program,
+    ("epoch", "data"): _end_of_dealer,
+    ("epoch", "driver"): _drain_of_driver,
 }
 """Rules by kind of key and role of the link; a role without a rule may not set the key."""

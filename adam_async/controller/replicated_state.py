@@ -24,8 +24,6 @@ from typing import Any, NamedTuple, assert_never
 
 import msgspec
 
-from adam_async.controller.map_history import History
-from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import value_too_large
 from adam_async.controller.state import (
     CompareAndSet,
@@ -39,7 +37,7 @@ from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER, USERS
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.map_changes import Change, changed_records, difference
+from adam_async.run.map_changes import Change, History, changed_records, difference
 
 GROWTH_BYTES = 1 << 20
 """Number of bytes by which existing records may still grow in a full map, so that members can continue; no
@@ -271,7 +269,6 @@ class ReplicatedState:
     """One controller's copy of the state, as far as it has applied the log.
 
     Args:
-        kinds: Rules of the programs that may run, by kind; the same in all of a group.
         most_sessions: Maximum number of sessions; the same in all of a group.
 
     Attributes:
@@ -281,10 +278,10 @@ class ReplicatedState:
         size: Bytes of the map's records.
     """
 
-    def __init__(self, kinds: Mapping[str, Rules], *, most_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(self, *, most_sessions: int = MAX_SESSIONS) -> None:
         self._most_sessions = most_sessions
         self.group = ""
-        self.state = ControllerState(kinds)
+        self.state = ControllerState()
         self.history = History()
         self.size = MapSize()
         self._sessions: dict[int, _Session] = {}

@@ -30,7 +30,6 @@ from adam_async.controller.failure_detector import FailureDetector, Incarnation
 from adam_async.controller.learned_map import LearnedMap, StoresReport, most_version
 from adam_async.controller.peer_controllers import read_agree
 from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTable, Permits, Refusal
-from adam_async.controller.program_rules import ProgramRules, Rules
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
 from adam_async.controller.replicated_state import (
     DONE,
@@ -114,9 +113,8 @@ class Controller(Role):
         peers: Node ids and addresses of all controllers of the group, this one among them. If it is empty,
             and `alone` is false, `group.set_addresses` sets them later.
         alone: Whether the controller is a group of one if `peers` is empty.
-        kinds: Rules of the programs that may run in the cluster, by kind; the same in all of a group.
         most_sessions: Maximum number of client sessions; the same in all of a group.
-        permits: Permissions of the map's keys; by default a `PermissionTable` with the rows of `kinds`.
+        permits: Permissions of the map's keys; by default those of a `PermissionTable`.
         wall: Seconds since 1970, for a controller of one without a file that learns its first map from
             servers; None: it begins with an empty map.
 
@@ -134,7 +132,6 @@ class Controller(Role):
         *,
         peers: Mapping[str, str] = {},
         alone: bool = True,
-        kinds: Mapping[str, Rules],
         most_sessions: int = MAX_SESSIONS,
         permits: Permits | None = None,
         wall: Clock | None = None,
@@ -144,12 +141,10 @@ class Controller(Role):
         # A majority of several controllers has the map, and so has a file.
         is_alone = len(peers) <= 1 and alone and setup.file is None
         self._wall = wall
-        self._kinds = kinds
         self._learned: LearnedMap | None = None
         """Reports of servers; None outside the wait for them."""
         self._learned_more = asyncio.Event()
-        self._rules = ProgramRules(kinds)
-        self.replicated_state = ReplicatedState(kinds, most_sessions=most_sessions)
+        self.replicated_state = ReplicatedState(most_sessions=most_sessions)
         self.group = ConsensusNode(
             setup,
             self._endpoint,
@@ -166,7 +161,7 @@ class Controller(Role):
         """Whether this controller leads and has applied all that earlier leaders acknowledged."""
         self._shown = self.replicated_state.map
         self._watches: dict[Request, _Watch] = {}
-        self._permits = permits or PermissionTable(kinds.values()).refusal
+        self._permits = permits or PermissionTable().refusal
         self._links: dict[Incarnation, set[Link]] = {}
         self._warn_again: dict[str, float] = {}
         """Earliest time of the next warning about each controller that sent an invalid message."""
@@ -216,7 +211,7 @@ class Controller(Role):
                 # The dials of servers during a stall of this process may still be queued.
                 learned.begun_at = self._loop.time()
         self._learned = None
-        first = learned.first_map(self._kinds)
+        first = learned.first_map()
         report_learned(self._identity.node, first, [node for node, _ in learned.missing()])
         return first
 
@@ -476,7 +471,7 @@ class Controller(Role):
         before, self._shown = self._shown, self.map
         if self._shown is not before:
             if self.group.leads:
-                report_changes(before, self._shown, self._rules)
+                report_changes(before, self._shown)
             self._answer_watches()
 
     # --- time --------------------------------------------------------------------------------

@@ -11,28 +11,26 @@ changes the map, the standing rules run; each rule reads the map and may change 
     open      the primaries of a store hold values for all its shards: the store is open
     forget    the map drops departed nodes, except the last `DEPARTED_KEPT` of each role and those in use
 
-The controllers know nothing of models or of training. A *program* is work with records of its own, such as a
-training run; the rules of its kind (`program_rules`) are pure functions of the map that this file calls
-between its own and after them.
+The controllers know nothing of models. The rules of the training run (`training_rules`) are pure functions of
+the map that this file calls between its own and after them.
 
 The loss of a node is a command, `NodeLost`; `failure_detector` decides when to propose it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
 import msgspec
 
-from adam_async.controller import bundle_rules, store_rules
-from adam_async.controller.program_rules import ProgramRules, Rules
+from adam_async.controller import bundle_rules, store_rules, training_rules
 from adam_async.controller.records import check_node
 from adam_async.errors import ConfigError
 from adam_async.messages import USERS
 from adam_async.option_types import read_record
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import NO_SLOT, ClusterMap, NodeRecord
+from adam_async.run.cluster_map import NO_SLOT, ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.store_record import ArraysPiece, StoreRecord, is_store_name
+from adam_async.run.training_program import ProgramPiece, ProgramRecord, is_piece
 
 INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
@@ -87,14 +85,9 @@ Event = Changed | Conflict | Invalid
 
 
 class ControllerState:
-    """The cluster map and its rules.
+    """The cluster map and its rules."""
 
-    Args:
-        kinds: Rules of the programs that may run in the cluster, by kind.
-    """
-
-    def __init__(self, kinds: Mapping[str, Rules]) -> None:
-        self._rules = ProgramRules(kinds)
+    def __init__(self) -> None:
         self.map = ClusterMap()
 
     # --- commands ----------------------------------------------------------------------------
@@ -122,8 +115,8 @@ class ControllerState:
         key = command.key
         version = self._version(key)
         if version is None:
-            own = "nodes/<id>, stores/<name>, stores/<name>/<n>, bundles/<store>/<home>"
-            return Invalid(f"no key {key[:200]!r}; there are {own}, {self._rules.keys}")
+            own = "nodes/<id>, stores/<name>, stores/<name>/<n>, bundles/<store>/<home>, run, run/<n>, epoch"
+            return Invalid(f"no key {key[:200]!r}; there are {own}")
         if version != command.expected:
             return Conflict(key, version)
         kind, _, name = key.partition("/")
@@ -140,8 +133,12 @@ class ControllerState:
                 new = bundle_rules.set_bundle(self.map, key, bundle)
                 if not isinstance(new, str) and bundle_rules.is_outdated(self.map, key, bundle):
                     return Conflict(key, version)
+            elif key == "run":
+                new = training_rules.set_program(self.map, msgspec.convert(command.value, ProgramRecord))
+            elif key == "epoch":
+                new = training_rules.set_epoch(self.map, msgspec.convert(command.value, EpochRecord))
             else:
-                new = self._rules.set(self.map, key, command.value)
+                new = training_rules.set_piece(self.map, key, msgspec.convert(command.value, ProgramPiece))
         except (msgspec.ValidationError, ConfigError) as error:
             new = str(error)
         if isinstance(new, str):
@@ -152,28 +149,23 @@ class ControllerState:
     def _version(self, key: str) -> int | None:
         """Return the version of a key's record, 0 without one; None if there is no such key."""
         kind, _, name = key.partition("/")
-        old: NodeRecord | StoreRecord | ArraysPiece | BundleRecord | None
-        if kind == "nodes" and name:
-            old = self.map.nodes.get(name)
+        if kind == "nodes":
+            exists = bool(name)
         elif kind == "stores":
             store, slash, number = name.partition("/")
-            if not is_store_name(store) or (slash and number not in store_rules.PIECE_NUMBERS):
-                return None
-            old = self.map.arrays.get(key) if slash else self.map.stores.get(store)
+            exists = is_store_name(store) and (not slash or number in store_rules.PIECE_NUMBERS)
         elif kind == "bundles":
             store, _, home = name.partition("/")
-            if not is_store_name(store) or not home:
-                return None
-            old = self.map.bundles.get(key)
+            exists = is_store_name(store) and bool(home)
         else:
-            return self._rules.version(self.map, key)
-        return old.changed if old is not None else 0
+            exists = key in ("run", "epoch") or is_piece(key)
+        return self.map.version_of(key) if exists else None
 
     # --- members -------------------------------------------------------------------------------
 
     def _set_node(self, name: str, new: NodeRecord) -> ClusterMap | str:
         cluster, old = self.map, self.map.nodes.get(name)
-        problem = check_node(new) or self._rules.check_node(new)
+        problem = check_node(new) or training_rules.check_node(new)
         if problem:
             return problem
         if old is not None and old.role != new.role:
@@ -202,12 +194,12 @@ class ControllerState:
         if not node.live:
             return cluster
         cluster = _without_node(cluster, NodeLost(name, node.incarnation))
-        return self._rules.lost(store_rules.fail_stores(bundle_rules.strike_out_lost(cluster)))
+        return training_rules.fail_if_lost(store_rules.fail_stores(bundle_rules.strike_out_lost(cluster)))
 
     def _in_use(self) -> set[str]:
         """Return the nodes that the map needs after their departure."""
         homes = {name for store in self.map.stores.values() for name in store.buckets}
-        return homes | self._rules.in_use(self.map)
+        return homes | training_rules.in_use(self.map)
 
     def _forget_departed(self) -> None:
         """Remove nodes that left long ago from the map, except those in use.
@@ -231,11 +223,11 @@ class ControllerState:
             bundle_rules.strike_out_lost,
             store_rules.fail_stores,
             store_rules.drop_unfinished,
-            self._rules.lost,
+            training_rules.fail_if_lost,
             store_rules.place_stores,
             store_rules.number_clients,
             store_rules.open_stores,
-            self._rules.standing,
+            training_rules.standing,
         ):
             self.map = rule(self.map)
 
@@ -244,7 +236,7 @@ class ControllerState:
     def check_invariants(self) -> None:
         """Assert the invariants after a command."""
         store_rules.check_invariants(self.map)
-        self._rules.check_invariants(self.map)
+        training_rules.check_invariants(self.map)
 
 
 def _gives_way(name: str, old: NodeRecord, new: NodeRecord, *, in_use: bool) -> bool:

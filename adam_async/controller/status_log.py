@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from adam_async.controller.bootstrap import name_of
 from adam_async.controller.bundle_rules import bundle_lines
 from adam_async.controller.consensus import Core, Role
-from adam_async.controller.program_rules import ProgramRules
+from adam_async.controller.training_rules import program_lines
 from adam_async.errors import counted
 from adam_async.run.cluster_map import NOTICE, ClusterMap
 from adam_async.run.store_record import StorePhase
@@ -200,9 +200,9 @@ def report_learned(node: str, first: ClusterMap, missing: Sequence[str]) -> None
     )
 
 
-def report_changes(before: ClusterMap, after: ClusterMap, rules: ProgramRules) -> None:
+def report_changes(before: ClusterMap, after: ClusterMap) -> None:
     """Log the important changes from one map to the next, as the leader."""
-    for line in (*map_lines(before, after), *rules.lines(before, after)):
+    for line in (*map_lines(before, after), *program_lines(before, after)):
         logger.info("%s", line)
 
 

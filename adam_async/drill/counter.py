@@ -34,7 +34,7 @@ from adam_async.drill.judging import (
     gradient_of,
 )
 from adam_async.drill.plan import PlannedFault
-from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, first_cause
+from adam_async.errors import AdamError, RunFailed, first_cause
 from adam_async.model.rules import Sgd
 from adam_async.run.addresses import controller_names
 from adam_async.run.cluster_map import NodeRecord
@@ -42,6 +42,7 @@ from adam_async.run.config import Waits
 from adam_async.run.shard_table import shard_table
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.clock import Within
 from adam_async.runtime.network_namespaces import NamespaceNetwork
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arrays import records_of
@@ -121,11 +122,8 @@ class DrillServers:
         self._children[node] = self._launcher.start(spec, self._group, logger.info)
 
     async def _address(self, node: str) -> str:
-        try:
-            async with asyncio.timeout(self.waits.prepare_s):
-                return await self._children[node].address
-        except TimeoutError:
-            raise DeadlineExceeded(f"{node} to report its address", self.waits.prepare_s) from None
+        async with Within(self.waits.prepare_s, f"{node} to report its address"):
+            return await self._children[node].address
 
 
 @asynccontextmanager

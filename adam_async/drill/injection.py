@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from adam_async.drill.judging import FaultObservation
 from adam_async.drill.plan import PlannedFault
-from adam_async.errors import DeadlineExceeded
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.child_process import ChildProcess
+from adam_async.runtime.clock import Within
 from adam_async.runtime.network_namespaces import NamespaceNetwork
 
 
@@ -113,14 +113,11 @@ class MapWatch:
         Raises:
             DeadlineExceeded: No map satisfied the condition in time; the error contains `what`.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not reached():
-                    changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiting.append(changed)
-                    await changed
-        except TimeoutError:
-            raise DeadlineExceeded(what, timeout_s) from None
+        async with Within(timeout_s, what):
+            while not reached():
+                changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting.append(changed)
+                await changed
 
 
 SETTLE_S = 0.5
@@ -213,12 +210,9 @@ class Injector:
             number=fault.number, kind=fault.kind, server=victim, at_s=round(at_s - self.begin_s, 3)
         )
         self.faults.append(seen)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                seen.resumed_s = await self._resumed(lost, at_s)
-        except TimeoutError:
-            what = f"pushes to {', '.join(lost)} to go on after a {fault.kind} of {victim}"
-            raise DeadlineExceeded(what, PATIENCE_S) from None
+        what = f"pushes to {', '.join(lost)} to go on after a {fault.kind} of {victim}"
+        async with Within(PATIENCE_S, what):
+            seen.resumed_s = await self._resumed(lost, at_s)
         await self._end(fault.kind, victim, child)
 
         def is_back() -> bool:

@@ -1,10 +1,9 @@
-"""The driver, which manages a training run, and the rules of training runs for the controllers.
+"""The driver, which manages a training run.
 
 `driver.py` prepares a run, submits it and its store to the controllers, and loads the first values into the
-servers. Inside the controllers `training_rules.py` changes the cluster map: it decides the slots of workers,
-the start of the run, the shares of each epoch, and the failure of a run. `training_run.py` follows the map:
-after each epoch it evaluates the weights, takes a checkpoint if the run has a folder for checkpoints, and
-lets the next epoch begin. At the end it collects the counts of all roles into the result.
+servers. `training_run.py` follows the map: after each epoch it evaluates the weights, takes a checkpoint if
+the run has a folder for checkpoints, and lets the next epoch begin. At the end it collects the counts of all
+roles into the result.
 
 Files, in reading order:
 
@@ -14,9 +13,6 @@ Files, in reading order:
     augmentation.py                  transforms of the training images (data augmentation)
     submission.py                    a program set in the map, changed, or taken over from a lost driver
     readiness.py                     waits for roles; errors that name missing or lost roles
-
-    training_rules.py                pure rules of the controllers: slots, dealer, epochs, failure
-    worker_assignment.py             workers assigned to replicas and parts, without gaps; spares
 
     training_run.py                  one run: waits, evaluations, checkpoints, the end
     evaluator.py                     accuracy on test and validation images; a pull of all parameters

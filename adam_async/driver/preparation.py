@@ -25,7 +25,7 @@ from adam_async.driver.calibration import calibrate
 from adam_async.driver.readiness import Readiness
 from adam_async.driver.settings import RunInputs
 from adam_async.driver.takeover import SavedRun
-from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, ShardUnavailable, first_cause
+from adam_async.errors import ConfigError, RunFailed, ShardUnavailable, first_cause
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network
 from adam_async.model.rules import rule_of
@@ -39,6 +39,7 @@ from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ProgramRecord, TrainingProgram
 from adam_async.run.user_code import NamedStep
+from adam_async.runtime.clock import Within
 from dataflow import ComputePool
 from transport import LinkConfig, RemoteError, TransportError
 
@@ -176,12 +177,8 @@ async def in_time(folder: CheckpointFolder, opening: Awaitable[_Done], waits: Wa
     Raises:
         DeadlineExceeded: The disk did not answer within `checkpoint_s`.
     """
-    try:
-        async with asyncio.timeout(waits.checkpoint_s):
-            return await opening
-    except TimeoutError:
-        what = f"the disk to make {folder.path} ready for checkpoints"
-        raise DeadlineExceeded(what, waits.checkpoint_s) from None
+    async with Within(waits.checkpoint_s, f"the disk to make {folder.path} ready for checkpoints"):
+        return await opening
 
 
 async def unless_stopped(work: Coroutine[Any, Any, _Done], stopping: asyncio.Event) -> _Done:
@@ -284,7 +281,7 @@ class StartingValues:
         cluster = await self._readiness.wait_placed(run)
         waits, loop = config.waits, asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(waits.prepare_s) as limit:
+            async with Within(waits.prepare_s, "the servers to take up their shards") as limit:
 
                 def loaded() -> None:
                     """Begin the wait anew: a large checkpoint on a slow disk may take longer in all."""
@@ -299,8 +296,6 @@ class StartingValues:
                 # The loss of a server fails the run in the map, which names the server.
                 await self._readiness.wait_failure(run, waits.dial_s + waits.grace_s)
             raise
-        except TimeoutError:
-            raise DeadlineExceeded("the servers to take up their shards", waits.prepare_s) from None
 
 
 def fill_from(tensors: WholeTensors, network: RunModel, init: Model | None, *, seed: int) -> str:

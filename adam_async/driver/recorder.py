@@ -16,8 +16,8 @@ from adam_async.errors import ConfigError, RecordError
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.counts import Counts, WorkerCounts
 from adam_async.run.epoch_shares import Ranges
-from adam_async.run.primary import primary_of
 from adam_async.run.result import EpochResult
+from adam_async.run.run_copies import primary_of
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.machine import numerics

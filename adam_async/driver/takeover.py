@@ -21,7 +21,7 @@ from adam_async.checkpoint.manifest import (
     saved_manifest,
 )
 from adam_async.checkpoint.saved_shards import FoundStore
-from adam_async.driver.training_rules import PHASES
+from adam_async.controller.training_rules import PHASES
 from adam_async.errors import RunFailed
 from adam_async.messages import ShardState
 from adam_async.option_types import DECIDED, OF_DRIVER, OF_ROLES

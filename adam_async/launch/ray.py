@@ -39,7 +39,7 @@ from adam_async.launch.ray_resources import (
 )
 from adam_async.run.config import Config
 from adam_async.run.role_memory import read_memory
-from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.clock import Within, system_entropy
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
 
@@ -252,11 +252,8 @@ class RayLauncher:
 
         strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
         call = function.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
-        try:
-            async with asyncio.timeout(CHECK_S):
-                return await call.remote(*arguments)
-        except TimeoutError:
-            raise DeadlineExceeded(f"an answer of {node} of Ray", CHECK_S) from None
+        async with Within(CHECK_S, f"an answer of {node} of Ray"):
+            return await call.remote(*arguments)
 
     async def _place(self, role: str, count: int, ask: dict[str, float]) -> list[str]:
         """Make the placement group of a kind of role, and return the node of each bundle.

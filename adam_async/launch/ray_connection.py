@@ -13,6 +13,7 @@ from typing import Any, Self
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, install_command
 from adam_async.runtime.blocking_thread import BlockingThread
 from adam_async.runtime.child_process import child_environment
+from adam_async.runtime.clock import Within
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +85,8 @@ class RayConnection:
             DeadlineExceeded: The call took too long; it goes on, and further calls wait for it.
         """
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await loop.run_in_executor(self._thread, partial(function, *arguments, **named))
-        except TimeoutError:
-            raise DeadlineExceeded(what, timeout_s) from None
+        async with Within(timeout_s, what):
+            return await loop.run_in_executor(self._thread, partial(function, *arguments, **named))
 
     async def _open(self) -> None:
         if "ray" not in sys.modules:  # Ray reads these variables at its import

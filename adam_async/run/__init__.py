@@ -21,7 +21,7 @@ Files, in reading order:
     memory_need.py                   memory of a run for its parameters, compared with the machine's
 
     cluster_map.py                   nodes, stores, program, epoch, dealer: one snapshot value
-    map_changes.py                   the change from one version of the map to the next, for watchers
+    map_changes.py                   changes from version to version of the map, for watchers
     training_program.py              a training run as a program: its blob and its terms
     epoch_counts.py                  counts of an ended epoch by its dealer; its evaluation by the driver
     run_record.py                    program, counts and evaluations of a run: the memory of drivers and disks
@@ -29,7 +29,7 @@ Files, in reading order:
     store_checks.py                  bounds of a store's record, new or placed
     shard_table.py                   placement: arrays to shards, shards to buckets, buckets to servers
     partition.py                     the cut of a model over workers (model parallelism); arrays, shards
-    bundle_record.py, primary.py     replication: copies in sync and joining; the primary that clients use
+    bundle_record.py                 replication: copies in sync and joining
     epoch_shares.py                  groups of an epoch dealt to replicas: in a pool, in ranges, in rounds
     group_ranges.py                  sets of groups as ranges, of a step or counted by a shard; sums of losses
     group_limits.py                  limits of leased groups, by which a worker refuses a data server's answer
@@ -42,5 +42,5 @@ Files, in reading order:
     counts.py                        the numbers that each role counts, from their owners to the report
     series.py                        one sample per second of training; sums of staleness and waits
     result.py                        results of epochs, of checkpoints and of a whole run
-    run_copies.py                    copies of a run's shards
+    run_copies.py                    copies of a run's shards; the primary that clients use
 """

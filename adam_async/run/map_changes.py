@@ -4,8 +4,11 @@ A `Change` holds the changed fields of the map: new records of nodes and the nam
 results of epochs, and the variable fields of a continuing run. So its length does not grow with the number of
 epochs. A watcher applies the change to the map of the version before. The watcher sees each version once, in
 order. After a break it continues at any controller, because all controllers have the same changes.
+
+A controller keeps the last changes, for watchers (`History`).
 """
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -169,3 +172,33 @@ def changed_records(change: Change) -> Iterator[tuple[str, Any]]:
     if change.pieces is not UNSET:
         for number in range(PROGRAM_PIECES):
             yield f"run/{number}", change.pieces.get(f"run/{number}")
+
+
+CHANGES_KEPT = 1024
+"""Number of changes that a controller keeps; a watcher with an older version gets the whole map."""
+
+
+class History:
+    """The last changes of a map, without a gap.
+
+    Args:
+        limit: Maximum number of changes.
+    """
+
+    def __init__(self, version: int = 0, *, limit: int = CHANGES_KEPT) -> None:
+        self._version = version
+        self._changes: deque[Change] = deque(maxlen=limit)
+
+    def add(self, change: Change) -> None:
+        """Append the change after the last one."""
+        assert change.version == self._version + 1, (change.version, self._version)
+        self._changes.append(change)
+        self._version = change.version
+
+    def since(self, version: int) -> Sequence[Change] | None:
+        """Return all changes after a version, in order; None if one was dropped, or the map is older."""
+        lacking = self._version - version
+        if not 0 <= lacking <= len(self._changes):
+            return None
+        kept = len(self._changes)
+        return [self._changes[position] for position in range(kept - lacking, kept)]

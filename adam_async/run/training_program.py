@@ -5,10 +5,9 @@ The driver makes both (`TrainingProgram.record`). Workers and data servers read 
 
 The record of a program in the cluster map, and its blob in pieces.
 
-A *program* is work that a driver submits, such as a training run. Its *kind* names the rules that the
-controllers apply to it. The *blob* has the work of the roles of the kind; the controllers pass it on
-undecoded, so two releases that read it differently still agree on the map. The *terms* are the facts that the
-rules read; the driver states them, and the rules check their bounds.
+A *program* is the work that a driver submits. The *blob* has the work of the roles; the controllers pass it
+on undecoded, so two releases that read it differently still agree on the map. The *terms* are the facts that
+the rules read; the driver states them, and the rules check their bounds.
 
 A blob too long for the record precedes it, in pieces with the keys ``run/0``, ``run/1`` and so on. The
 controllers join them into the record that names their number.
@@ -52,19 +51,17 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     driver: str
     """Node id of the driver. After its loss the program waits for another driver or fails, depending on the
-    rules of its kind."""
+    phase."""
     incarnation: int
     """Incarnation of the driver."""
-    kind: str = "training"
-    """Kind of the program, which names its rules."""
     blob: bytes = b""
     """Work of the roles, as MessagePack; opaque to the controllers."""
     pieces: int = 0
     """Number of pieces with the blob, in a submission; 0 if the record has the blob."""
     terms: dict[str, Any] = {}
-    """Facts that the rules of the kind read; their types are those of the kind."""
+    """Facts that the rules read, with the types of `TrainingTerms`."""
     phase: str = "preparing"
-    """State of the program; each kind has its own phases, which include `OVER`."""
+    """State of the program: one of the `PHASES` of the rules, which include `OVER`."""
     epoch: int = 0
     """Round in progress, from 1; 0 while preparing."""
     reason: str = ""
@@ -99,7 +96,7 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase in OVER
 
 
-FIXED = ("kind", "blob", "pieces", "terms")
+FIXED = ("blob", "pieces", "terms")
 """Names of the `ProgramRecord` fields that never change; a later change of the record may omit them."""
 
 
@@ -168,9 +165,6 @@ def program_prefix(driver: str, incarnation: int) -> str:
     """Return the text with which the ids of one driver's programs begin; no client may use it."""
     return f"{driver}-{incarnation:x}-"
 
-
-KIND = "training"
-"""Kind of the programs that are training runs."""
 
 MOST_REPLICAS = 4096
 """Maximum number of replicas that the starting point of a run names."""
@@ -295,7 +289,6 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
             id=id,
             driver=driver[0],
             incarnation=driver[1],
-            kind=KIND,
             blob=msgspec.msgpack.encode(self),
             terms=msgspec.to_builtins(self.terms()),
         )
@@ -336,11 +329,9 @@ def read_training(run: ProgramRecord) -> TrainingProgram:
     """Read the blob of a training run.
 
     Raises:
-        ConfigError: The program is of another kind, its blob is no training run, or an option is missing or
+        ConfigError: The blob is no training run, or an option is missing or
             out of range, or the blob contradicts the terms of the record.
     """
-    if run.kind != KIND:
-        raise ConfigError(f"program {run.id} is of kind {run.kind[:80]!r}; this role takes part in {KIND!r}")
     try:
         blob = _BLOBS.decode(run.blob)
         terms = msgspec.convert(run.terms, TrainingTerms)

@@ -8,6 +8,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from types import TracebackType
+
+from adam_async.errors import DeadlineExceeded
 
 Clock = Callable[[], float]
 """Function that returns seconds from an arbitrary start, for differences only; in a loop ``loop.time``."""
@@ -20,6 +23,37 @@ INTERVAL_S = 0.02
 
 SAMPLES = 4096
 """Maximum number of lag samples in memory: those of about 80 s."""
+
+
+class Within:
+    """Bounds an `async with` block by a deadline, which the block may move: it gets the `asyncio.Timeout`.
+
+    A TimeoutError of the block itself passes as it is.
+
+    Args:
+        timeout_s: Length of the wait, in seconds.
+        what: Name of the wait, or a function that names it at the deadline.
+
+    Raises:
+        DeadlineExceeded: The block took longer.
+    """
+
+    def __init__(self, timeout_s: float, what: str | Callable[[], str]) -> None:
+        self._timeout_s = timeout_s
+        self._what = what
+        self._limit = asyncio.timeout(timeout_s)
+
+    async def __aenter__(self) -> asyncio.Timeout:
+        return await self._limit.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            what = self._what if isinstance(self._what, str) else self._what()
+            raise DeadlineExceeded(what, self._timeout_s) from None
 
 
 def fine_clock() -> float:

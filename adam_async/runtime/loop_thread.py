@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from adam_async.errors import DeadlineExceeded
+from adam_async.runtime.clock import Within
 from adam_async.runtime.standard_streams import hold_descriptors
 
 _T = TypeVar("_T")
@@ -180,10 +181,5 @@ async def on_user_thread(work: Callable[[], _Made], what: str, *, within_s: floa
             made.set_exception(error)
 
     Thread(target=run, name="user-code", daemon=True).start()
-    try:
-        async with asyncio.timeout(within_s) as deadline:
-            return await asyncio.wrap_future(made)
-    except TimeoutError:
-        if not deadline.expired():
-            raise  # of the function
-        raise DeadlineExceeded(what, within_s) from None
+    async with Within(within_s, what):
+        return await asyncio.wrap_future(made)

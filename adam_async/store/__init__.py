@@ -8,7 +8,7 @@ A push of `ParameterStore` checks and gathers the arrays (`values.py`) by a cach
     sync.py                       the same methods without `await`; one thread for all stores of a process
     wish.py, arrays.py            arguments of `open`, checked: consistency (asp, ssp, bsp), arrays, rules;
                                   checks of gradients and factors
-    joining.py, restoring.py      the opening: the client finds or creates the store, loads its first values,
+    joining.py                    the opening: the client finds or creates the store, loads its first values,
                                   perhaps from the servers' disks, and gets a place among the clients
     opening.py                    a store before `async with`; one client from its join to its end
     calls.py                      calls of one client: turns, messages, answers; back-pressure, clocks

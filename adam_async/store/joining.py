@@ -2,6 +2,10 @@
 
 If the creator, or a server with the only values of some shards, is lost before the store is open, a client
 that opens the store with arrays creates the store again.
+
+A store may come back from the disks of its servers: found by its name, and loaded into a new store. All its
+servers were lost, so a client creates it again, with another id. Its values and the state of its rules come
+from the disks; versions and clocks begin at 0, and each client begins with a new session.
 """
 
 import asyncio
@@ -14,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import WholeTensors
@@ -26,8 +31,8 @@ from adam_async.run.cluster_map import ClusterMap, replica_generation
 from adam_async.run.shard_table import shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.clock import Within
 from adam_async.store.arrays import flat_values
-from adam_async.store.restoring import find_saved, load_saved, same_shards
 from adam_async.store.wish import StoreWish, consistency_of
 from transport import TransportError
 
@@ -298,14 +303,9 @@ class Joining:
         """
         copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         try:
-            async with asyncio.timeout(self._waits.prepare_s) as limit:
+            async with Within(self._waits.prepare_s, f"servers to load store {self._wish.name!r}"):
                 if not await self._load_saved(store, arrays, copies):
                     await self._load_given(store, arrays, copies)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            what = f"servers to load store {self._wish.name!r}"
-            raise DeadlineExceeded(what, self._waits.prepare_s) from None
         except (ShardUnavailable, TransportError) as error:
             _present(self._membership.map, key)
             raise StoreError(f"store {self._wish.name!r} cannot be loaded: {error}") from error
@@ -454,3 +454,46 @@ def _has_changed(cluster: ClusterMap, key: tuple[str, str], version: int, creato
 def _is_live(cluster: ClusterMap, node: str) -> bool:
     record = cluster.nodes.get(node)
     return record is not None and record.live
+
+
+async def find_saved(
+    saved: SavedShards, name: str, maps: Callable[[], ClusterMap], *, without: str = ""
+) -> FoundStore | None:
+    """Return the newest store of a name on the disks of the servers; see `SavedShards.find`.
+
+    Raises:
+        StoreError: The disks have only a part of the store.
+    """
+    try:
+        return await saved.find(name, maps, without=without)
+    except CheckpointError as error:
+        raise StoreError(str(error)) from error
+
+
+async def load_saved(
+    saved: SavedShards,
+    copies: ShardCopies,
+    found: FoundStore,
+    store: StoreRecord,
+    cluster: ClusterMap,
+) -> None:
+    """Load a store from the disks into a new one with the same arrays.
+
+    Raises:
+        StoreError: A server does not have a piece any more, or the piece is damaged.
+        TransportError, ShardUnavailable: See `ShardCopies.load`.
+    """
+    try:
+        await copies.load(store, saved.shards(found, cluster))
+    except CheckpointError as error:
+        raise StoreError(str(error)) from error
+    logger.warning("store %r goes on from the disks of its servers", found.name)
+
+
+def same_shards(found: FoundStore, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> bool:
+    """Return whether two stores have the same arrays, shards and rules, apart from the rates of the rules."""
+    mine, theirs = (
+        [msgspec.structs.replace(rule, rate=0.0) for rule in rules]
+        for rules in (store.rules, found.record.rules)
+    )
+    return (found.arrays, theirs, found.record.shard_bytes) == (tuple(arrays), mine, store.shard_bytes)

@@ -17,8 +17,7 @@ from adam_async.messages.bounds import MOST_STATISTICS_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.counts import Histogram, StoreCounts
-from adam_async.run.primary import primary_of
-from adam_async.run.run_copies import RunCopies, store_copies
+from adam_async.run.run_copies import RunCopies, primary_of, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord, joined_arrays
 from adam_async.store.joining import ONLY_ON_DISKS

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.errors import DeadlineExceeded, RoleDied
+from adam_async.errors import RoleDied
 from adam_async.messages import Block, Blocks, Greet, check_tensor, pack, unpack
 from adam_async.model.partition.network import Partition
 from adam_async.run.cluster_map import ClusterMap
@@ -35,6 +35,7 @@ from adam_async.run.config import Waits
 from adam_async.run.counts import PeerWorkerCounts
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Channel, Endpoint
+from adam_async.runtime.clock import Within
 from adam_async.worker.reliable_stream import Parcel, ReceivingStream, SendingStream
 from transport import (
     DialFailed,
@@ -384,14 +385,15 @@ class PeerWorkers:
         Raises:
             DeadlineExceeded: A worker had no link for `waits.patience_s`; the error has its name.
         """
-        try:
-            async with asyncio.timeout(self._waits.patience_s):
-                while not all(other.links for other in self._others.values()):
-                    self._linked.clear()
-                    await self._linked.wait()
-        except TimeoutError:
-            late = ", ".join(other.node for other in self._others.values() if not other.links)
-            raise DeadlineExceeded(f"a link to {late}", self._waits.patience_s) from None
+
+        def late() -> str:
+            """Name the workers without a link."""
+            return f"a link to {', '.join(each.node for each in self._others.values() if not each.links)}"
+
+        async with Within(self._waits.patience_s, late):
+            while not all(other.links for other in self._others.values()):
+                self._linked.clear()
+                await self._linked.wait()
 
     async def wait_progress(self) -> None:
         """Wait until another worker has begun a further group. Cancelling it loses nothing.
@@ -401,11 +403,8 @@ class PeerWorkers:
         """
         late = ", ".join(other.node for other in self._others.values() if not other.keeps_up)
         self._progress.clear()
-        try:
-            async with asyncio.timeout(self._waits.clock_s):
-                await self._progress.wait()
-        except TimeoutError:
-            raise DeadlineExceeded(f"{late} to begin another group", self._waits.clock_s) from None
+        async with Within(self._waits.clock_s, f"{late} to begin another group"):
+            await self._progress.wait()
 
     async def run(self) -> None:
         """Keep links to workers with higher parts until cancelled; workers with lower parts connect here.

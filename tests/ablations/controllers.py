@@ -202,7 +202,7 @@ CONTROLLERS = (
         CONTROLLER + "state.py",
         "if node is None or not node.live or node.incarnation != lost.incarnation:",
         "if node is None or not node.live:",
-        "tests/adam_async/driver/test_training_rules.py::"
+        "tests/adam_async/controller/test_training_rules.py::"
         "test_the_death_of_an_earlier_incarnation_changes_nothing",
         seldom="a member lost by mistake joins again, and no checker asks for the reason of the loss",
     ),

@@ -5,14 +5,14 @@ from functools import partial
 from tests.ablations.ablation import Ablation
 
 EPOCH, DEALER = "adam_async/data_server/epoch.py", "adam_async/data_server/dealer.py"
-RULES = "adam_async/driver/training_rules.py"
+RULES = "adam_async/controller/training_rules.py"
 STATE = "tests/adam_async/data_server/test_state.py::"
 SKIPPING = "tests/adam_async/data_server/test_skipping.py::"
 SETTLING = "tests/adam_async/data_server/test_settling.py::"
 PARTY = "tests/adam_async/data_server/test_dealer.py::"
 FOLLOWING = "tests/adam_async/data_server/test_following.py::"
 CLIENT = "tests/adam_async/data_server/test_client.py::"
-CHANGES = "tests/adam_async/driver/test_training_rules.py::"
+CHANGES = "tests/adam_async/controller/test_training_rules.py::"
 
 _row = partial(Ablation, scenario="members")
 

@@ -8,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from adam_async.controller.state import Changed, Command, CompareAndSet, ControllerState, Event, NodeLost
 from adam_async.driver.preparation import store_of
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.model.named import mlp
 from adam_async.model.rules import Rule, Sgd
 from adam_async.run.bundle_record import BundleRecord, bundle_key
@@ -102,7 +101,7 @@ class Cluster:
     """A controller's state; each command checks the invariants."""
 
     def __init__(self) -> None:
-        self.state = ControllerState(PROGRAM_KINDS)
+        self.state = ControllerState()
 
     @property
     def map(self) -> ClusterMap:
@@ -199,7 +198,7 @@ class RecordedCluster(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Apply the commands again."""
-        again = ControllerState(PROGRAM_KINDS)
+        again = ControllerState()
         for command in self.log:
             again.apply(command)
         assert again.map == self.cluster.map

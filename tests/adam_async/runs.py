@@ -21,7 +21,6 @@ from adam_async.driver.preparation import fill_from, store_of
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.run import Replay
 from adam_async.driver.submission import submit
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer, Slots, Weights
@@ -325,7 +324,6 @@ class Servers:
                     identity=self.identity("controller"),
                     waits=self.waits,
                 ),
-                kinds=PROGRAM_KINDS,
             )
         )
         for number in range(self.config.servers):

@@ -29,7 +29,6 @@ from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import Finished, LeaseGroups, Leases, ReadGroups, pack, role_table, unpack
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
@@ -114,7 +113,6 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
                 RoleSettings(
                     network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits
                 ),
-                kinds=PROGRAM_KINDS,
             )
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}

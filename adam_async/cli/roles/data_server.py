@@ -14,7 +14,8 @@ from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.roles.data_server import data_host, data_server
-from adam_async.cluster.roles.place import Place, Role
+from adam_async.cluster.roles.place import Place
+from adam_async.controller.role import Role
 from adam_async.data_server.staging.peer import Patience
 from adam_async.data_server.staging.service import staging
 from adam_async.errors import ConfigError

@@ -29,7 +29,8 @@ from adam_async.cluster.networks import (
     slowed,
 )
 from adam_async.cluster.parent_pipe import Orders, Parent, die_with_parent
-from adam_async.cluster.roles.place import Place, Role
+from adam_async.cluster.roles.place import Place
+from adam_async.controller.role import Role
 from adam_async.errors import ConfigError
 from adam_async.run.addresses import check_address, check_addresses
 from adam_async.run.config import Waits

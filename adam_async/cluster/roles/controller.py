@@ -8,7 +8,6 @@ from adam_async.cluster.roles.place import Place, listening
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.runtime.clock import wall_clock
 
 
@@ -40,7 +39,6 @@ def controller(
         ConsensusSetup(entropy=place.entropy, file=file),
         peers=peers,
         alone=alone,
-        kinds=PROGRAM_KINDS,
         wall=wall_clock if learns else None,
     )
     return listening(role, place)

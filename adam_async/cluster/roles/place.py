@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from adam_async.controller.role import RoleSettings
 from adam_async.errors import BindFailed, first_cause
@@ -14,19 +14,6 @@ from adam_async.run.config import Waits
 from adam_async.run.user_code import StepSource
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Network
-
-
-class Role(Protocol):
-    """A running role."""
-
-    address: str
-
-    async def joined(self) -> None:
-        """Wait until the role is a member of the cluster."""
-
-    def unready(self) -> str:
-        """Return the reason why the role does not serve now; empty if it serves."""
-
 
 _R = TypeVar("_R")
 

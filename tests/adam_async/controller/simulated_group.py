@@ -7,7 +7,6 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import (
     CompareAndSet,
     GetMap,
@@ -115,7 +114,6 @@ class Trio:
             ConsensusSetup(entropy=node.entropy, file=file, **self._options),
             permits=self._permits,
             peers=self.peers,
-            kinds=PROGRAM_KINDS,
         )
         self.running[node.name] = controller
         self.leave[node.name] = leave = asyncio.Event()

@@ -10,17 +10,15 @@ import pytest
 from adam_async.controller.client import Membership
 from adam_async.controller.consensus import Settings
 from adam_async.controller.consensus_node import ConsensusSetup
-from adam_async.controller.permissions import RIGHT
+from adam_async.controller.permissions import RIGHT, PermissionTable
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
 from adam_async.driver.submission import submit, update_program
-from adam_async.driver.training_rules import PROGRAM_KINDS, TrainingRules
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.run.cluster_map import EpochRecord, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.store_record import ArrayRecord
-from adam_async.run.training_program import KIND
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster_maps import ARRAYS, UnknownRule, run_record, store_record
 from tests.adam_async.runs import NETWORKS, Rough, address_of, entropy_of, turns, until
@@ -85,37 +83,33 @@ class Table:
         await turns(2)
 
 
-class OpenEpochs(TrainingRules):
-    """The rules of training, but any data server may set the epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.permissions = {**self.permissions, ("epoch", "data"): lambda attempt, cluster: RIGHT}
-
-
-OPEN_EPOCHS = {KIND: OpenEpochs()}
+def any_epoch(attempt, cluster):
+    """The permissions of the map, but any data server may set the epoch."""
+    table = PermissionTable()
+    table.rows["epoch", "data"] = lambda attempt, cluster: RIGHT
+    return table.refusal(attempt, cluster)
 
 
-def controller_of(network, *, waits=WAITS, address="", incarnation=1, kinds=PROGRAM_KINDS):
+def controller_of(network, *, waits=WAITS, address="", incarnation=1, permits=None):
     identity = Identity(role="controller", node="controller", incarnation=incarnation)
     return Controller(
         RoleSettings(network=network, address=address or address_of(network), identity=identity, waits=waits),
-        kinds=kinds,
+        permits=permits,
     )
 
 
 @asynccontextmanager
-async def table_of(network, waits=WAITS, kinds=PROGRAM_KINDS):
+async def table_of(network, waits=WAITS, permits=None):
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        controller = await stack.enter_async_context(controller_of(network, waits=waits, kinds=kinds))
+        controller = await stack.enter_async_context(controller_of(network, waits=waits, permits=permits))
         table = Table(network, [controller], group)
         stack.callback(lambda: [task.cancel() for task in table.tasks.values()])
         yield table
 
 
 @asynccontextmanager
-async def group_table_of(network, waits=FORGIVING, kinds=PROGRAM_KINDS):
+async def group_table_of(network, waits=FORGIVING, permits=None):
     """Three controllers that agree, quickly."""
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -133,7 +127,7 @@ async def group_table_of(network, waits=FORGIVING, kinds=PROGRAM_KINDS):
                     settings=Settings(heartbeat_s=0.02, election_s=0.1),
                 ),
                 alone=False,
-                kinds=kinds,
+                permits=permits,
             )
             controllers.append(await stack.enter_async_context(controller))
         for controller in controllers:
@@ -416,7 +410,7 @@ def count_up(cluster):
 
 
 async def test_changes_of_one_record_by_several_are_all_in_it():
-    async with table_of(NETWORKS["local"](), kinds=OPEN_EPOCHS) as table:
+    async with table_of(NETWORKS["local"](), permits=any_epoch) as table:
         members = [await table.joined(f"data-{n}", role="data") for n in range(3)]
         set_epoch_unseen(table.controller, epoch_of("r", 0))
         await members[0].set_node(ready="")  # makes the controller tell everybody
@@ -431,7 +425,7 @@ async def test_a_change_that_finds_another_record_than_it_expected_leaves_it_alo
     def end_of_old(cluster):
         return count_up(cluster) if cluster.epoch.run == "old" else None
 
-    async with table_of(NETWORKS["local"](), kinds=OPEN_EPOCHS) as table:
+    async with table_of(NETWORKS["local"](), permits=any_epoch) as table:
         member = await table.joined("data-0", role="data")
         set_epoch_unseen(table.controller, epoch_of("old", 1))
         await member.set_node(ready="")
@@ -486,7 +480,7 @@ async def test_a_node_tries_to_join_until_the_link_of_its_earlier_incarnation_ha
         old = await table.joined("worker-0", incarnation=1)
         new = table.member("worker-0", incarnation=2)
         await until(
-            lambda: any(row.type == "CompareAndSet" for row in new._client._leader._endpoint.traffic.rows())
+            lambda: any(row.type == "CompareAndSet" for row in new._client.leader._endpoint.traffic.rows())
         )
         await new.wait_for(lambda m: m.version > 0, "the map", 20.0)
         assert not new.joined
@@ -529,7 +523,7 @@ async def test_counts_of_several_members_over_changes_of_leaders_are_each_counte
         for _ in range(times):
             await member.update("epoch", count_up)
 
-    async with group_table_of(NETWORKS[network](), kinds=OPEN_EPOCHS) as table:
+    async with group_table_of(NETWORKS[network](), permits=any_epoch) as table:
         members = [await table.joined(f"data-{n}", role="data") for n in range(3)]
         client = members[0]._client
         await client.compare_and_set("epoch", 0, epoch_of("r", 0))

@@ -16,7 +16,6 @@ from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.stall_aware_clock import LATE_S
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.config import Waits
 from adam_async.run.counts import ControllerCounts
@@ -167,7 +166,6 @@ async def test_a_name_that_is_taken_is_given_to_nobody_else(trio, caplog):
             ),
             ConsensusSetup(entropy=node.entropy),
             peers=peers,
-            kinds=PROGRAM_KINDS,
         )
         async with controller:
             await asyncio.Event().wait()
@@ -349,7 +347,6 @@ class Three:
                 ),
                 ConsensusSetup(entropy=entropy_of(f"{name}/{id(self)}"), file=file, settings=SOON),
                 alone=False,
-                kinds=PROGRAM_KINDS,
             )
             stack = AsyncExitStack()
             self.controllers.append(await stack.enter_async_context(controller))
@@ -413,7 +410,7 @@ def test_a_controller_missing_from_the_addresses_is_an_error():
         Endpoint(
             local_network(), Identity(role="controller", node="controller-9", incarnation=1), Traffic("x")
         ),
-        state=ReplicatedState(PROGRAM_KINDS),
+        state=ReplicatedState(),
         on_answer=lambda tag, answer: None,
         on_led=lambda: None,
         on_applied=lambda: None,
@@ -429,7 +426,7 @@ def first_controller(disk, folder):
         identity=Identity(role="controller", node="controller-1", incarnation=1),
         waits=Waits(),
     )
-    return Controller(settings, ConsensusSetup(file=LogFile(disk, folder)), kinds=PROGRAM_KINDS)
+    return Controller(settings, ConsensusSetup(file=LogFile(disk, folder)))
 
 
 async def test_a_folder_of_another_controller_is_refused_with_its_name_and_ours(tmp_path):
@@ -458,7 +455,6 @@ async def test_one_of_three_without_the_others_addresses_names_them(tmp_path, ca
                 waits=Waits(),
             ),
             ConsensusSetup(file=LogFile(disk, tmp_path / "controller-1")),
-            kinds=PROGRAM_KINDS,
         )
         with caplog.at_level(logging.WARNING):
             async with controller:

@@ -12,7 +12,6 @@ from adam_async.controller.consensus import DamagedLog, Saved, recover
 from adam_async.controller.consensus_node import ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import role_table
 from adam_async.persistence.frames import HEAD_BYTES
 from adam_async.runtime.channel import Endpoint
@@ -47,7 +46,7 @@ class Alone:
     """A group of one on a machine."""
 
     def __init__(self, node, file):
-        self.replicated_state = ReplicatedState(PROGRAM_KINDS)
+        self.replicated_state = ReplicatedState()
         self._answers = {}
         self._led = asyncio.Event()
         identity = Identity(role="controller", node="controller", incarnation=node.incarnation)
@@ -141,7 +140,7 @@ def trace():
 
 def state_after(saved):
     """The state after all that is in a log."""
-    replicated_state = ReplicatedState(PROGRAM_KINDS)
+    replicated_state = ReplicatedState()
     if saved.snapshot.index:
         replicated_state.restore(saved.snapshot.state)
     for entry in saved.entries:

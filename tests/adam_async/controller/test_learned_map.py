@@ -15,7 +15,6 @@ from adam_async.controller.learned_map import (
     most_version,
     stores_of,
 )
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import Standing
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.store_record import ArrayRecord
@@ -50,7 +49,7 @@ def learned(**reports) -> LearnedMap:
 
 
 def first_bundle(found: LearnedMap, key=KEY) -> BundleRecord:
-    return found.first_map(PROGRAM_KINDS).bundles[key]
+    return found.first_map().bundles[key]
 
 
 # --- the map -------------------------------------------------------------------------------------
@@ -64,7 +63,7 @@ def test_the_newest_map_decides_about_stores_and_clients_and_leaves_programs_out
     cluster.open("b", store_record("store-2", servers=1))
     found = learned(a=old, b=report_of(cluster), c=old)
 
-    first = found.first_map(PROGRAM_KINDS)
+    first = found.first_map()
 
     assert set(first.stores) == {"a", "b"}
     assert set(first.nodes) == {"ps-0", "ps-1", "ps-2", "client-0", "reader-0"}
@@ -75,7 +74,7 @@ def test_the_newest_map_decides_about_stores_and_clients_and_leaves_programs_out
 
 def test_the_numbers_of_the_first_map_are_above_all_that_a_server_may_have_seen():
     cluster = cluster_of()
-    first = learned(**dict.fromkeys("abc", report_of(cluster))).first_map(PROGRAM_KINDS)
+    first = learned(**dict.fromkeys("abc", report_of(cluster))).first_map()
 
     assert first.version >= cluster.map.version + AHEAD
     assert first.placements >= cluster.map.placements
@@ -90,7 +89,7 @@ def test_a_store_deleted_in_the_newest_map_does_not_come_back():
     before = report_of(cluster)
     cluster.set("stores/a", replace(cluster.map.stores["a"], phase="deleted"))
 
-    first = learned(a=before, b=report_of(cluster), c=before).first_map(PROGRAM_KINDS)
+    first = learned(a=before, b=report_of(cluster), c=before).first_map()
 
     assert (first.stores, first.bundles, first.arrays) == ({}, {}, {})
 
@@ -101,7 +100,7 @@ def test_a_store_that_is_placed_or_loading_goes_on():
     cluster.create("placed", store_record("store-1", servers=1))
     cluster.create("placing", store_record("store-2", servers=2))
 
-    first = learned(a=report_of(cluster)).first_map(PROGRAM_KINDS)
+    first = learned(a=report_of(cluster)).first_map()
 
     assert {name: store.phase for name, store in first.stores.items()} == {
         "placed": "loading",
@@ -110,7 +109,7 @@ def test_a_store_that_is_placed_or_loading_goes_on():
 
 
 def test_without_reports_the_first_map_is_empty():
-    assert learned().first_map(PROGRAM_KINDS).version == 0
+    assert learned().first_map().version == 0
 
 
 # --- primaries -----------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ def test_all_orders_of_reports_give_one_map():
     cluster.join("client-9")
     reports["c"] = report_of(cluster, Standing(generation=1, last=6))
     maps = [
-        learned(**{letter: reports[letter] for letter in order}).first_map(PROGRAM_KINDS)
+        learned(**{letter: reports[letter] for letter in order}).first_map()
         for order in itertools.permutations("abc")
     ]
 
@@ -172,7 +171,7 @@ def test_all_orders_of_reports_give_one_map():
 
 def test_a_server_that_does_not_report_is_lost_and_a_store_without_copies_fails_and_names_it():
     cluster = cluster_of(copies=1, servers=3)
-    first = learned(a=report_of(cluster), b=report_of(cluster)).first_map(PROGRAM_KINDS)
+    first = learned(a=report_of(cluster), b=report_of(cluster)).first_map()
 
     assert not first.nodes["ps-2"].live
     assert first.stores["a"].phase == "failed"
@@ -277,11 +276,11 @@ def false_maps():
 @pytest.mark.parametrize("name", false_maps())
 def test_a_report_that_no_correct_server_sends_is_refused_and_changes_nothing(name):
     found = learned(a=report_of(cluster_of()))
-    before = found.first_map(PROGRAM_KINDS)
+    before = found.first_map()
 
     assert found.report(B, StoresReport(map=false_maps()[name])) != ""
 
-    assert found.first_map(PROGRAM_KINDS) == before
+    assert found.first_map() == before
     assert found.missing() == [B, C]
 
 
@@ -303,13 +302,13 @@ def test_the_highest_false_version_leaves_room_for_all_later_controllers():
     cluster = cluster_of()
     report = report_of(cluster)
     lie = replace(report, map=replace(report.map, version=most_version(NOW_S)))
-    version = learned(a=report, b=lie).first_map(PROGRAM_KINDS).version
+    version = learned(a=report, b=lie).first_map().version
 
     for second in range(1, 100):  # a restart each second, and each with the highest lie
         report = replace(report, map=replace(report.map, version=version + 1000))
         found = LearnedMap(0.0, LONGEST_S, most_version(NOW_S + 2 * second))
         assert found.report(A, report) == ""
-        version = found.first_map(PROGRAM_KINDS).version
+        version = found.first_map().version
     assert version < 1 << 52
 
 

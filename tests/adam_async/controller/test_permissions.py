@@ -11,7 +11,6 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.permissions import BEHIND, FORBIDDEN, Attempt, PermissionTable
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
 from adam_async.run.bundle_record import BundleRecord
@@ -22,7 +21,7 @@ from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of
 from transport import Identity, LinkClosed, RemoteError
 
-PERMISSIONS = PermissionTable(PROGRAM_KINDS.values())
+PERMISSIONS = PermissionTable()
 MEMBERS = ("ps", "data", "worker", "driver", "client", "reader")
 SERVER = NodeRecord(role="ps", address="tcp://x:1", incarnation=7, ready="r", info={"a": 1.5}, changed=3)
 EPOCH = EpochRecord(run="r", number=1, groups=4, shares={"0": (0, 4)}, changed=5)
@@ -187,7 +186,6 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
     async with Controller(
         RoleSettings(network=wire, address=address_of(wire), identity=identity, waits=Waits()),
         ConsensusSetup(entropy=entropy_of("c")),
-        kinds=PROGRAM_KINDS,
     ) as controller:
         membership = await wire.dial(controller.address, Identity(role="ps", node="ps-0", incarnation=9))
         session = unpack(await membership.call(pack(OpenSession()), timeout_s=5.0), SessionOpened).session

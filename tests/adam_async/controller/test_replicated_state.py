@@ -25,7 +25,6 @@ from adam_async.controller.replicated_state import (
 )
 from adam_async.controller.state import DEPARTED_KEPT
 from adam_async.controller.store_rules import CLIENT_STORES, CREATOR_STORES, MOST_STORES, UNFINISHED_PIECES
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import SESSION_OVER
 from adam_async.messages.bounds import (
     MOST_INFO_BYTES,
@@ -58,7 +57,7 @@ class Log:
     """A machine and the log that it applies, command by command."""
 
     def __init__(self, **options):
-        self.replicated_state = ReplicatedState(PROGRAM_KINDS, **options)
+        self.replicated_state = ReplicatedState(**options)
         self.replicated_state.restore(first_state(GROUP))
         self.commands = []
 
@@ -112,7 +111,7 @@ commands = st.lists(
 @settings(max_examples=150)
 @given(commands, st.integers(0, 40))
 def test_the_same_commands_or_a_snapshot_and_the_rest_give_the_same_bytes_and_answers(commands, cut):
-    one, other, late = Log().replicated_state, Log().replicated_state, ReplicatedState(PROGRAM_KINDS)
+    one, other, late = Log().replicated_state, Log().replicated_state, ReplicatedState()
     late.restore(one.snapshot())
     for index, command in enumerate(commands, 1):
         answer = one.apply(index, command_bytes(command))
@@ -229,7 +228,7 @@ def test_a_role_that_opens_many_sessions_forgets_its_own():
     first, *_ = [log.apply(Open(role="reader")).at for _ in range(9)]
     assert log.set(worker, 1).done
     assert log.set(first, 1, "nodes/b").problem == SESSION_OVER
-    again = ReplicatedState(PROGRAM_KINDS, most_sessions=4)
+    again = ReplicatedState(most_sessions=4)
     again.restore(log.replicated_state.snapshot())
     log.replicated_state = again
     for _ in range(9):
@@ -301,7 +300,7 @@ def test_a_restored_state_has_no_earlier_history():
     session = log.open()
     log.set(session, 1)
     log.set(session, 2, "nodes/b")
-    other = ReplicatedState(PROGRAM_KINDS)
+    other = ReplicatedState()
     other.restore(log.replicated_state.snapshot())
     assert other.group == GROUP
     assert other.since(2, GROUP) == []
@@ -309,8 +308,8 @@ def test_a_restored_state_has_no_earlier_history():
 
 
 def test_a_machine_that_was_given_no_state_belongs_to_no_group():
-    assert ReplicatedState(PROGRAM_KINDS).group == ""
-    assert ReplicatedState(PROGRAM_KINDS).map.version == 0
+    assert ReplicatedState().group == ""
+    assert ReplicatedState().map.version == 0
 
 
 def test_a_record_that_the_rules_cannot_work_with_is_refused_and_leaves_the_map_as_it_was(monkeypatch):
@@ -348,7 +347,7 @@ def test_two_and_twenty_large_records_lock_nobody_out_also_after_a_restart():
     far_too_large = log.set(session, 1, value=node(info={"text": "x" * (3 << 20)})).text
     assert far_too_large.endswith("bytes is above the limit of 65536: put less into it")
     assert all(large(log, session, number).done for number in range(2, 24))
-    again = ReplicatedState(PROGRAM_KINDS)
+    again = ReplicatedState()
     again.restore(log.replicated_state.snapshot())
     assert again.apply(99, command_bytes(Set(session, 24, "nodes/joins", 0, node()))).done
     assert len(msgspec.json.encode(again.map)) < MOST_MAP_TEXT_BYTES / 8
@@ -371,7 +370,7 @@ def test_the_nodes_of_a_role_fill_their_share_of_the_map_and_those_of_other_role
         f"the map holds {held} bytes of {role} nodes; a record of {len(record)} more would exceed "
         f"{share / (1 << 20):g} MiB: end a {role} that is not needed"
     )
-    restored = ReplicatedState(PROGRAM_KINDS)
+    restored = ReplicatedState()
     restored.restore(log.replicated_state.snapshot())
     assert restored.size.by_group == size.by_group
     other = "worker" if role != "worker" else "ps"
@@ -393,7 +392,7 @@ def test_a_full_map_takes_no_new_record_from_any_controller_and_its_members_go_o
         assert number < MOST_MAP_BYTES >> 12, "the map takes records beyond its limit"
     total = log.replicated_state.size.total
     assert MOST_MAP_BYTES - (9 << 10) < total <= MOST_MAP_BYTES
-    restored = ReplicatedState(PROGRAM_KINDS)
+    restored = ReplicatedState()
     restored.restore(log.replicated_state.snapshot())
     assert restored.size.total == total
     record = node(role="ps", info=LARGE)
@@ -434,7 +433,7 @@ def test_stores_fill_half_of_the_map_and_nodes_join_all_the_same():
     assert log.set(session, number + 2, "nodes/driver", 0, msgspec.json.encode(driver)).done
     piece = msgspec.json.encode(ArraysPiece(store="driver-ff-1", creator="driver", text=text))
     assert log.set(session, number + 3, "stores/driver-ff-1/0", 0, piece).done  # a run can always start
-    restored = ReplicatedState(PROGRAM_KINDS)
+    restored = ReplicatedState()
     restored.restore(log.replicated_state.snapshot())
     assert restored.size.by_group == log.replicated_state.size.by_group
 

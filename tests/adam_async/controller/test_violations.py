@@ -19,7 +19,6 @@ from adam_async.controller.peer_controllers import packed_agree
 from adam_async.controller.replicated_state import Lost, Open, Set, command_bytes, first_state
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import DataError, first_cause
 from adam_async.messages.bounds import MOST_MAP_BYTES
 from adam_async.run.cluster_map import ClusterMap
@@ -147,7 +146,6 @@ async def test_a_log_with_a_command_that_cannot_be_read_is_named_at_the_start(tm
                     waits=Waits(),
                 ),
                 ConsensusSetup(entropy=entropy_of("c"), file=LogFile(disk, tmp_path)),
-                kinds=PROGRAM_KINDS,
             ) as controller:
                 await controller.joined()
                 await asyncio.Event().wait()

@@ -7,7 +7,6 @@ from adam_async.cluster.external_data import DataHosts
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.standalone import DataHost
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from tests.adam_async.runs import PATIENT, entropy_of, tiny_dataset
 from transport import Identity
 
@@ -31,7 +30,6 @@ def host_of(network, *, node="host", waits=PATIENT, dataset=DATA, functions=Mapp
 def controller_of(network, *, waits=PATIENT):
     return Controller(
         RoleSettings(network=network, address=LOOPBACK, identity=identity("controller"), waits=waits),
-        kinds=PROGRAM_KINDS,
     )
 
 

@@ -22,7 +22,6 @@ from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import LeaseAsked, ReplicasChanged
 from adam_async.driver.preparation import store_of
 from adam_async.driver.submission import submit, update_program
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import (
     BundleSets,
@@ -172,7 +171,6 @@ class Party:
                 identity=self.identity("controller", "controller"),
                 waits=self.waits,
             ),
-            kinds=PROGRAM_KINDS,
         )
         await self._stack.enter_async_context(self.controller)
         for number in range(servers):

@@ -16,7 +16,6 @@ from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
 from adam_async.driver.readiness import joined_roles
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import LOST_SHARDS, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import digits
 from adam_async.model.network import Network
@@ -64,7 +63,6 @@ async def test_without_a_data_server_the_wait_is_named():
     identity = Identity(role="controller", node="controller", incarnation=1)
     async with Controller(
         RoleSettings(network=network, address="local://", identity=identity, waits=SHORT),
-        kinds=PROGRAM_KINDS,
     ) as controller:
         error = await failure_of(driver_of(network, controller.address, config_of(waits=SHORT)))
     assert isinstance(error, DeadlineExceeded)
@@ -190,7 +188,6 @@ async def test_a_controller_that_is_started_again_ends_the_run_at_once_and_serve
         identity = Identity(role="controller", node="controller", incarnation=incarnation)
         return Controller(
             RoleSettings(network=network, address=address, identity=identity, waits=waits),
-            kinds=PROGRAM_KINDS,
         )
 
     async with AsyncExitStack() as stack:
@@ -322,7 +319,6 @@ async def test_an_evaluation_waits_for_a_data_server_and_then_names_it():
     async with (
         Controller(
             RoleSettings(network=network, address="local://", identity=identity, waits=SHORT),
-            kinds=PROGRAM_KINDS,
         ) as controller,
         driver_of(network, controller.address, config_of(waits=waits)) as driver,
     ):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adam_async.driver.submission import submit
-from adam_async.errors import RoleFailed, RunFailed, TransformFailed
+from adam_async.errors import RoleFailed, TransformFailed
 from adam_async.model.named import digits
 from adam_async.run.config import Config
 from adam_async.run.training_program import ProgramRecord, TrainingProgram
@@ -126,15 +126,3 @@ async def test_a_cache_that_a_data_server_cannot_have_is_refused_and_the_next_ru
             await driver._readiness.wait_training("bad")
         result = await cluster.train()
         assert [epoch.epoch for epoch in result.epochs] == [1]
-
-
-async def test_an_unknown_kind_is_refused_with_the_known_ones():
-    async with cluster_of(Config(epochs=1, threads=1)) as cluster:
-        driver = cluster.driver
-        await driver.wait_for_data()
-        record = ProgramRecord(
-            id="soup", driver=driver._identity.node, incarnation=driver._identity.incarnation, kind="cooking"
-        )
-        with pytest.raises(RunFailed, match="unknown kind of program 'cooking'; known: training"):
-            await submit(driver._membership, record)
-        assert driver.map.run is None

@@ -3,7 +3,7 @@
 import msgspec
 
 from adam_async.run.bundle_record import BundleRecord, bundle_key
-from adam_async.run.primary import Primary, lacks_copies, primary_of
+from adam_async.run.run_copies import Primary, lacks_copies, primary_of
 from tests.adam_async.cluster_maps import Cluster, bundle_map, store_record
 
 

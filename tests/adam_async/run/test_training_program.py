@@ -100,7 +100,6 @@ def test_the_terms_are_those_of_the_options_and_of_the_starting_point() -> None:
             altered(resumed={**resumed_after([]), "skipped": [[[-4, 8]]]}),
             "run r cannot be read: Expected `int`",
         ),
-        (ProgramRecord(id="r", driver="d", incarnation=1, kind="cooking"), "program r is of kind 'cooking'"),
         (ProgramRecord(id="r", driver="d", incarnation=1), "run r cannot be read: "),
         (
             msgspec.structs.replace(PROGRAM.record("r", ("d", 1)), terms={"replicas": 0}),

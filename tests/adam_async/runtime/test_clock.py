@@ -4,7 +4,10 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 
-from adam_async.runtime.clock import INTERVAL_S, LoopLag, Timer, system_entropy, utc_time
+import pytest
+
+from adam_async.errors import DeadlineExceeded
+from adam_async.runtime.clock import INTERVAL_S, LoopLag, Timer, Within, system_entropy, utc_time
 
 
 class Watched:
@@ -121,3 +124,28 @@ def test_entropy_has_the_length_asked_for_and_does_not_repeat():
 def test_any_time_of_a_file_has_a_date():
     assert utc_time(86_400.9) == "1970-01-02T00:00:00Z"
     assert (utc_time(-1e30), utc_time(1e30)) == ("1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z")
+
+
+# --- deadlines ---------------------------------------------------------------------------------
+
+
+async def test_a_block_beyond_its_deadline_ends_with_the_name_of_the_wait_at_that_moment():
+    late = ["worker-1"]
+    with pytest.raises(DeadlineExceeded, match=r"waited 0\.01 s for worker-2"):
+        async with Within(0.01, lambda: ", ".join(late)):
+            late[:] = ["worker-2"]
+            await asyncio.Event().wait()
+
+
+async def test_a_timeout_of_the_block_itself_is_not_taken_for_the_deadline():
+    with pytest.raises(TimeoutError, match="a disk"):
+        async with Within(50.0, "nothing"):
+            raise TimeoutError("a disk")
+
+
+async def test_a_block_may_move_its_deadline():
+    passed = asyncio.Event()
+    async with Within(0.01, "nothing") as limit:
+        limit.reschedule(None)
+        asyncio.get_running_loop().call_later(0.03, passed.set)
+        await passed.wait()

@@ -24,7 +24,6 @@ from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError
 from adam_async.messages import GetProfile, Profile, pack, read_text_tensor, unpack
 from adam_async.run.config import Config
@@ -252,7 +251,6 @@ async def test_a_driver_gathers_what_roles_with_timelines_of_their_own_noted():
                 RoleSettings(
                     network=network, address="tcp://127.0.0.1:0", identity=identity, waits=config.waits
                 ),
-                kinds=PROGRAM_KINDS,
             )
         )
 

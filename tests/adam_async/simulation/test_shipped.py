@@ -10,7 +10,6 @@ from adam_async.controller.client import Membership
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import role_table
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
@@ -60,7 +59,6 @@ class Cluster:
         controller = Controller(
             RoleSettings(network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS),
             ConsensusSetup(entropy=node.entropy),
-            kinds=PROGRAM_KINDS,
         )
         async with controller:
             self.controller = controller

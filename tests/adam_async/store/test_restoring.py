@@ -9,7 +9,7 @@ from adam_async.errors import StoreError
 from adam_async.run.cluster_map import DISK
 from adam_async.run.run_record import RunRecord
 from adam_async.run.training_program import ResumeRecord
-from adam_async.store.restoring import find_saved
+from adam_async.store.joining import find_saved
 from tests.adam_async.cluster_maps import ARRAYS, bundle_map, run_record, store_record
 
 

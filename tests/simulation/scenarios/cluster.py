@@ -14,7 +14,6 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.messages import role_table, table_among
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.log_entries import Part
@@ -163,7 +162,6 @@ class Cluster:
         async with Controller(
             settings,
             setup,
-            kinds=PROGRAM_KINDS,
             peers=self.addresses if file is not None else {},
             wall=lambda: SINCE_1970_S + loop.time(),
         ) as controller:

@@ -14,7 +14,6 @@ from adam_async.controller.permissions import Attempt, Refusal
 from adam_async.controller.replicated_state import MAX_SESSIONS, ReplicatedState
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import ConfigError
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
@@ -144,7 +143,6 @@ class ControllerGroup:
                 snapshot_entries=self._snapshot_entries,
                 observe=observe,
             ),
-            kinds=PROGRAM_KINDS,
             permits=permit_all,
             peers=self.addresses,
             most_sessions=self._sessions,

@@ -15,7 +15,6 @@ from adam_async.controller.client import Membership
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.faults import STEP_S, strike_all
@@ -128,7 +127,6 @@ class _Run:
         controller = Controller(
             RoleSettings(network=network_of(node), address=ADDRESS, identity=identity, waits=WAITS),
             ConsensusSetup(entropy=node.entropy),
-            kinds=PROGRAM_KINDS,
             permits=permit_all,
         )
         async with controller:

@@ -17,7 +17,6 @@ from adam_async.controller.consensus import (
 )
 from adam_async.controller.consensus.messages import Append, Appended, AskVote, Snapshot, Vote
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes, first_state
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.simulation.scenario import Violation
 from tests.simulation.checkers.commits import Commits, Progress, Terms
 
@@ -32,7 +31,7 @@ class Node:
         saved = Saved(me=me, term=term, snapshot=saved.snapshot, entries=entries)
         self.commits = commits
         self.core = Core(saved, Settings(), draw=lambda: 0.5, now=0.0)
-        self.replicated_state = ReplicatedState(PROGRAM_KINDS)
+        self.replicated_state = ReplicatedState()
         self.replicated_state.restore(saved.snapshot.state)
         commits.saw(self.core, self.replicated_state, None, ())
 

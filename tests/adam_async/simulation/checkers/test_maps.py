@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
-from adam_async.driver.training_rules import PROGRAM_KINDS
 from adam_async.model.rules import Sgd
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import (
@@ -153,7 +152,7 @@ def test_a_replaced_incarnation_never_returns():
 
 
 def test_each_version_of_a_machine_is_checked_once_with_none_left_out():
-    replicated_state, maps = ReplicatedState(PROGRAM_KINDS), Maps()
+    replicated_state, maps = ReplicatedState(), Maps()
     session = replicated_state.apply(1, command_bytes(Open())).at
     for number, incarnation in enumerate((1, 2), start=1):
         value = {"role": "ps", "address": "local://x", "incarnation": incarnation}

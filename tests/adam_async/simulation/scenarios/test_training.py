@@ -130,7 +130,7 @@ def test_a_driver_that_begins_another_run_is_found(monkeypatch: pytest.MonkeyPat
 def test_a_run_that_ends_with_its_driver_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     Ablation(
         "a run waits for its driver",
-        "adam_async/driver/training_rules.py",
+        "adam_async/controller/training_rules.py",
         'if run.phase == "preparing" and not cluster.driven:',
         "if not cluster.driven:",
     ).remove(monkeypatch.setattr)

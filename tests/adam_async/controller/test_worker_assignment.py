@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.driver.worker_assignment import assign_workers
+from adam_async.controller.worker_assignment import assign_workers
 
 NONE = (-1, 0)
 

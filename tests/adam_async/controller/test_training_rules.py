@@ -15,8 +15,8 @@ from adam_async.controller.state import (
     Invalid,
     NodeLost,
 )
+from adam_async.controller.training_rules import program_lines
 from adam_async.driver.readiness import check_failed
-from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import LOST_SHARDS, RoleFailed
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word
 from adam_async.run.epoch_counts import EpochCounts, Evaluation
@@ -338,12 +338,12 @@ def test_a_stop_outlives_its_driver():
 
 
 def test_the_loss_of_a_driver_its_return_and_its_successor_are_lines():
-    rules, cluster = TrainingRules(), training()
+    cluster = training()
 
     def lines(change):
         before = cluster.map
         change()
-        return list(rules.lines(before, cluster.map))
+        return list(program_lines(before, cluster.map))
 
     waits = (
         "run run-1 waits for a driver, because driver is lost: "
@@ -732,14 +732,14 @@ def test_the_facts_of_the_first_data_stay_and_a_new_run_has_no_dealer():
 
 def test_the_loss_of_a_dealer_and_its_successor_are_reported():
     cluster = training(replicas=2)
-    rules, before = TrainingRules(), cluster.map
+    before = cluster.map
     cluster.lose("data-0")
     waits = "run run-1 waits for a data server, because data-0 is lost"
-    assert [*rules.lines(before, cluster.map)] == [waits]
+    assert [*program_lines(before, cluster.map)] == [waits]
     before = cluster.map
     cluster.join("data-1")
     cluster.ready("data-1")
-    assert [*rules.lines(before, cluster.map)] == [
+    assert [*program_lines(before, cluster.map)] == [
         "run run-1 goes on with data server data-1, after the loss of data-0"
     ]
 
@@ -766,11 +766,6 @@ def test_replicas_are_spread_over_the_ready_data_servers_and_a_new_run_has_none(
         ),
         ("nodes/data-0", {"role": "data", "address": "local://1", "incarnation": 1}, "train_images"),
         ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
-        (
-            "run",
-            {"id": "r", "driver": "d", "incarnation": 1, "kind": "cooking"},
-            "run: unknown kind of program 'cooking'; known: training",
-        ),
         (
             "run",
             {"id": "r", "driver": "d", "incarnation": 1, "terms": {"replicas": 0}},
@@ -823,7 +818,7 @@ def test_a_run_that_begins_ends_or_fails_is_a_line_and_its_epochs_are_none():
     phases = ("preparing", 0), ("training", 1), ("between", 1), ("training", 2), ("failed", 2)
     run, maps = run_record("r"), [ClusterMap()]
     maps += [ClusterMap(run=replace(run, phase=phase, epoch=epoch, reason="why")) for phase, epoch in phases]
-    lines = [line for before, after in pairwise(maps) for line in TrainingRules().lines(before, after)]
+    lines = [line for before, after in pairwise(maps) for line in program_lines(before, after)]
     assert lines == ["run r is preparing", "run r is training", "run r failed: why"]
 
 
@@ -840,7 +835,7 @@ def test_the_line_of_a_finished_run_has_its_accuracy(evaluated, said):
         ClusterMap(run=replace(run, phase="training")),
         ClusterMap(run=replace(run, phase="finished", evaluated=evaluated)),
     )
-    assert list(TrainingRules().lines(before, after)) == [said]
+    assert list(program_lines(before, after)) == [said]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pure: the rules of training runs, a kind of program (`controller.program_rules`).
+"""Pure: the rules of training runs.
 
 The permanent rules, each of which reads the map and may change it:
 
@@ -25,6 +25,9 @@ fails no run that has enough other workers; the lost worker's slot is free for t
 
 A run that trains outlives its driver. The run goes on to the end of its epoch, or with concurrent evaluation
 to the end of its last epoch, and then waits for another driver to take it over.
+
+The driver sets the pieces of the program's blob (``run/<n>``), then the program's record (``run``). The map
+has one program at a time; its stores leave the map with it. No rule reads the blob.
 """
 
 import shlex
@@ -35,16 +38,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.controller.permissions import (
-    RIGHT,
-    WRONG,
-    Attempt,
-    PermissionRule,
-    makes_only,
-)
-from adam_async.controller.program_rules import Rules
 from adam_async.controller.records import info_problem
-from adam_async.driver.worker_assignment import assign_workers
+from adam_async.controller.store_rules import without_stores
+from adam_async.controller.worker_assignment import assign_workers
 from adam_async.messages.bounds import Count, Images, Row
 from adam_async.run.cluster_map import (
     DATA_FACTS,
@@ -57,7 +53,13 @@ from adam_async.run.cluster_map import (
 )
 from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
-from adam_async.run.training_program import KIND, ProgramRecord, TrainingTerms
+from adam_async.run.training_program import (
+    ProgramPiece,
+    ProgramRecord,
+    TrainingTerms,
+    check_program,
+    joined_blob,
+)
 
 
 class _WorkerInfo(msgspec.Struct):
@@ -88,118 +90,143 @@ PHASES: Mapping[str, str] = {
 """Phases of a run in words."""
 
 
-class TrainingRules:
-    """The rules of training runs."""
+# --- records -----------------------------------------------------------------------------------
 
-    permissions: Mapping[tuple[str, str], PermissionRule]
-    meant: Mapping[str, str]
 
-    def __init__(self) -> None:
-        self.permissions = {
-            ("epoch", "data"): _end_of_dealer,
-            ("epoch", "driver"): _drain_of_driver,
-        }
-        self.meant = {"epoch": "the dealer ends it; the driver of the run may ask to lease no more groups"}
+def set_piece(cluster: ClusterMap, key: str, new: ProgramPiece) -> ClusterMap:
+    """Return the map with a piece of the blob of a program in submission."""
+    piece = msgspec.structs.replace(new, changed=cluster.version + 1)
+    return _with(cluster, pieces={**cluster.pieces, key: piece})
 
-    # --- records -------------------------------------------------------------------------------
 
-    def version(self, cluster: ClusterMap, key: str) -> int | None:
-        """See `Rules.version`."""
-        return cluster.version_of(key) if key in self.meant else None
+def set_epoch(cluster: ClusterMap, new: EpochRecord) -> ClusterMap | str:
+    """Return the map with a new record of the epoch, or the fault of the record."""
+    # Without a run, no role reads the epoch.
+    problem = _check_epoch(new, cluster.epoch, cluster.run) if cluster.run is not None else ""
+    return problem or _with(cluster, epoch=msgspec.structs.replace(new, changed=cluster.version + 1))
 
-    def set(self, cluster: ClusterMap, key: str, value: Any) -> ClusterMap | str:
-        """See `Rules.set`."""
-        epoch = msgspec.convert(value, EpochRecord)
-        # Without a run, no role reads the epoch.
-        problem = _check_epoch(epoch, cluster.epoch, cluster.run) if cluster.run is not None else ""
-        epoch = msgspec.structs.replace(epoch, changed=cluster.version + 1)
-        return problem or _with(cluster, epoch=epoch)
 
-    def check(self, program: ProgramRecord) -> str:
-        """See `Rules.check`."""
-        try:
-            _terms(program)
-        except msgspec.ValidationError as error:
-            return f"terms: {error}"
-        if program.phase not in PHASES:
-            return f"unknown phase {program.phase[:80]!r} of a run; known: {', '.join(PHASES)}"
+def set_program(cluster: ClusterMap, new: ProgramRecord) -> ClusterMap | str:
+    """Return the map with a new record of its program, or the fault of the record."""
+    old, new = cluster.run, msgspec.structs.replace(new, changed=cluster.version + 1)
+    goes_on = old is not None and old.id == new.id
+    if old is not None and goes_on:
+        new = new.with_fixed_of(old)
+    else:
+        joined = joined_blob(new, cluster.pieces)
+        if isinstance(joined, str):
+            return joined
+        new = joined
+    problem = check_program(new) or _check_run(new)
+    if problem:
+        return problem
+    changed = _with(cluster, run=new)
+    if old is not None and not old.over and new.driven_by != old.driven_by:
+        if cluster.driven:
+            return f"run {old.id} is in progress, and its driver {old.driver} is live"
+        if not changed.driven:
+            return f"its driver {new.driver} has not joined in this incarnation"
+    if old is not None and goes_on:
+        return _takeover_problem(old, new) or changed
+    nodes = {
+        name: msgspec.structs.replace(node, ready="", failed="", **(NO_SLOT if node.role == "worker" else {}))
+        for name, node in cluster.nodes.items()
+    }
+    return _with(changed, pieces={}, nodes=nodes, epoch=None, results=(), ended=0, dealer=None)
+
+
+def _check_run(program: ProgramRecord) -> str:
+    """Return the fault of the terms or the phase of a run's record; empty if it has none."""
+    try:
+        _terms(program)
+    except msgspec.ValidationError as error:
+        return f"terms: {error}"
+    if program.phase not in PHASES:
+        return f"unknown phase {program.phase[:80]!r} of a run; known: {', '.join(PHASES)}"
+    return ""
+
+
+def _takeover_problem(old: ProgramRecord, new: ProgramRecord) -> str:
+    """Return the fault of a new record with another driver; empty for the same driver."""
+    if new.driven_by == old.driven_by:
         return ""
+    if old.over:
+        return f"run {old.id} is over ({old.phase}): it takes no other driver"
+    taken = msgspec.structs.replace(old, driver=new.driver, incarnation=new.incarnation, changed=new.changed)
+    return "" if new == taken else f"a driver that takes run {old.id} over sets driver and incarnation only"
 
-    def begin(self, cluster: ClusterMap) -> ClusterMap:
-        """See `Rules.begin`."""
-        nodes = {
-            name: msgspec.structs.replace(
-                node, ready="", failed="", **(NO_SLOT if node.role == "worker" else {})
-            )
-            for name, node in cluster.nodes.items()
-        }
-        return _with(cluster, nodes=nodes, epoch=None, results=(), ended=0, dealer=None)
 
-    def check_node(self, record: NodeRecord) -> str:
-        """See `Rules.check_node`."""
-        kind = _INFO.get(record.role)
-        if kind is not None and (problem := info_problem(record, kind)):
-            return problem
-        if record.role == "data" and record.live:
-            images = record.info.get("train_images")
-            if not isinstance(images, int) or images < 1:
-                return f"info of a data server needs train_images, a positive number, not {images!r}"
-        return ""
+def check_node(record: NodeRecord) -> str:
+    """Return the fault of a node's record for runs; empty if it has none."""
+    kind = _INFO.get(record.role)
+    if kind is not None and (problem := info_problem(record, kind)):
+        return problem
+    if record.role == "data" and record.live:
+        images = record.info.get("train_images")
+        if not isinstance(images, int) or images < 1:
+            return f"info of a data server needs train_images, a positive number, not {images!r}"
+    return ""
 
-    # --- standing rules ------------------------------------------------------------------------
 
-    def lost(self, cluster: ClusterMap) -> ClusterMap:
-        """See `Rules.lost`."""
-        return _fail_if_lost(cluster)
+# --- standing rules ----------------------------------------------------------------------------
 
-    def standing(self, cluster: ClusterMap) -> ClusterMap:
-        """See `Rules.standing`."""
-        if cluster.run is None or cluster.run.over:
-            return cluster
-        for rule in (_number_workers, _name_dealer, _begin, _advance):
-            cluster = rule(cluster)
+
+def standing(cluster: ClusterMap) -> ClusterMap:
+    """Drop the stores of earlier programs, and apply the standing rules."""
+    cluster = _drop_stores(cluster)
+    if cluster.run is None or cluster.run.over:
         return cluster
+    for rule in (_number_workers, _name_dealer, _begin, _advance):
+        cluster = rule(cluster)
+    return cluster
 
-    def lines(self, before: ClusterMap, after: ClusterMap) -> Iterator[str]:
-        """See `Rules.lines`."""
-        run, ran = after.run, before.run
-        if run is None:
-            return
-        if ran is not None and ran.id == run.id and not run.over:
-            yield from _driver_lines(before, after, run)
-            yield from _dealer_lines(before, after, run)
-        if ran and (ran.id, ran.phase, ran.epoch) == (run.id, run.phase, run.epoch):
-            return
-        if run.phase == "failed":
-            yield f"run {run.id} failed: {run.reason}"
-        elif run.phase == "finished" and run.evaluated:
-            accuracy = run.evaluated[-1].test_accuracy
-            yield f"run {run.id} has finished with {accuracy:.2%} of the test images correct"
-        elif run.phase in ("preparing", "finished") or ran is None or ran.phase == "preparing":
-            yield f"run {run.id} {PHASES[run.phase]}"
 
-    def check_invariants(self, cluster: ClusterMap) -> None:
-        """See `Rules.check_invariants`."""
-        workers = [cluster.nodes[name] for name in cluster.live("worker")]
-        taken = Counter((node.replica, node.partition) for node in workers if node.replica >= 0)
-        assert all(count == 1 for count in taken.values()), f"two live workers share a slot: {taken}"
-        run, epoch = cluster.run, cluster.epoch
-        if run is not None and run.phase == "training":
-            assert epoch is not None
-            # The next epoch begins with the next dealer.
-            is_due = epoch.ended and epoch.number == run.epoch - 1 and not cluster.dealing
-            assert is_due or epoch.number == run.epoch, f"epoch {epoch.number} in place of {run.epoch}"
-            assert covers(epoch.shares.values(), groups=epoch.groups, round_groups=epoch.round_groups), (
-                epoch.shares
-            )
-        if run is not None and not run.over:
-            partitions = _terms(run).partitions
-            sizes = Counter(node.replica for node in workers)
-            spares = sizes.pop(-1, 0)
-            lacking = [replica for replica, size in sizes.items() if size < partitions]
-            assert spares < partitions, f"{spares} workers wait that could begin a replica"
-            assert not spares or not lacking, f"{spares} workers wait, and replicas {lacking} lack some"
-            assert len(lacking) <= 1, f"replicas {lacking} lack workers that others of them have"
+def in_use(cluster: ClusterMap) -> frozenset[str]:
+    """Return the nodes that the map has to keep after their departure."""
+    return frozenset({cluster.run.driver}) if cluster.run is not None else frozenset()
+
+
+def program_lines(before: ClusterMap, after: ClusterMap) -> Iterator[str]:
+    """Yield a log line for each important change of the program from one map to the next."""
+    run, ran = after.run, before.run
+    if run is None:
+        return
+    if ran is not None and ran.id == run.id and not run.over:
+        yield from _driver_lines(before, after, run)
+        yield from _dealer_lines(before, after, run)
+    if ran and (ran.id, ran.phase, ran.epoch) == (run.id, run.phase, run.epoch):
+        return
+    if run.phase == "failed":
+        yield f"run {run.id} failed: {run.reason}"
+    elif run.phase == "finished" and run.evaluated:
+        accuracy = run.evaluated[-1].test_accuracy
+        yield f"run {run.id} has finished with {accuracy:.2%} of the test images correct"
+    elif run.phase in ("preparing", "finished") or ran is None or ran.phase == "preparing":
+        yield f"run {run.id} {PHASES[run.phase]}"
+
+
+def check_invariants(cluster: ClusterMap) -> None:
+    """Assert the invariants after a command."""
+    workers = [cluster.nodes[name] for name in cluster.live("worker")]
+    taken = Counter((node.replica, node.partition) for node in workers if node.replica >= 0)
+    assert all(count == 1 for count in taken.values()), f"two live workers share a slot: {taken}"
+    run, epoch = cluster.run, cluster.epoch
+    if run is not None and run.phase == "training":
+        assert epoch is not None
+        # The next epoch begins with the next dealer.
+        is_due = epoch.ended and epoch.number == run.epoch - 1 and not cluster.dealing
+        assert is_due or epoch.number == run.epoch, f"epoch {epoch.number} in place of {run.epoch}"
+        assert covers(epoch.shares.values(), groups=epoch.groups, round_groups=epoch.round_groups), (
+            epoch.shares
+        )
+    if run is not None and not run.over:
+        partitions = _terms(run).partitions
+        sizes = Counter(node.replica for node in workers)
+        spares = sizes.pop(-1, 0)
+        lacking = [replica for replica, size in sizes.items() if size < partitions]
+        assert spares < partitions, f"{spares} workers wait that could begin a replica"
+        assert not spares or not lacking, f"{spares} workers wait, and replicas {lacking} lack some"
+        assert len(lacking) <= 1, f"replicas {lacking} lack workers that others of them have"
 
 
 def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecord) -> str:
@@ -233,25 +260,6 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecor
     return ""
 
 
-def _end_of_dealer(attempt: Attempt, cluster: ClusterMap) -> str:
-    dealer, epoch = cluster.dealer, cluster.epoch
-    peer = (attempt.peer.node, attempt.peer.incarnation)
-    # An attempt on an older record is a conflict: a dealer may learn late that it is replaced.
-    at_present = epoch is not None and attempt.expected == epoch.changed
-    mine = dealer is not None and (dealer.node, dealer.incarnation) == peer
-    return WRONG if at_present and not mine else RIGHT
-
-
-def _drain_of_driver(attempt: Attempt, cluster: ClusterMap) -> str:
-    old, run = cluster.epoch, cluster.run
-    drained = msgspec.structs.replace(old, drain=True) if old is not None else None
-    found = makes_only(attempt, old, drained)
-    # Only the run's driver may change the present record; an attempt on an older record is a conflict.
-    at_present = old is not None and attempt.expected == old.changed
-    mine = run is not None and run.driven_by == (attempt.peer.node, attempt.peer.incarnation)
-    return WRONG if found is RIGHT and at_present and not mine else found
-
-
 def _terms(run: ProgramRecord) -> TrainingTerms:
     """Return the terms of a run, which were checked at its submission."""
     return msgspec.convert(run.terms, TrainingTerms)
@@ -261,7 +269,15 @@ def _with(cluster: ClusterMap, **fields: Any) -> ClusterMap:
     return msgspec.structs.replace(cluster, **fields)
 
 
-def _fail_if_lost(cluster: ClusterMap) -> ClusterMap:
+def _drop_stores(cluster: ClusterMap) -> ClusterMap:
+    """Return the map without the stores of programs that are not the program of the map."""
+    program = cluster.run.id if cluster.run is not None else ""
+    old = {name for name, store in cluster.stores.items() if store.program and store.program != program}
+    return without_stores(cluster, old) if old else cluster
+
+
+def fail_if_lost(cluster: ClusterMap) -> ClusterMap:
+    """Apply the rule `fail`."""
     run, store = cluster.run, cluster.run_store
     if run is None or run.over:
         return cluster
@@ -433,7 +449,3 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
         first_clock=clock if round_groups else 0,
         changed=cluster.version + 1,
     )
-
-
-PROGRAM_KINDS: Mapping[str, Rules] = {KIND: TrainingRules()}
-"""The kinds of programs that this release ships, with their rules."""

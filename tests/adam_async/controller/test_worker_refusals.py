@@ -2,14 +2,13 @@
 
 import pytest
 
+from adam_async.controller.training_rules import fail_if_lost
 from adam_async.driver.readiness import check_failed
-from adam_async.driver.training_rules import TrainingRules
 from adam_async.errors import RoleFailed
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, failed_word, failure_of
 from adam_async.run.training_program import ProgramRecord
 
 RUN = "driver-1"
-RULES = TrainingRules()
 
 
 def map_of(phase: str, failed: dict[str, str], *, replicas: int = 1) -> ClusterMap:
@@ -38,7 +37,7 @@ NO = failed_word(RUN, "step a:b failed in step: no")
 def test_a_run_with_too_few_workers_left_fails_with_the_reason_of_one(
     phase: str, failed: dict[str, str], replicas: int
 ) -> None:
-    after = RULES.lost(map_of(phase, failed, replicas=replicas))
+    after = fail_if_lost(map_of(phase, failed, replicas=replicas))
     with pytest.raises(RoleFailed, match=r"^worker-0 cannot train the run: step a:b failed in step: no"):
         check_failed(after, RUN)
 
@@ -57,7 +56,7 @@ def test_one_worker_alone_and_old_reports_end_no_run(
     phase: str, failed: dict[str, str], replicas: int
 ) -> None:
     cluster = map_of(phase, failed, replicas=replicas)
-    assert RULES.lost(cluster) == cluster
+    assert fail_if_lost(cluster) == cluster
 
 
 def test_a_report_keeps_its_run_apart_from_its_reason() -> None:

@@ -8,13 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adam_async.controller import state
-from adam_async.controller.map_history import KEPT, History
 from adam_async.controller.state import NodeLost
 from adam_async.driver import training_rules
 from adam_async.errors import RunFailed
 from adam_async.run import map_changes
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.map_changes import Change, changed, difference
+from adam_async.run.map_changes import CHANGES_KEPT, Change, History, changed, difference
 from adam_async.run.training_program import ProgramPiece
 from tests.adam_async.cluster_maps import Cluster, run_record, store_record, training
 
@@ -227,7 +226,7 @@ def test_a_history_that_begins_with_a_map_knows_nothing_from_before():
 
 def test_the_history_keeps_as_many_changes_as_its_limit():
     history = History()
-    for version in range(1, KEPT + 2):
+    for version in range(1, CHANGES_KEPT + 2):
         history.add(Change(version=version))
     assert history.since(0) is None
-    assert len(history.since(1)) == KEPT
+    assert len(history.since(1)) == CHANGES_KEPT
