@@ -210,7 +210,7 @@ async def gaps(controllers: Controllers, arguments: argparse.Namespace, folder: 
     found = []
     for _ in range(arguments.kills):
         await setter.set()
-        victim = setter.client.leader
+        victim = setter.client.leader.address
         begun = loop.time()
         controllers.kill(victim)
         await setter.set()
@@ -236,7 +236,7 @@ async def saturate(controllers: Controllers, arguments: argparse.Namespace, fold
     setter = Setter(controllers.client("client"), "nodes/client")
     await setter.set()
     await asyncio.sleep(SETTLE_S)
-    before, leader = await controllers.terms(), setter.client.leader
+    before, leader = await controllers.terms(), setter.client.leader.address
     spinners = _spin(arguments.spinners)
     changes = 0
     tasks = [asyncio.create_task(setter.run(CALM_S))]
@@ -244,7 +244,7 @@ async def saturate(controllers: Controllers, arguments: argparse.Namespace, fold
         until = asyncio.get_running_loop().time() + arguments.saturate
         while asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.05)
-            now = setter.client.leader
+            now = setter.client.leader.address
             changes += bool(now) and now != leader
             leader = now or leader
     finally:

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adam_async.controller import state
+from adam_async.controller import state, training_rules
 from adam_async.controller.state import NodeLost
-from adam_async.driver import training_rules
 from adam_async.errors import RunFailed
 from adam_async.run import map_changes
 from adam_async.run.cluster_map import ClusterMap
