@@ -80,7 +80,7 @@ def test_up_to_three_replicas_train_all_of_an_epoch(replicas, skips):
     ended = []
     for replica in names:
         ended += train(scene, replica)
-    assert bool(ended[0].skipped) == skips
+    assert bool(ended[0].counts.skipped_groups) == skips
 
 
 def test_with_fewer_groups_than_replicas_those_without_any_are_not_counted():
@@ -312,8 +312,8 @@ def test_groups_that_an_earlier_run_has_skipped_stay_skipped(pooled):
     done = {"finished": ((0, 3),), "skipped": ((5, 7), (13, 16))}
     scene = scene_of(**done, fraction=1.0, pooled=pooled, images_per_group=4)
     ended = [effect for replica in FOUR for effect in train(scene, replica)]
-    assert [(each.skipped, each.behind) for each in ended] == [(((5, 7), (13, 16)), ())]
-    assert ended[0].images == 11 * 4
+    assert [(each.counts.skipped_groups, each.counts.behind) for each in ended] == [(((5, 7), (13, 16)), ())]
+    assert ended[0].counts.images == 11 * 4
     scene.state.check_invariants()
 
 
