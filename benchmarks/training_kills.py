@@ -206,7 +206,7 @@ def counting_roles(folder: Path, kind: str, mode: Mode) -> Roles:
         "--rate", "1", "--schedule", "constant", *mode.options,
     )  # fmt: skip
     disks = kind == "everything"
-    if disks:
+    if disks and mode.may_skip:
         words += ("--epoch-fraction", "1")  # a run that goes on has not the results of all earlier epochs
     return Roles(folder, words, data=str(data), servers=servers, workers=mode.workers, disks=disks)
 
