@@ -81,7 +81,7 @@ async def test_a_copy_bound_to_a_clock_waits_for_the_last_replica(network, consi
         before = {number: shard.values.copy() for number, shard in servers.shards().items()}
         one.push(1.0)
         reading = group.create_task(read(servers, clock=1), name="read")
-        await until(lambda: all(count_server([server.state]).parked for server in servers.servers))
+        await until(lambda: all(count_server([server.state]).waiting for server in servers.servers))
         assert not reading.done()
         other.push(3.0)
         for number, shard in (await reading).items():

@@ -131,7 +131,7 @@ def test_the_catalogue_of_a_placed_store_is_read():
         ({"began": float("inf")}, "Expected `float`"),
         ({"began": float("nan")}, "Expected `float`"),
         ({"buckets": ("ps-0",)}, "the servers of 1 buckets instead of 64"),
-        ({"shard_bytes": 0}, "shard_bytes is 0"),
+        ({"shard_bytes": 0}, r"Expected `int` >= 8 - at `\$.record.shard_bytes`"),
         ({"shard_bytes": 8, "array": ArrayRecord("w", (1 << 40,))}, "shards; 100000 are the most"),
         ({"array": ArrayRecord("w", (8,), rule=1)}, "no rule 1"),
         ({"rules": (UnknownRule(),)}, "Invalid value 'unknown'"),

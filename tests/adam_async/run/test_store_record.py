@@ -15,6 +15,7 @@ from adam_async.run.store_record import (
     STORE_PIECE_BYTES,
     STORE_PIECES,
     ArrayRecord,
+    StoreRecord,
     check_arrays,
     cut_arrays,
     joined_arrays,
@@ -52,8 +53,8 @@ def test_a_long_list_has_several_pieces_that_each_fit_into_a_record_of_the_map()
         joined(store, [None, *pieces[1:]])
     with pytest.raises(ConfigError, match="store s lacks 1 pieces"):
         joined(store, [msgspec.structs.replace(pieces[0], store="other"), *pieces[1:]])
-    with pytest.raises(ConfigError, match="a store has 1 to 64 pieces of arrays"):
-        joined(msgspec.structs.replace(store, pieces=65), pieces)
+    with pytest.raises(msgspec.ValidationError, match="Expected `int` <= 64"):
+        msgspec.convert({**msgspec.to_builtins(store), "pieces": 65}, StoreRecord)
 
 
 def test_a_list_that_is_too_long_for_all_pieces_is_refused_with_its_bytes():
