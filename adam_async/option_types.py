@@ -49,8 +49,9 @@ class Mode:
         option: Option that selects the mode; empty for a mode that no option of a run selects. The command
             then knows whether it holds, see `check_modes`.
         values: Values of the option in the mode; empty: all but its default.
-        enter: Cure of an option that needs the mode, such as ``turn augment on``.
-        leave: Cure of an option that the mode excludes, such as ``train with partitions=1``.
+        enter: Cure of an option that needs the mode, such as ``give {augment=True}``. Errors spell an option
+            in braces as the source of the wrong option does, such as ``--augment``.
+        leave: Cure of an option that the mode excludes, such as ``train with {partitions=1}``.
     """
 
     name: str
@@ -297,7 +298,19 @@ def read_table(
     strict: bool = True,
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> _Options:
-    """Return options with these values, and defaults for the others.
+    """Return options with these values, see `read_values`, and defaults for the others."""
+    return kind(**read_values(kind, values, prefix, strict=strict, origins=origins))
+
+
+def read_values(
+    kind: type[msgspec.Struct],
+    values: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    strict: bool = True,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the values of options as their types have them.
 
     Args:
         prefix: Text before the name of each option, in errors.
@@ -312,7 +325,7 @@ def read_table(
             raise ConfigError(f"there is no option {prefix}{name}; known: {', '.join(options)}")
         origin = origins.get(name, "")
         read[name] = read_option(options[name], value, f"{prefix}{name}", strict=strict, origin=origin)
-    return kind(**read)
+    return read
 
 
 def is_table(kind: Any) -> bool:
@@ -387,36 +400,40 @@ def dashed(name: str) -> str:
 
 
 def check_modes(
-    options: msgspec.Struct,
+    kind: type[msgspec.Struct],
+    values: Mapping[str, Any],
     typed: Collection[str] = (),
     outside: Mapping[Mode, str] = MappingProxyType({}),
+    origins: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Check that each option has an effect in the modes of its run.
 
     Args:
+        values: Values of options by name; the other options have their defaults.
         typed: Names of the options that the command line sets.
         outside: Modes that no option selects, each with the text of the mode; empty if it does not hold.
+        origins: Source of each value, for the error.
 
     Raises:
         ConfigError: An option needs a mode that does not hold, or a mode that holds excludes it; the error
             has the option, its value, the mode and the cure.
     """
-    for name, option in options_of(type(options)).items():
-        value, is_typed = getattr(options, name), name in typed
-        out = dashed(name) if is_typed else name
-        spelled = f"{name}={_text(value)}"
-        if is_typed:
-            spelled = out if value is True else f"{out} {_text(value)}"
+    found = {name: values.get(name, option.default) for name, option in options_of(kind).items()}
+    for name, option in options_of(kind).items():
+        value, is_typed = found[name], name in typed
+        out = _spelled(name, is_typed)
+        spelled = _with_value(name, value, is_typed) + ("" if is_typed else origins.get(name, ""))
         for only in option.all(Only):
             is_given = value != option.default and (is_typed or not only.if_typed)
             counts = is_given if only.mode.option else is_typed
-            if counts and _held(only.mode, options, outside) == "":
-                raise ConfigError(f"{spelled} {_lack(only, options)}, or leave {out} out")
+            if counts and _held(kind, only.mode, found, outside, is_typed) == "":
+                raise ConfigError(f"{spelled} {_lack(only, found, is_typed)}, or leave {out} out")
         for excluded in option.all(Not):
-            held = _held(excluded.mode, options, outside) if _is_meant(excluded, value, option) else ""
+            is_meant = _is_meant(excluded, value, option)
+            held = _held(kind, excluded.mode, found, outside, is_typed) if is_meant else ""
             if held:
-                cure = f"leave {out} out, or {excluded.mode.leave}"
-                raise ConfigError(f"{spelled} excludes {held}: {excluded.why}; {cure}")
+                why, leave = (_in_spelling(text, is_typed) for text in (excluded.why, excluded.mode.leave))
+                raise ConfigError(f"{spelled} excludes {held}: {why}; leave {out} out, or {leave}")
 
 
 def excluded_options(options: msgspec.Struct, mode: Mode) -> list[str]:
@@ -433,22 +450,51 @@ def _is_meant(excluded: Not, value: Any, option: Option) -> bool:
     return value in excluded.values if excluded.values is not None else value != option.default
 
 
-def _held(mode: Mode, options: msgspec.Struct, outside: Mapping[Mode, str]) -> str | None:
+def _held(
+    kind: type[msgspec.Struct],
+    mode: Mode,
+    values: Mapping[str, Any],
+    outside: Mapping[Mode, str],
+    is_typed: bool,
+) -> str | None:
     """Return the text of a mode that holds; empty if it does not, and None if that is unknown."""
     if not mode.option:
         return outside.get(mode)
-    value, default = getattr(options, mode.option), options_of(type(options))[mode.option].default
-    holds = value in mode.values if mode.values else value != default
-    return f"{mode.option}={_text(value)}" if holds else ""
+    value = values[mode.option]
+    holds = value in mode.values if mode.values else value != options_of(kind)[mode.option].default
+    return _with_value(mode.option, value, is_typed) if holds else ""
 
 
-def _lack(only: Only, options: msgspec.Struct) -> str:
+def _lack(only: Only, values: Mapping[str, Any], is_typed: bool) -> str:
     """Return the text on an option without its mode, with the cure."""
     mode = only.mode
+    # False, 0 and an empty text mean that the mode is off.
+    is_on = mode.option and values[mode.option]
     found = (
-        f"with {mode.option}={_text(getattr(options, mode.option))}, only with" if mode.option else "without"
+        f"with {_with_value(mode.option, values[mode.option], is_typed)}, only with" if is_on else "without"
     )
-    return f"has no effect {found} {mode.name}{only.why and f', because {only.why}'}: {mode.enter}"
+    why = only.why and f", because {_in_spelling(only.why, is_typed)}"
+    return f"has no effect {found} {mode.name}{why}: {_in_spelling(mode.enter, is_typed)}"
+
+
+def _in_spelling(text: str, is_typed: bool) -> str:
+    """Return a text whose options in braces have the spelling of the command line, or of files."""
+
+    def spelled(found: re.Match[str]) -> str:
+        name, equals, value = found[1].partition("=")
+        if is_typed and value != "True" and equals:
+            return f"{_spelled(name, is_typed)} {value}"
+        return _spelled(name, is_typed) + ("" if is_typed else equals + value)
+
+    return re.sub(r"\{(.+?)\}", spelled, text)
+
+
+def _with_value(name: str, value: Any, is_typed: bool) -> str:
+    return _in_spelling(f"{{{name}={_text(value)}}}", is_typed)
+
+
+def _spelled(name: str, is_typed: bool) -> str:
+    return dashed(name) if is_typed else name
 
 
 def _text(value: Any) -> str:

@@ -13,6 +13,7 @@ from adam_async.option_types import (
     CHANGES,
     OF_DRIVER,
     OF_ROLES,
+    UNTYPED,
     Idle,
     Mode,
     Not,
@@ -31,23 +32,38 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "options.md"
 HEAD = """\
 # The options of a run
 
-Each option is a field of `Config` in `adam_async/run/config.py`, with its type, bounds, default, text and
-modes. A file (`adam.toml`) and Python use the name of the field, the command line `--name-with-dashes`, the
-environment `ADAM_NAME`. A later source wins: defaults, the file, the environment, the command line. A wrong
-value is an error that names the option, the value and what is permitted.
+    adam-async train --config adam.toml --epochs 5        # a file, and one option of the command line
+    ADAM_EPOCHS=5 adam-async train                        # a variable
 
-`python -m tests.options_page > docs/reference/options.md` makes this page from the fields, and a test
-compares both. A resumed run keeps the options without "yes" in the column *resumed*. With roles started by
-hand, *roles* have an option marked so from their own commands, and the *driver* for itself. *Commands* are
-the commands of roles that have the option too.
+| source | spelling | example |
+|---|---|---|
+| file that `--config` names | `name` | `keep_best = true` |
+| environment | `ADAM_NAME`; commas between the values of a list | `ADAM_KEEP_BEST=true` |
+| command line | `--name-with-dashes` | `--keep-best` |
+| Python | field of `Config` | `Config(keep_best=True)` |
+
+A later source wins: defaults, the file, the environment, the command line. A command reads only the file that
+`--config` names. A wrong value is an error with the option, the value and the permitted values. The command
+line has no {untyped}.
+
+| column | meaning |
+|---|---|
+| resumed | "yes": a resumed run may change the option; it keeps all others |
+| by hand | if roles are started by hand: the commands of the *roles* set the option, or `train` sets it for \
+the *driver* alone; empty: `train` sets it for the whole run |
+| commands | commands of roles that have the option too |
+
+`python -m tests.options_page > docs/reference/options.md` makes this page from the fields of `Config` in
+`adam_async/run/config.py`, and a test compares both.
 """
 
 MODES_HEAD = """\
 ## Modes
 
 *only*: the option has an effect in this mode only. *not*: the mode excludes the option, or the values named.
-*idle*: no effect, with a warning. An option in the wrong mode is an error that names the option, its value,
-the mode and the cure.
+*idle*: the option has no effect there, and a warning reports it. An option in the wrong mode is an error with
+the option, its value, the mode and the cure. *typed*: an error on the command line alone, because a file or a
+variable may be for other runs too; elsewhere the option has no effect.
 """
 
 
@@ -81,11 +97,10 @@ def cell(option: Option, mode: Mode) -> str:
     for word, kind in (("only", Only), ("not", Not), ("idle", Idle)):
         for fact in option.all(kind):
             if fact.mode is mode:
-                return (
-                    word
-                    if getattr(fact, "values", None) is None
-                    else f"not {', '.join(map(str, fact.values))}"
-                )
+                if getattr(fact, "values", None) is not None:
+                    return f"not {', '.join(map(str, fact.values))}"
+                is_typed = isinstance(fact, Only) and (fact.if_typed or not mode.option)
+                return f"{word}, typed" if is_typed else word
     return ""
 
 
@@ -120,8 +135,9 @@ def mode_rows() -> Iterator[tuple[str, ...]]:
 def page() -> str:
     """Return the page."""
     head = ("option", "values", "default", "unit", "resumed", "by hand", "commands", "")
+    *most, last = (f"`{name}`" for name, option in OPTIONS.items() if option.has(UNTYPED))
     lines = [
-        HEAD,
+        HEAD.format(untyped=f"{', '.join(most)} and {last}"),
         *rows(head, option_rows(Config)),
         "",
         "## Deadlines",

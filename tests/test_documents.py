@@ -8,6 +8,8 @@ from runpy import run_path
 
 import pytest
 
+from transport.handshake import PROTOCOL_VERSION
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
@@ -184,6 +186,11 @@ def test_each_decision_has_its_own_number() -> None:
 
 SPACED = re.compile(r"(?<![\w.])\d{1,3}(?: \d{3})+(?!\w)")
 """A number with spaces between its thousands; the style of all others is 60,000."""
+
+
+def test_the_page_of_the_protocol_has_its_version() -> None:
+    page = (ROOT / "docs/reference/protocol.md").read_text()
+    assert f"`TLNKHAND`, the version (u16, {PROTOCOL_VERSION})" in page
 
 
 @pytest.mark.parametrize("text", ["60 000 images", "12 354 176", "(1 437)"])

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from attrs import evolve
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from cyclopts.help import HelpEntry, HelpPanel, InlineText
 from cyclopts.help.formatters import DefaultFormatter
 from docstring_parser import parse_from_object
@@ -52,9 +59,10 @@ from adam_async.cli.signals import EARLY
 from adam_async.cli.simulate_options import SimulateOptions, check_options, find_scenarios
 from adam_async.cli.terminal import EscapingConsole, Terminal, explain, reader_left
 from adam_async.errors import ConfigError, counted, first_cause
-from adam_async.option_types import check_modes
+from adam_async.option_types import UNTYPED, check_modes
 from adam_async.run.addresses import own_peer, read_peers
-from adam_async.run.config import FIELDS, MOST_WORKERS, Config, Damaged
+from adam_async.run.config import FIELDS, MOST_WORKERS, OPTIONS, Config, Damaged
+from adam_async.run.option_sources import PLAIN, variable_of
 
 USAGE = 2
 
@@ -145,6 +153,9 @@ def run_command(arguments: list[str]) -> int:
     except MissingArgumentError as error:
         Terminal().error(_missing(error))
         return USAGE
+    except UnknownOptionError as error:
+        Terminal().error(_unknown(error))
+        return USAGE
     except CycloptsError as error:
         cause = error.__cause__
         Terminal().error(str(cause if isinstance(cause, ConfigError) else error))
@@ -172,6 +183,17 @@ def _missing(error: MissingArgumentError) -> str:
         return f"{words} needs {argument.name.removeprefix('--').upper()} {how}"
     address = " tcp://HOST:PORT, the address that the controller printed" * ("--controller" in argument.names)
     return f"{words} needs {argument.name}{address} {how}"
+
+
+def _unknown(error: UnknownOptionError) -> str:
+    """Return the sentence for an unknown option, with the cure for an option that only other sources set."""
+    word = (error.token.keyword or error.token.value).partition("=")[0]
+    name = word.removeprefix("--").partition(".")[0].replace("-", "_")
+    if name not in OPTIONS or not OPTIONS[name].has(UNTYPED):
+        return str(error)
+    if name not in PLAIN:
+        return f"{word} is no option of a command: its table is [{name}] in the file of --config"
+    return f"{word} is no option of a command: set {variable_of(name)}, or {name} in the file of --config"
 
 
 def with_waiting(arguments: list[str]) -> list[str]:
@@ -317,8 +339,8 @@ def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     from adam_async.data_server.sources.kinds import check_source
 
     check_threads(options.threads)
-    cut = Config(partitions=2, plan=options.plan or "vertical", halo=options.halo)
-    check_modes(cut, typed=("halo",))
+    cut = {"partitions": 2, "plan": options.plan or "vertical", "halo": options.halo}
+    check_modes(Config, cut, typed=("plan", "halo"))
     check_source(options.data or "auto")
     from adam_async.cli.plan.command import run_plan
 

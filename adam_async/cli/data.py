@@ -252,7 +252,7 @@ async def run_inspection(
         text = None
         if options.transforms is not None:
             text = await read_file(options.transforms, "--transforms", disk)
-        size = read_image_size(options.size)
+        size = read_image_size(options.size, "--size")
         try:
             dataset = await load_data(source, disk, environment, damaged=options.damaged, size=size)
         except DataError as error:

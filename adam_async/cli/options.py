@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
 
-from cyclopts import Parameter, Token, convert
+from cyclopts import CoercionError, Parameter, Token, convert
 from msgspec import Meta
 
 from adam_async.cli.files import (
@@ -33,7 +33,6 @@ from adam_async.option_types import (
 )
 from adam_async.run.addresses import check_address
 from adam_async.run.config import MAX_THREADS_PER_CORE, OPTIONS, Config, Damaged
-from adam_async.run.image_size import read_image_size
 from adam_async.run.option_sources import PLAIN, is_list, variable_of
 from adam_async.runtime.machine import usable_cores
 from transport.config import MOST_NODE_BYTES
@@ -75,7 +74,12 @@ def value_of(kind: Any, words: Sequence[Token]) -> Any:
         if kind is Path and not word.value:
             # Path("") is the working folder; an unset variable of a shell must not select it.
             raise ValueError("the path is empty: name a file or folder")
-    return convert(kind, words)
+    try:
+        return convert(kind, words)
+    except CoercionError:
+        if kind is not timedelta:
+            raise
+        raise ValueError(f"must be a time with its unit, such as 60s or 5m, not {words[0].value!r}") from None
 
 
 def addresses_of(option: str, *, everywhere: bool = False) -> Parameter:
@@ -513,7 +517,7 @@ class InspectOptions(JsonOptions):
 
     damaged: Damaged = "skip"
     """Damaged images: skip leaves out and lists up to one in twenty, error stops at the first one."""
-    size: Annotated[str, checked_by(read_image_size)] = ""
+    size: Annotated[str, of_run("size")] = ""
     """Size to scale and cut images to, ROWSxCOLUMNS such as 48x64; by default the images decide."""
     augment: Annotated[bool, ONLY_ON] = False
     """List the default transforms of these images."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from adam_async.cli.files import (
     check_checkpoints,
     check_folder,
@@ -151,7 +153,8 @@ def check_together(options: TrainOptions, config: Config) -> None:
         LINKED: config.processes or options.controller or hosts,
         BY_HAND: options.controller,
     }
-    check_modes(config, options.given(), {mode: mode.name if held else "" for mode, held in outside.items()})
+    modes = {mode: mode.name if held else "" for mode, held in outside.items()}
+    check_modes(Config, structs.asdict(config), options.given(), modes)
     if options.controller is not None and options.profile is not None:
         raise ConfigError(
             "--profile is for roles that this command starts, not for those at --controller: leave one of "

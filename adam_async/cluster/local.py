@@ -340,7 +340,7 @@ def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) 
         ConfigError: Training in place is wanted and impossible, or an option does not go with a step.
     """
     if step is not None:
-        check_modes(config, outside={STEP: STEP.name})
+        check_modes(Config, msgspec.structs.asdict(config), outside={STEP: STEP.name})
         return msgspec.structs.replace(config, weights="copy")
     return msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
 

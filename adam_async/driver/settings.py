@@ -94,7 +94,7 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
         StepFailed: The `arrays` of the step raised.
     """
     if inputs.step is not None:
-        check_modes(config, outside={STEP: STEP.name})
+        check_modes(Config, msgspec.structs.asdict(config), outside={STEP: STEP.name})
         if inputs.spec is not None or inputs.init is not None:
             raise ConfigError(
                 f"step {inputs.step.name} sets arrays and first values itself: leave spec and init out"

@@ -36,7 +36,7 @@ class CacheLimits:
             )
 
 
-def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits:
+def cache_limits(cache: str, spill: str, *, available_bytes: int, name: str = "cache") -> CacheLimits:
     """Read the options `cache` and `spill`.
 
     Args:
@@ -44,6 +44,7 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
             ``512M`` or ``4G``; without a letter in bytes.
         spill: A folder; empty for none.
         available_bytes: Memory available to this process, for ``auto``.
+        name: Option `cache` in the spelling of its source.
 
     Raises:
         ConfigError: `cache` is not a size, or is 0.
@@ -53,7 +54,7 @@ def cache_limits(cache: str, spill: str, *, available_bytes: int) -> CacheLimits
     if shared is not None:
         share = available_bytes // (SHARE_OF_AVAILABLE * int(shared[1] or 1))
         return CacheLimits(max(share, 1), asked=False, spill=folder)
-    return CacheLimits(read_size("cache", cache, besides="auto or "), spill=folder)
+    return CacheLimits(read_size(name, cache, besides="auto or "), spill=folder)
 
 
 def read_size(name: str, text: str, *, besides: str = "") -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from adam_async.errors import ConfigError
 from adam_async.option_types import (
@@ -138,10 +138,10 @@ _ONE_MEMORY = "all roles share one memory"
 _READ_ONLY = "it trains in place, and a step gets read-only values"
 _WHOLE_NORM = "it is about the norm of a whole gradient, which no worker has"
 _OTHER_RULES = "other rules divide by the gradient's size themselves"
-_READS_SUM = "every step reads the sum of the one before; push_every makes steps longer"
+_READS_SUM = "every step reads the sum of the one before; {push_every} makes steps longer"
 _LAST_WEIGHTS = "a replay ends with the last weights"
 _NO_CUTS = "no record has the messages between its workers"
-_AS_STALE = "every step is as stale as lag; lower the rate"
+_AS_STALE = "every step is as stale as {lag}; lower the {rate}"
 _NO_LAYERS = "a step has no layers to cut; add replicas"
 _PUSHES = "it is about pushes, each of which goes to the disk"
 """Reasons of modes, for the fields below."""
@@ -156,10 +156,10 @@ _NOT_WITH_HOSTS = Not(DATA_HOSTS, "they are started with their own")
 _NOT_WITH_STEP = Not(STEP, "it is about a cut network, and a step has no layers")
 _DURABLE = ("durable",)
 _SEVERAL = tuple(range(2, MOST_COPIES + 1))
-_CHECK_SIZE = Check(lambda _, text: read_image_size(text))
-_CHECK_SLOW = Check(lambda _, texts: read_slow(texts))
-_CHECK_MEMORY = Check(lambda _, texts: read_memory(texts))
-_CHECK_CACHE = Check(lambda _, text: cache_limits(text, "", available_bytes=0))
+_CHECK_SIZE = Check(lambda name, text: read_image_size(text, name))
+_CHECK_SLOW = Check(lambda name, texts: read_slow(texts, name))
+_CHECK_MEMORY = Check(lambda name, texts: read_memory(texts, name))
+_CHECK_CACHE = Check(lambda name, text: cache_limits(text, "", available_bytes=0, name=name))
 """Facts that several fields share, or that have no room at theirs."""
 
 _Halo = Literal["auto", "exchange", "recompute"]
@@ -341,7 +341,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Annotated[Checksum, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
     """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
-    ack: Annotated[_Ack, CHANGES, Not(RECORDED, _PUSHES, _DURABLE), Not(IN_PLACE, _PUSHES, _DURABLE)] = "auto"
+    ack: Annotated[_Ack, CHANGES, Not(RECORDED, _PUSHES, _DURABLE), Not(IN_PLACE, _NO_PUSHES, _DURABLE)] = (
+        "auto"
+    )
     """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
     or on their disks too (durable)."""
     flush_s: Annotated[float, Meta(ge=0.01, le=3600.0), SECONDS, CHANGES, Of("ps"), Only(ON_DISK)] = FLUSH_S
@@ -358,7 +360,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             from adam_async.model.rules import rule_of  # imports NumPy
 
             rule_of(self)
-        check_modes(self)
+        check_modes(Config, structs.asdict(self))
         if self.epochs and self.warm_up >= self.epochs:
             raise ConfigError(
                 f"warm_up={self.warm_up} leaves nothing of epochs={self.epochs}: "
@@ -371,7 +373,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _check_copies(self) -> None:
         if self.copies > self.servers:
             raise ConfigError(
-                f"copies={self.copies} need as many servers, and there are {self.servers}: raise servers"
+                f"copies={self.copies} needs as many servers, and there "
+                f"{'is 1' if self.servers == 1 else f'are {self.servers}'}: raise servers"
             )
         if self.min_in_sync > self.copies_in_force:
             cure = "leave one of them out" if self.weights == "aliased" else "raise copies"
@@ -425,7 +428,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         hosts = named_once(data, "data") if data else addresses_in(self.data)
         if hosts and starts_own:
             raise ConfigError(f"there is a dataset, and data names {', '.join(hosts)}: give one of them")
-        check_modes(self, outside={DATA_HOSTS: f"data servers at {', '.join(hosts)}" if hosts else ""})
+        named = f"data servers at {', '.join(hosts)}" if hosts else ""
+        check_modes(Config, structs.asdict(self), outside={DATA_HOSTS: named})
         return hosts
 
     @property

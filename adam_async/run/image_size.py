@@ -29,8 +29,11 @@ class ChosenSize:
     """Text about the change of images of other sizes; empty if all images have this size."""
 
 
-def read_image_size(text: str) -> Size | None:
+def read_image_size(text: str, name: str = "size") -> Size | None:
     """Return columns and rows of the option ``size``, ROWSxCOLUMNS such as ``48x64``; None if it is empty.
+
+    Args:
+        name: The option in the spelling of its source.
 
     Raises:
         ConfigError: The text is not a size.
@@ -41,7 +44,7 @@ def read_image_size(text: str) -> Size | None:
     rows, columns = (int(found[1]), int(found[2])) if found is not None else (0, 0)
     if not (1 <= rows <= MOST_SIDE and 1 <= columns <= MOST_SIDE):
         raise ConfigError(
-            f"size must be ROWSxCOLUMNS such as 48x64, each within 1 and {MOST_SIDE}, not {text!r}"
+            f"{name} must be ROWSxCOLUMNS such as 48x64, each within 1 and {MOST_SIDE}, not {text!r}"
         )
     return columns, rows
 

@@ -7,21 +7,21 @@ options (docs/reference/options.md) has them as a table.
 from adam_async.option_types import Mode
 
 # Modes that an option selects.
-ASP = Mode("asp", "consistency", ("asp",), enter="give consistency=asp")
-BSP = Mode("bsp", "consistency", ("bsp",), "give consistency=bsp too", "take another consistency")
-IN_PLACE = Mode("in place", "weights", ("aliased",), leave="leave weights at auto")
-CUT = Mode("a cut model", "partitions", (), "give partitions=2 or more too", "train with partitions=1")
-VERTICAL = Mode("plan vertical", "plan", ("vertical",), enter="give plan=vertical")
-SGD = Mode("rule sgd", "rule", ("auto", "sgd"), enter="give rule=sgd")
-STEPS = Mode("schedule step", "schedule", ("step",), enter="give schedule=step too")
+ASP = Mode("asp", "consistency", ("asp",), enter="give {consistency=asp}")
+BSP = Mode("bsp", "consistency", ("bsp",), "give {consistency=bsp} too", "take another {consistency}")
+IN_PLACE = Mode("in place", "weights", ("aliased",), leave="leave {weights} at auto")
+CUT = Mode("a cut model", "partitions", (), "give {partitions=2} or more too", "train with {partitions=1}")
+VERTICAL = Mode("plan vertical", "plan", ("vertical",), enter="give {plan=vertical}")
+SGD = Mode("rule sgd", "rule", ("auto", "sgd"), enter="give {rule=sgd}")
+STEPS = Mode("schedule step", "schedule", ("step",), enter="give {schedule=step} too")
 VALIDATION = Mode(
     "validation images",
     "validation",
-    enter="add validation, the number of training images to hold back, such as validation=5000",
+    enter="hold training images back, such as {validation=5000}",
 )
-AUGMENTED = Mode("augmented images", "augment", enter="turn augment on")
+AUGMENTED = Mode("augmented images", "augment", enter="give {augment=True}")
 RECORDED = Mode("a record", "record", leave="record nothing")
-PROCESSES = Mode("processes", "processes", enter="give --processes")
+PROCESSES = Mode("processes", "processes", enter="give {processes=True}")
 
 # Modes that only the command or the cluster knows.
 CHECKPOINTS = Mode("a folder for the checkpoints", enter="give --checkpoint DIR")

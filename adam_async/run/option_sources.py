@@ -10,7 +10,7 @@ from typing import Any, get_origin
 
 from adam_async.errors import ConfigError
 from adam_async.model.toml_text import read_toml
-from adam_async.option_types import check_modes, dashed, is_table, options_of, read_table
+from adam_async.option_types import check_modes, dashed, is_table, options_of, read_values
 from adam_async.run.config import FIELDS, OPTIONS, Config, Waits
 
 PREFIX = "ADAM_"
@@ -149,7 +149,7 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
 
     Raises:
         ConfigError: A value has the wrong type or is out of range, or an option has no effect; the error has
-            the option, and for a wrong value the source.
+            the option and its source.
     """
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -158,9 +158,11 @@ def make_config(*layers: Mapping[str, Any], sources: Sequence[str] = ()) -> Conf
         merged.update(given)
         origins.update(dict.fromkeys(given, sources[number] if sources else ""))
     where = {name: _where(name, origin) for name, origin in origins.items()}
-    config = read_table(Config, merged, strict=False, origins=where)
-    check_modes(config, [name for name, origin in origins.items() if origin == COMMAND_LINE])
-    return config
+    values = read_values(Config, merged, strict=False, origins=where)
+    # Before Config checks the modes: its errors do not know the spelling of the source.
+    typed = [name for name, origin in origins.items() if origin == COMMAND_LINE]
+    check_modes(Config, values, typed, origins=where)
+    return Config(**values)
 
 
 def _where(name: str, origin: str) -> str:

@@ -18,8 +18,11 @@ MOST_BYTES = 1 << 50
 """Maximum memory of a process, in bytes; a larger size is a mistake."""
 
 
-def read_memory(texts: Iterable[str]) -> dict[str, int]:
+def read_memory(texts: Iterable[str], name: str = "memory") -> dict[str, int]:
     """Read the texts of ``--memory``, one for each role; returns bytes by role.
+
+    Args:
+        name: The option in the spelling of its source.
 
     Raises:
         ConfigError: A text has another form, an unknown role, a role twice, or a size out of bounds.
@@ -30,15 +33,15 @@ def read_memory(texts: Iterable[str]) -> dict[str, int]:
         role = role.strip()
         if not equals or role not in ROLES:
             raise ConfigError(
-                f"memory {text[:60]!r} is not of the form ROLE=SIZE, such as worker=2G; roles are "
+                f"{name} {text[:60]!r} is not of the form ROLE=SIZE, such as worker=2G; roles are "
                 f"{', '.join(ROLES)}"
             )
         if role in found:
-            raise ConfigError(f"memory names {role} twice: name each role once")
-        found[role] = read_size(f"memory of {role}", size)
+            raise ConfigError(f"{name} names {role} twice: name each role once")
+        found[role] = read_size(f"{name} of {role}", size)
         if not LEAST_BYTES <= found[role] <= MOST_BYTES:
             raise ConfigError(
-                f"memory {text[:60]!r} is out of bounds: a process gets at least 64M, such as {role}=2G"
+                f"{name} {text[:60]!r} is out of bounds: a process gets at least 64M, such as {role}=2G"
             )
     return found
 

@@ -52,48 +52,53 @@ class SlowNode:
 Slowed = SlowLink | SlowNode
 
 
-def read_slow(texts: Iterable[str]) -> list[Slowed]:
+def read_slow(texts: Iterable[str], name: str = "slow") -> list[Slowed]:
     """Read the texts of ``--slow``, in their order.
+
+    Args:
+        name: The option in the spelling of its source.
 
     Raises:
         ConfigError: A text has another form, is out of range, or names the same nodes as another.
     """
-    slowed = [_read(text) for text in texts]
+    slowed = [_read(text, name) for text in texts]
     known: set[frozenset[str]] = set()
     for each in slowed:
         nodes = nodes_of(each)
         if nodes in known:
-            raise ConfigError(f"slow names {' and '.join(sorted(nodes))} twice: name each once")
+            raise ConfigError(f"{name} names {' and '.join(sorted(nodes))} twice: name each once")
         known.add(nodes)
     return slowed
 
 
-def _read(text: str) -> Slowed:
+def _read(text: str, name: str) -> Slowed:
     found = _LINK.fullmatch(text.strip())
     if found is not None:
         one, other, number, unit, more, unit_of_more = found.groups()
-        delay_s = _seconds(text, number, unit)
-        jitter_s = _seconds(text, more, unit_of_more) if more else 0.0
+        delay_s = _seconds(text, number, unit, name)
+        jitter_s = _seconds(text, more, unit_of_more, name) if more else 0.0
         if one == other:
-            raise ConfigError(f"slow {text!r}: a node has no link to itself; name two nodes")
+            raise ConfigError(f"{name} {text!r}: a node has no link to itself; name two nodes")
         if not 0 < delay_s + jitter_s <= MOST_DELAY_S:
-            raise ConfigError(f"slow {text!r}: the delay must be above 0 and at most {MOST_DELAY_S:g}s")
+            raise ConfigError(f"{name} {text!r}: the delay must be above 0 and at most {MOST_DELAY_S:g}s")
         return SlowLink(nodes=(one, other), delay_s=delay_s, jitter_s=jitter_s)
     found = _PACE.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"slow {text!r} is not of the form {FORM}")
+        raise ConfigError(f"{name} {text!r} is not of the form {FORM}")
     try:
         pace = float(found[2])
     except ValueError:
-        raise ConfigError(f"slow {text!r} is not of the form {FORM}") from None
+        raise ConfigError(f"{name} {text!r} is not of the form {FORM}") from None
     if not 0 < pace <= 1:
-        raise ConfigError(f"slow {text!r}: the share of a core must be above 0 and at most 1, not {found[2]}")
+        raise ConfigError(
+            f"{name} {text!r}: the share of a core must be above 0 and at most 1, not {found[2]}"
+        )
     return SlowNode(node=found[1], pace=pace)
 
 
-def _seconds(text: str, number: str, unit: str | None) -> float:
+def _seconds(text: str, number: str, unit: str | None, name: str) -> float:
     if unit is None:
-        raise ConfigError(f"slow {text!r}: {number} has no unit; write {number}us, {number}ms or {number}s")
+        raise ConfigError(f"{name} {text!r}: {number} has no unit; write {number}us, {number}ms or {number}s")
     return float(number) * UNITS_S[unit]
 
 
@@ -132,7 +137,7 @@ def check_names(
 
 def texts_for(texts: Iterable[str], node: str) -> list[str]:
     """Return the texts that name a node."""
-    return [text for text in texts if node in nodes_of(_read(text))]
+    return [text for text in texts if node in nodes_of(_read(text, "slow"))]
 
 
 def check_own(texts: Sequence[str], node: str, *, computes: bool) -> None:

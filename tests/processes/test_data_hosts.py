@@ -72,7 +72,11 @@ def test_processes_train_with_the_token_of_two_hosts(tmp_path: Path) -> None:
     [
         (("--data", "tcp://127.0.0.1:1", "--config", "adam.toml"), 4, "cannot reach a data server at tcp://"),
         (("--data", "tcp://127.0.0.1"), 2, "data: address 'tcp://127.0.0.1' is not of the form"),
-        (("--data", "tcp://127.0.0.1:1", "--data-servers", "2"), 2, "data_servers=2 has no effect"),
+        (
+            ("--data", "tcp://127.0.0.1:1", "--data-servers", "2"),
+            2,
+            "data_servers=2 excludes data servers at",
+        ),
         (("--data", "digits", "--token-file", "t"), 2, "adam-async: --token-file "),
     ],
 )

@@ -250,8 +250,8 @@ def test_every_command_refuses_a_misspelt_variable(
             "--checkpoint-misses 1 has no effect without a folder for the",
         ),
         (["--threads", "100000"], "per core"),
-        (["--consistency", "bsp", "--pull-every", "2"], "pull_every=2 excludes consistency=bsp"),
-        (["--schedule", "cosine", "--decay", "0.1"], "or leave decay out"),
+        (["--consistency", "bsp", "--pull-every", "2"], "--pull-every 2 excludes --consistency bsp"),
+        (["--schedule", "cosine", "--decay", "0.1"], "or leave --decay out"),
         (
             ["--processes", "--controller", "tcp://127.0.0.1:1"],
             "--processes excludes roles started by hand",

@@ -233,7 +233,7 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"copies": 2}, "copies=2 need as many servers, and there are 1: raise servers"),
+        ({"copies": 2}, "copies=2 needs as many servers, and there is 1: raise servers"),
         (
             {"servers": 3, "copies": 2, "min_in_sync": 3},
             "min_in_sync=3 needs as many copies, and there are 2",

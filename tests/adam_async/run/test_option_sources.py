@@ -89,15 +89,18 @@ def test_a_value_of_the_wrong_type_is_named_with_where_it_comes_from(layers, sai
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ({"plan": "layers"}, "--plan layers has no effect with partitions=1"),
-        ({"halo": "exchange"}, "--halo exchange has no effect with partitions=1"),
+        (
+            {"plan": "layers"},
+            "--plan layers has no effect with --partitions 1, only with a cut model: give --partitions 2",
+        ),
+        ({"halo": "exchange"}, "--halo exchange has no effect with --partitions 1"),
         (
             {"partitions": 2, "plan": "layers", "halo": "recompute"},
-            "--halo recompute has no effect with plan=layers, only with plan vertical",
+            "--halo recompute has no effect with --plan layers, only with plan vertical",
         ),
         (
             {"consistency": "bsp", "epoch_rule": "images"},
-            "--epoch-rule images has no effect with consistency=bsp, only with asp, because ssp and bsp skip",
+            "--epoch-rule images has no effect with --consistency bsp, only with asp, because ssp and bsp",
         ),
     ],
 )
@@ -108,6 +111,29 @@ def test_options_without_their_mode_are_refused_on_the_command_line(typed, said)
     # The same from a file may be for other runs too, and old checkpoints hold it.
     assert make_config(typed, {}, sources=("adam.toml", COMMAND_LINE)) == Config(**typed)
     assert make_config(typed) == Config(**typed)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (({"keep_best": True}, {}, {}), "keep_best=True (set in adam.toml) has no effect without validation"),
+        (({"keep_best": True}, {}, {}), "such as validation=5000, or leave keep_best out"),
+        (({}, {"lag": "1"}, {}), "lag=1 (set by ADAM_LAG) has no effect with consistency=asp, only with bsp"),
+        (({}, {}, {"keep_best": True}), "--keep-best has no effect without validation images, because test"),
+        (({}, {}, {"keep_best": True}), "such as --validation 5000, or leave --keep-best out"),
+        (
+            ({}, {}, {"transforms": "x"}),
+            "--transforms x has no effect without augmented images: give --augment",
+        ),
+        (({}, {}, {"consistency": "bsp", "pull_every": 2}), "; --push-every makes steps longer; leave"),
+        (({"consistency": "bsp"}, {}, {"pull_every": 2}), "--pull-every 2 excludes --consistency bsp: every"),
+        (({}, {}, {"clip": 1, "weights": "aliased"}), "or leave --weights at auto"),
+    ],
+)
+def test_an_option_without_effect_is_spelled_as_its_source_has_it(layers, said):
+    with pytest.raises(ConfigError) as failure:
+        make_config(*layers, sources=("adam.toml", ENVIRONMENT, COMMAND_LINE))
+    assert said in str(failure.value)
 
 
 @pytest.mark.parametrize(
