@@ -504,8 +504,8 @@ def store(
     Parameters
     ----------
     action
-        list: all stores; show NAME: arrays, versions, clients and staleness; save NAME FILE: all values, in
-        the safetensors format; delete NAME: end the store for all its clients.
+        list: all stores; show NAME: arrays, versions, pins, clients and staleness; save NAME FILE: all
+        values, in the safetensors format; delete NAME: end the store for all its clients.
     name
         Name of the store.
     file

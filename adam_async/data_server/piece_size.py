@@ -26,7 +26,7 @@ class PieceSize:
         self._size = float(min(first, most))
         """Number of groups of a piece, with its fraction."""
         self._left = 0.0
-        """Fraction of a group by which earlier pieces were smaller."""
+        """Fraction of a group that rounding has left over from earlier pieces."""
         self._most = most
         self._is_known = False
         self._finished = 0
@@ -62,6 +62,6 @@ class PieceSize:
                 self._finished, self._since = 0, ends
             elif not self._is_known:
                 self._size = min(2 * self._size, float(self._most))
-        # Pieces rounded down would be asked for more often than twice a second.
+        # Without the fraction the worker would ask for smaller pieces, more often than twice a second.
         self._left, whole = modf(self._size + self._left)
         return int(whole)

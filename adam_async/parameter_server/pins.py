@@ -1,8 +1,9 @@
 """The pins on the disk of one parameter server: a folder for each bundle of a pin, written once.
 
 A folder has the files of a checkpoint (`persistence/written_once.py`), apart from those of the store, whose
-rounds and repairs it does not touch. Until all files are synced it has the name of a folder that is being
-removed, so after a crash the next start removes it. A damaged folder costs the pin on this server alone.
+rounds and repairs it does not touch. An unfinished folder has the prefix of removed folders, so after a crash
+the next start removes it; it gets its own name once all files are synced. A damaged folder costs the pin on
+this server alone.
 """
 
 import asyncio
@@ -88,7 +89,7 @@ class Pins:
         return self._folder / f"{PINNED}{digest}"
 
     async def reopen(self, folder: Path) -> None:
-        """Take up a folder of an earlier start; a damaged one is reported, and does not count."""
+        """Read a folder of an earlier start; a damaged one gets a line in the log, and does not count."""
         try:
             head = await read_head(self._ports.states, folder, contents=CONTENTS)
             facts = _facts_of(head, str(folder))
@@ -275,7 +276,7 @@ class Pins:
         key = next((key for key in self._found if (store_of(key[0]), key[1]) == (store, home)), None)
         if key is None:
             raise DataError(f"bundle {home} of {store} is not on this disk")
-        async with self._opening:  # a file at a time comes into memory
+        async with self._opening:  # one file at a time is read into memory
             if self._opened is None or self._opened.key != key:
                 try:
                     self._opened = await self._open_now(key)

@@ -23,7 +23,7 @@ Histogram = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], Count]
 """Number of pushes by staleness, which is text of 1 to 9 digits."""
 
 ONCE = frozenset(("traffic", "protocols", "staleness_by_tensor"))
-"""Fields of roles that a report has once for all roles; the records of its roles have them unset."""
+"""Fields that a report has once, for all roles together; they are unset in the records of its roles."""
 
 
 class Counts(msgspec.Struct, kw_only=True):
@@ -60,7 +60,10 @@ class ControllerCounts(Counts, kw_only=True):
 
 
 class CacheCounts(msgspec.Struct, kw_only=True):
-    """Memory of images and groups of a data server; a cache that decodes images counts from `hits` on."""
+    """Memory of images and groups of a data server.
+
+    Only a cache that decodes images sets `hits` and the fields after it.
+    """
 
     name: NodeId = ""
     budget_bytes: Count = 0

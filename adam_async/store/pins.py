@@ -1,4 +1,4 @@
-"""The pins of a store: its values under names, which its servers keep on their disks until they are removed.
+"""The pins of a store: states under names, which its servers keep on disks until a client removes them.
 
 A client puts a pin into the log of each bundle, and waits until enough servers report that they have saved
 its shards. A pin is valid if the disks have all its bundles. After a loss of all servers it belongs to the
@@ -206,7 +206,7 @@ class StorePins:
         answers = await self._answers()
         names = set()
         for pin, (facts, saved) in _by_pin(answers).items():
-            # Of an earlier store no client finishes a pin, and all servers that can have it have answered.
+            # No client finishes a pin of an earlier store; all servers that may have a part have answered.
             is_over = facts.store != self._store.id and {*facts.servers} <= answers.keys()
             if is_over and not _is_valid(facts, saved):
                 await self._remove(facts.name, pin)
@@ -254,7 +254,7 @@ class StorePins:
                 failed = [each for each, _ in faults if each == home]
                 members = len(bundle.in_sync) if bundle is not None else 0
                 if members - len(failed) < least:
-                    raise StoreError(f"store {self._name!r} cannot be pinned, {fault}")
+                    raise StoreError(f"store {self._name!r} cannot be pinned: {fault}")
             await asyncio.sleep(pause_s)
 
     # --- removing ----------------------------------------------------------------------------
@@ -274,12 +274,10 @@ class StorePins:
     async def _remove(self, name: str, pin: int) -> None:
         await self._send(name, pin, removes=True)
         # Servers without a bundle of the present store may have the pin, too.
-        cluster, body = (
-            self._membership.map,
-            PinShards(store=self._store.id, home="", name=name, pin=pin, removes=True),
-        )
+        cluster = self._membership.map
+        body = PinShards(store=self._store.id, home="", name=name, pin=pin, removes=True)
         for node in cluster.live("ps"):
-            # A member that does not answer has it in its log, or learns it when it returns.
+            # A member that does not answer has the removal in its log, or gets it when it returns.
             with contextlib.suppress(TransportError, ValueError):
                 async with self._connect(cluster.nodes[node].address) as link:
                     await link.call(pack(body), timeout_s=self._waits.call_s)

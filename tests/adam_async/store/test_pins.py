@@ -199,7 +199,7 @@ async def test_a_full_disk_refuses_a_pin_and_the_store_goes_on(monkeypatch, tmp_
 
     monkeypatch.setattr(Disk, "append_made", append)
     async with ParameterStore.open("local", ARRAYS, name="m", dir=tmp_path, **OPTIONS) as store:
-        with pytest.raises(StoreError, match=r"cannot be pinned, ps-0: .* cannot take it: No space left"):
+        with pytest.raises(StoreError, match=r"cannot be pinned: ps-0: .* cannot take it: No space left"):
             await store.pin("a-name")
         assert await store.pins() == []
         await until(lambda: not folders(tmp_path, "pin-", "removed-"))
