@@ -374,6 +374,9 @@ class DataClient:
         """
         if self._groups:
             return
+        # The dealer may lease more groups only after the reports of those whose steps are complete.
+        if self._reports_due:
+            self._has_reports.set()
         loop = asyncio.get_running_loop()
         begin = loop.time()
         over = self._last and not self._leased

@@ -267,6 +267,21 @@ async def test_a_client_without_groups_ahead_reports_at_once_because_more_may_co
         await until(lambda: server.reported == [(0,)])
 
 
+async def test_a_client_that_waits_with_a_step_half_full_reports_the_steps_before(network):
+    async with client_of(network, ahead=8) as (client, server):
+        await server.grant(4)
+        one, *_ = await take(client, 3)
+        client.finished(finished(one))
+        await take(client, 1)
+        await turns(20)
+        assert server.reported == []
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(client.wait_group(), name="wait")
+            await turns(20)
+            assert server.reported == [(0,)]
+            waiting.cancel()
+
+
 async def test_when_nothing_more_waits_every_report_travels_at_once(network):
     async with client_of(network) as (client, server):
         await server.grant(1, last=True)
