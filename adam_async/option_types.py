@@ -1,13 +1,13 @@
 """Pure: options by their fields: type, bounds, default and text of a field, and the facts of its `Option`.
 
-An option is a field of a struct such as `run.config.Config`. Everything about it stands there:
+An option is a field of a struct such as `run.config.Config`, and the field has all facts of the option:
 
     flush_s: Annotated[float, Meta(ge=0.01, le=3600.0), SECONDS, CHANGES, Of("ps"), Only(ON_DISK)] = 1.0
     \"\"\"Seconds between two rounds in which a server writes its changed shards to its disk.\"\"\"
 
-`options_of` collects it. Readers of files, variables, command lines and messages, checks, help and the page
-of options come from there. `read_option` makes the error of a wrong value, and `check_modes` that of an
-option without effect.
+`options_of` collects these facts. The readers of files, variables, command lines and messages use them, and
+so do checks, help and the page of options. `read_option` makes the error of a wrong value, and `check_modes`
+that of an option without effect.
 """
 
 import functools
@@ -78,7 +78,7 @@ OF_ROLES = Mark("of roles")
 """In a cluster started by hand each role has the option from its own command."""
 
 OF_DRIVER = Mark("of driver")
-"""The driver has the option for itself, or names a file by it."""
+"""Only the driver uses the option, or the option names a file of the driver."""
 
 UNTYPED = Mark("untyped")
 """Only files, variables and programs set the option, not the command line of `train`."""
@@ -96,8 +96,8 @@ class Only:
 
     Attributes:
         why: The reason; may be empty.
-        if_typed: Whether that counts on the command line alone: a file or a variable may be for other runs
-            too. So it is for each mode that no option selects.
+        if_typed: Whether only the command line causes an error, because a file or a variable may be for other
+            runs too. In a mode that no option selects this always holds.
     """
 
     mode: Mode
@@ -127,7 +127,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """Reads the value of an option, given its name for the error. Raises ConfigError: the value is wrong."""
+    """Check of a value, given the name of the option for its error. Raises ConfigError for a wrong value."""
 
     read: Callable[[str, Any], object]
 
@@ -220,18 +220,18 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
 
 
 def read_option(option: Option, value: Any, name: str, *, strict: bool = True, origin: str = "") -> Any:
-    """Return a value as the type of its option has it.
+    """Return a value, converted to the type of its option.
 
     Args:
         name: The option in the spelling of its source.
-        strict: Whether a text is no number.
+        strict: Whether to refuse a text in place of a number.
         origin: Source of the value, for the error; empty if the name has it.
 
     Raises:
         ConfigError: The value has another type, is none of the choices, lies outside the bounds, or is a text
             that the option's own reader refuses; the error has the option, the value and what is permitted.
     """
-    # A number of NumPy, which this file does not import: a wrong option is refused without it.
+    # `item` converts a number of NumPy without the import of NumPy: errors of options must come quickly.
     plain = value.item() if getattr(value, "shape", None) == () else value
     if is_table(option.kind) and isinstance(plain, Mapping):
         return read_table(option.kind, plain, f"{name}.", strict=strict, origins=dict.fromkeys(plain, origin))
@@ -310,7 +310,7 @@ def read_values(
     strict: bool = True,
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the values of options as their types have them.
+    """Return values, each converted to the type of its option.
 
     Args:
         prefix: Text before the name of each option, in errors.

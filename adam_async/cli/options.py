@@ -148,7 +148,7 @@ def within(option: str, least: float, most: float | None) -> Parameter:
 
 
 def of_run(name: str) -> Parameter:
-    """Return the cyclopts parameter of a value that the option of this name of a run has to permit."""
+    """Return the cyclopts parameter of a value, checked as the option of a run with this name."""
     return _permitted(OPTIONS[name])
 
 
@@ -163,10 +163,10 @@ def check_threads(threads: int) -> None:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def options(kind: type[_Options]) -> type[_Options]:
-    """Make a class of options, with `value_of` as the converter of their words, and checks of their bounds.
+    """Make a class of options, whose words `value_of` converts, and whose bounds are checked.
 
-    The bounds are in the type of the option, or of the option of a run with its name. The application's own
-    converter serves the arguments of commands; fields do not inherit it.
+    The bounds are those of the option's type, else of the option of a run with the same name. The
+    application's own converter serves the arguments of commands; fields do not inherit it.
     """
     made = dataclass(frozen=True, kw_only=True)(kind)
     for name, of in made.__annotations__.items():

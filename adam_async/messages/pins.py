@@ -17,7 +17,7 @@ MOST_PINS = 16
 """Maximum number of pins of a store."""
 
 MOST_PIN_BUNDLES = 64
-"""Maximum number of bundles of a store, which is that of its buckets."""
+"""Maximum number of bundles of a store: as many as it has buckets."""
 
 MOST_PIN_SERVERS = 512
 """Maximum number of servers with copies of a store."""

@@ -57,8 +57,8 @@ from adam_async.run.group_ranges import has_groups_each, with_groups, with_losse
 from adam_async.run.ids import Replica, ShardId, Version
 
 MOST_KNOWN_PINS = 64
-"""Number of the newest pins that a bundle knows, also those that were given up. A server that was away for
-longer may have an older one on its disk."""
+"""Number of newest pins that a bundle remembers, with those that were given up. A server that was away for
+more pins may still have an older one on its disk."""
 
 MOST_GROUPS = 256
 """Maximum number of groups of shards that a server caches. Without a maximum, messages with ever new sets
@@ -106,7 +106,7 @@ class Bundle:
         """Whether this server saves pins."""
         self.pins: dict[int, bool] = {}
         """Ids of the newest pins, each with whether it was given up: a function of the log. So a repeated
-        entry has no effect, and a member that returns removes what was given up."""
+        entry has no effect, and a member that returns removes the pins that were given up."""
         self.pinning: PinCopies | None = None
         """Shards at a pin that this server saves now; None if it saves none."""
         self._behind_pin: deque[Entry] = deque()
@@ -135,7 +135,7 @@ class Bundle:
     def has_work(self) -> bool:
         """Whether work is in progress, or can be taken.
 
-        Work that waits for the reader of the snapshot, or for the disk, cannot be taken.
+        Work cannot be taken while it waits for the reader of the snapshot, or for the disk.
         """
         if self.taken is not None or not self.ready:
             return self.taken is not None
@@ -144,7 +144,7 @@ class Bundle:
     def _room(self, due: Entry | ApplySum) -> int:
         """Return the number of leading shards of a sum that may be changed now; for a batch 0 or 1.
 
-        The copies for a reader or a pin may have no room before some of them are taken.
+        The copies for a reader or a pin have bounded memory: work may wait until some of them are taken.
         """
         if isinstance(due, ApplySum):
             room = self.snapshot.room_for(due) if self.snapshot is not None else len(due.shards)

@@ -73,7 +73,7 @@ def rule_of(options: Any) -> AnyRule:
         if name not in rule.__struct_fields__:
             takers = " or ".join(each for each, kind in RULES.items() if name in kind.__struct_fields__)
             raise ConfigError(
-                f"rule {options.rule} has no {name}, which is {value!r}: leave {name} out, or "
-                f"set rule to {takers}"
+                f"{name}={value} has no effect with rule={options.rule}: set rule to {takers}, or leave "
+                f"{name} out"
             )
     return rule(**given)

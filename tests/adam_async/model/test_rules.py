@@ -182,9 +182,12 @@ def test_the_options_of_a_run_name_its_rule_and_constants():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"rule": "adam", "momentum": 0.9}, "rule adam has no momentum, which is 0.9: .* set rule to sgd"),
-        ({"rule": "adamw", "nesterov": True}, "rule adamw has no nesterov"),
-        ({"betas": (0.9, 0.95)}, "rule auto has no betas, .* or set rule to adam or adamw"),
+        (
+            {"rule": "adam", "momentum": 0.9},
+            "momentum=0.9 has no effect with rule=adam: set rule to sgd, or leave",
+        ),
+        ({"rule": "adamw", "nesterov": True}, "nesterov=True has no effect with rule=adamw"),
+        ({"betas": (0.9, 0.95)}, "betas=.* has no effect with rule=auto: set rule to adam or adamw, or"),
         ({"rule": "sgd", "eps": 0.1}, "set rule to adagrad or adam or adamw"),
         ({"rule": "adam", "initial_accumulator_value": 0.1}, "set rule to adagrad"),
         ({"momentum": 1.5}, "momentum must be at least 0 and below 1, not 1.5"),

@@ -37,9 +37,9 @@ from adam_async.run.store_record import NUM_BUCKETS
         ({"weight_decay": float("nan")}, "weight_decay"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
         ({"momentum": float("nan")}, "momentum must be at least 0 and below 1, not nan"),
-        ({"momentum": 0.5, "rule": "adam"}, "rule adam has no momentum"),
+        ({"momentum": 0.5, "rule": "adam"}, "momentum=0.5 has no effect with rule=adam"),
         ({"nesterov": True}, "nesterov needs a momentum above 0: set momentum"),
-        ({"nesterov": True, "rule": "adamw"}, "rule adamw has no nesterov"),
+        ({"nesterov": True, "rule": "adamw"}, "nesterov=True has no effect with rule=adamw"),
         ({"partitions": 0}, "partitions must be within 1 and 64, not 0"),
         ({"partitions": 65}, "partitions must be within 1 and 64, not 65"),
         (
