@@ -42,9 +42,9 @@ HEAD = """\
 | command line | `--name-with-dashes` | `--keep-best` |
 | Python | field of `Config` | `Config(keep_best=True)` |
 
-A later source wins: defaults, the file, the environment, the command line. A command reads only the file that
-`--config` names. A wrong value is an error with the option, the value and the permitted values. The command
-line has no {untyped}.
+A later source wins: defaults, the file, the environment, the command line. No file is read unless `--config`,
+or an argument of `launch`, names it. A wrong value is an error with the option, the value and the permitted
+values. The command line has no {untyped}.
 
 | column | meaning |
 |---|---|
