@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from reprlib import Repr
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -238,10 +239,13 @@ def read_option(option: Option, value: Any, name: str, *, strict: bool = True, o
     try:
         checked = msgspec.convert(plain, option.kind, strict=strict)
     except msgspec.ValidationError:
-        raise ConfigError(f"{name} must be {described_type(option.kind)}, not {value!r}{origin}") from None
+        raise ConfigError(
+            f"{name} must be {described_type(option.kind)}, not {brief(value)}{origin}"
+        ) from None
     if isinstance(checked, str) and not _is_unicode(checked):
         raise ConfigError(
-            f"{name} must be text in UTF-8, not {value!r}; rename the file or folder, or name a link to it"
+            f"{name} must be text in UTF-8, not {brief(value)}; rename the file or folder, or name a link to "
+            "it"
         )
     if isinstance(checked, int) and not -(1 << 63) <= checked < 1 << 64:  # no message can have it
         raise ConfigError(
@@ -322,7 +326,7 @@ def read_values(
     options, read = options_of(kind), {}
     for name, value in values.items():
         if name not in options:
-            raise ConfigError(f"there is no option {prefix}{name}; known: {', '.join(options)}")
+            raise ConfigError(f"there is no option {prefix}{str(name)[:80]}; known: {', '.join(options)}")
         origin = origins.get(name, "")
         read[name] = read_option(options[name], value, f"{prefix}{name}", strict=strict, origin=origin)
     return read
@@ -340,6 +344,15 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_brief = Repr()
+_brief.maxlevel, _brief.maxstring, _brief.maxother, _brief.maxlong = 3, 200, 200, 80
+
+
+def brief(value: Any) -> str:
+    """Return a value for an error: a peer may have sent a megabyte, or lists nested too deep for `repr`."""
+    return _brief.repr(value)
 
 
 # --- bounds ----------------------------------------------------------------------------------

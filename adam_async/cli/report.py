@@ -7,10 +7,12 @@ from rich.table import Table
 
 from adam_async.cli.option_checks import name_runs, read_checked
 from adam_async.cli.terminal import Terminal
+from adam_async.errors import ConfigError
 from adam_async.report.compare import compare
 from adam_async.report.report import Report
 from adam_async.report.schema import no_report
 from adam_async.run.config import FIELDS
+from adam_async.run.option_sources import make_config
 from adam_async.runtime.disk import Disk
 
 
@@ -39,6 +41,10 @@ async def read_report(file: Path, disk: Disk) -> Report:
         raise no_report(str(file), error) from None
     if missing := [name for name in FIELDS if name not in report.config]:
         raise no_report(str(file), ValueError(f"its config lacks {', '.join(missing)}"))
+    try:
+        make_config(report.config)
+    except ConfigError as error:
+        raise no_report(str(file), error) from None
     return report
 
 

@@ -123,6 +123,7 @@ from adam_async.messages.pins import (
     PinShards,
     PinState,
     ShardsPinned,
+    pin_state_bytes,
     read_pin_list,
 )
 from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded

@@ -87,6 +87,16 @@ class PinState(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why the server has not saved the bundle; empty if it is on its disk."""
 
 
+def pin_state_bytes(state: PinState) -> int:
+    """Return the size of a packed state, in bytes; at least that."""
+    facts = state.facts
+    texts = (facts.name, facts.store, facts.home, *facts.homes, *facts.servers, state.fault)
+    return _NUMBERS_BYTES + sum([len(text.encode()) + _TEXT_BYTES for text in texts])
+
+
+_NUMBERS_BYTES, _TEXT_BYTES = 128, 3
+"""Size of the numbers and names of fields of a packed state, and of the length of a text, in bytes."""
+
 _Listed = Annotated[tuple[PinState, ...], msgspec.Meta(max_length=MOST_LISTED_PINS)]
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from adam_async.errors import ConfigError, DataError
 from adam_async.messages import MOST_PINS, PinFacts, PinState, SavedPiece, SavedStore, ShardStates
 from adam_async.messages.pins import MOST_LISTED_PINS, MOST_PIN_FAULT
+from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.piece_states import (
@@ -57,6 +58,16 @@ def store_of(pin: int) -> str:
     return f"pin-{pin:014x}"
 
 
+class _Saved(NamedTuple):
+    """A bundle of a pin on the disk."""
+
+    store: str
+    """Name of the store."""
+    facts: PinFacts
+    listed_bytes: int
+    """Memory of its entry in the answer to `ListSaved`, in bytes."""
+
+
 class _Opened(NamedTuple):
     """A bundle of a pin that is being read."""
 
@@ -75,8 +86,10 @@ class Pins:
     def __init__(self, folder: Path, ports: DiskPorts) -> None:
         self._folder = folder
         self._ports = ports
-        self._found: dict[Key, tuple[str, PinFacts]] = {}
-        """Name of the store, and facts, of each bundle on the disk."""
+        self._found: dict[Key, _Saved] = {}
+        """The bundles on the disk."""
+        self._writing: dict[Key, str] = {}
+        """Name of the store of each bundle that is being written."""
         self._faults: dict[Key, tuple[str, PinState]] = {}
         """The newest bundles that could not be saved."""
         self._opened: _Opened | None = None
@@ -93,14 +106,15 @@ class Pins:
         try:
             head = await read_head(self._ports.states, folder, contents=CONTENTS)
             facts = _facts_of(head, str(folder))
-            name = read_catalogue(head.states[CATALOGUE].parts, str(folder)).name
+            catalogue = read_catalogue(head.states[CATALOGUE].parts, str(folder))
             if folder != self._folder_of((facts.pin, facts.home)):
                 raise DataError(f"{folder} has another name than its pin {facts.name} gives it")
             await written_once.check_sizes(self._ports.states, folder, head)
         except (ConfigError, DataError, KeyError, OSError) as error:
             self._ports.notice(f"the pin in {folder} cannot be read: {error}; remove the folder")
             return
-        self._found[facts.pin, facts.home] = name, facts
+        listed = _listed_bytes(catalogue, len(head.keys))
+        self._found[facts.pin, facts.home] = _Saved(catalogue.name, facts, listed)
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -115,7 +129,12 @@ class Pins:
 
     def refusal(self, name: str, pin: int) -> str:
         """Return why this server saves no further pin of the stores of a name; empty if it does."""
-        others = {id for (id, _), (store, _) in self._found.items() if store == name and id != pin}
+        known = [(id, saved.store) for (id, _), saved in self._found.items()]
+        known += [(id, store) for (id, _), store in self._writing.items()]
+        # A client may forge an id: the folder of a pin has no name of a store.
+        if any(id == pin and store != name for id, store in known):
+            return "another store has a pin of this id: draw a new id"
+        others = {id for id, store in known if store == name and id != pin}
         if len(others) < MOST_PINS:
             return ""
         return f"it has {len(others)} pins of store {name!r}, {MOST_PINS} are the most: remove one with unpin"
@@ -137,6 +156,11 @@ class Pins:
             taken: Called when the copies have room again.
         """
         key = facts.pin, facts.home
+        if key in self._writing:  # by a store that has left, or whose client has drawn the same id
+            self.fail(catalogue.name, facts, "the server still removes an earlier one of this id")
+            copies.end()
+            return
+        self._writing[key] = catalogue.name
         folder, disk = self._folder_of(key), self._ports.states
         aside = folder.with_name(REMOVED + folder.name)
         record = msgspec.structs.replace(catalogue.record, id=store_of(facts.pin))
@@ -172,7 +196,8 @@ class Pins:
                 is_whole = await write_once(disk, aside, identity, pieces_on, head)
             if is_whole:
                 await disk.rename(aside, folder)
-                self._found[key] = catalogue.name, facts
+                listed = _listed_bytes(catalogue, len(pieces))
+                self._found[key] = _Saved(catalogue.name, facts, listed)
                 self._faults.pop(key, None)
             if copies.is_given_up:  # perhaps during the last writes
                 await self.remove(facts.pin)
@@ -182,13 +207,15 @@ class Pins:
             with suppress(OSError):  # the next start removes it
                 await disk.remove_folder(aside)
         finally:
+            del self._writing[key]
             copies.end()
 
     async def remove(self, pin: int, store: str = "") -> None:
         """Remove a pin, or all pins of the stores of a name, from the disk."""
         async with self._removing:  # a second call returns after the removals of the first
-            every = {**self._found, **self._faults}
-            for key in [key for key, (name, _) in every.items() if name == store or key[0] == pin]:
+            named = {key: saved.store for key, saved in self._found.items()}
+            named |= {key: of for key, (of, _) in self._faults.items()}
+            for key in [key for key, of in named.items() if of == store or key[0] == pin]:
                 self._faults.pop(key, None)
                 if self._found.pop(key, None) is not None:
                     await self._remove_folder(self._folder_of(key))
@@ -209,16 +236,21 @@ class Pins:
 
     def states(self, name: str) -> list[PinState]:
         """Return the bundles of the pins of all stores of a name, with those that could not be saved."""
-        found = [PinState(facts=facts) for store, facts in self._found.values() if store == name]
+        found = [PinState(facts=saved.facts) for saved in self._found.values() if saved.store == name]
         found += [state for store, state in self._faults.values() if store == name]
         return found[:MOST_LISTED_PINS]
+
+    def _named(self, name: str, pin: str) -> list[tuple[Key, _Saved]]:
+        return [each for each in self._found.items() if (each[1].store, each[1].facts.name) == (name, pin)]
+
+    def listed_bytes(self, name: str, pin: str) -> int:
+        """Return the memory of `saved`, in bytes."""
+        return sum([saved.listed_bytes for _, saved in self._named(name, pin)])
 
     async def saved(self, name: str, pin: str) -> list[SavedStore]:
         """Return the pins with a name, each as a saved store with the pieces on this disk."""
         found: dict[int, SavedStore] = {}
-        for key, (store, facts) in [*self._found.items()]:
-            if (store, facts.name) != (name, pin):
-                continue
+        for key, (_, facts, _) in self._named(name, pin):
             try:
                 head, catalogue = await self._read_head(key)
             except (ConfigError, DataError, KeyError, OSError) as error:
@@ -305,6 +337,11 @@ class Pins:
 
     def __repr__(self) -> str:
         return f"<Pins {self._folder} {len(self._found)} bundles>"
+
+
+def _listed_bytes(catalogue: Catalogue, pieces: int) -> int:
+    texts = [msgspec.json.encode(each) for each in (catalogue.record, catalogue.arrays)]
+    return sum(map(len, texts)) + SAVED_PIECE_BYTES * pieces
 
 
 def _facts_of(head: Head, origin: str) -> PinFacts:

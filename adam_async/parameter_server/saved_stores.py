@@ -22,12 +22,12 @@ from adam_async.messages import (
     PinShards,
     ReadSaved,
     SavedList,
-    SavedStore,
     ShardsPinned,
     pack,
     packed_tensor,
+    pin_state_bytes,
 )
-from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES, SAVED_PIECE_BYTES
+from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.pins import Pins
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
@@ -217,14 +217,20 @@ class SavedStores:
         name = f"saved for {request.link.peer.node}"
         if isinstance(body, ListPins):
             states = self.pins.states(body.name) if self.pins is not None else []
-            reply_or_fail(request, pack(PinList(), [packed_tensor(tuple(states))]))
+            nbytes = sum([pin_state_bytes(each) for each in states])
+            reply_when_room(request, nbytes, lambda: pack(PinList(), [packed_tensor(tuple(states))]))
             return
         if isinstance(body, PinShards):
             self._spawn(name, self._remove_pin(request, body))
             return
         if isinstance(body, ListSaved):
-            listing = self._list(request, body) if not body.pin else self._list_pins(request, body)
-            self._spawn(name, listing)
+            if not body.pin or self.pins is None:
+                self._spawn(name, self._list(request, body))
+                return
+            pins = self.pins
+            # The heads of the pins come into memory, so they are charged before they are read.
+            nbytes = pins.listed_bytes(body.name, body.pin)
+            request.charge(nbytes, lambda: self._spawn(name, self._list_pins(request, body, pins)))
             return
         if self.pins is not None and self.pins.has(body.store, body.home):
             self._spawn(name, self._read_pin(request, body, self.pins))
@@ -242,10 +248,9 @@ class SavedStores:
             await self.pins.remove(body.pin)
         reply_or_fail(request, pack(ShardsPinned()))
 
-    async def _list_pins(self, request: Request, body: ListSaved) -> None:
-        found = await self.pins.saved(body.name, body.pin) if self.pins is not None else []
-        nbytes = sum([len(each.arrays) + SAVED_PIECE_BYTES * len(each.pieces) for each in found])
-        reply_when_room(request, nbytes, lambda: _packed_stores(found, keeps=self._disk is not None))
+    async def _list_pins(self, request: Request, body: ListSaved, pins: Pins) -> None:
+        found = await pins.saved(body.name, body.pin)
+        reply_or_fail(request, pack(SavedList(keeps=True), [packed_tensor(tuple(found))]))
 
     async def _list(self, request: Request, body: ListSaved) -> None:
         found = self._disk.of_name(body.name) if self._disk is not None else []
@@ -300,10 +305,6 @@ class SavedStores:
             request.fail("not-saved", f"{self._node}: {error}")
             return
         reply_or_fail(request, pack(states, tensors))
-
-
-def _packed_stores(stores: Sequence[SavedStore], *, keeps: bool) -> Message:
-    return pack(SavedList(keeps=keeps), [packed_tensor(tuple(stores))])
 
 
 def _listed(stores: Sequence[StoreDisk]) -> list[StoreDisk]:

@@ -374,11 +374,16 @@ class ServedStore:
             nbytes=sum([bytes_of(shard) for shard in self.state.shards.values()]),
         )
 
-    def end_pin(self) -> None:
-        """Give up the pin that is being written: its shards leave, or are replaced, or the server ends."""
+    def end_pin(self, *, waits: bool = True) -> None:
+        """Give up the pin that is being written: its shards leave, or are replaced, or the server ends.
+
+        Args:
+            waits: Whether the disk ends its write, and then removes the files. A server that ends waits for
+                no disk: its next start removes them.
+        """
         if self.state.bundle.pinning is not None:
             self.state.bundle.pinning.end()
-        if self._saving_pin is not None:
+        if self._saving_pin is not None and not waits:
             self._saving_pin.cancel()
 
     async def _save_pin(

@@ -180,7 +180,7 @@ class ParameterServer(Role):
     async def _goodbye(self) -> None:
         for served in self.served.values():
             served.end_compilation()
-            served.end_pin()
+            served.end_pin(waits=False)
         # The stores fail with the departure of this server, and leave it.
         await self._saved.end()
         await super()._goodbye()

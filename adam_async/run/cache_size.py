@@ -68,7 +68,7 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
     """
     found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
-        raise ConfigError(f"{name} must be {besides}a size such as 512M or 4G, not {text!r}")
+        raise ConfigError(f"{name} must be {besides}a size such as 512M or 4G, not {text!r:.200}")
     return int(found[1]) * UNITS[found[2].upper()]
 
 
@@ -80,7 +80,7 @@ def read_budget(name: str, text: str) -> int:
     """
     size = read_size(name, text)
     if size < LEAST_BUDGET_BYTES:
-        raise ConfigError(f"{name} must be at least 1M, not {text!r}; the default is 512M")
+        raise ConfigError(f"{name} must be at least 1M, not {text!r:.200}; the default is 512M")
     return size
 
 

@@ -175,7 +175,9 @@ def _check_bind(name: str, address: str) -> None:
 
 def _check_consistency(name: str, text: str) -> None:
     if not re.fullmatch(r"asp|bsp|ssp:\d{1,9}", text):
-        raise ConfigError(f"{name} must be asp, ssp:S with a whole number S of steps, or bsp, not {text!r}")
+        raise ConfigError(
+            f"{name} must be asp, ssp:S with a whole number S of steps, or bsp, not {text!r:.200}"
+        )
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,25 +5,51 @@ bounds. Polls, the live table, the status and the report use the fields as they 
 JSON text; docs/reference/report.md has the unit and the meaning of each.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from adam_async.messages.bounds import Clock, Count, Epoch, Images, Name, NodeId, Seconds, Version
+from adam_async.messages.bounds import (
+    Clock,
+    Count,
+    Epoch,
+    Images,
+    Name,
+    NodeId,
+    ReplicaNumber,
+    Seconds,
+    Version,
+)
 from adam_async.run.epoch_counts import SkippedGroups
+from adam_async.run.store_record import MOST_NAME
 from adam_async.runtime.traffic import TrafficRow
 from dataflow import EngineStatistics
 from dataflow import PoolStatistics as ComputePoolStatistics
 from transport import PoolStatistics as BufferPoolStatistics
 
-Histogram = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], Count]
+Histogram = dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], Count]
 """Number of pushes by staleness, which is text of 1 to 9 digits."""
 
 ONCE = frozenset(("traffic", "protocols", "staleness_by_tensor"))
 """Fields that a report has once, for all roles together; they are unset in the records of its roles."""
+
+
+_Client = Annotated[str, msgspec.Meta(max_length=16)]
+"""Replica number of a client as text, or ``others``."""
+
+_Tensor = Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
+
+
+def _check_numbers(*records: Any) -> None:
+    """Check the numbers of records of rooms that know no bounds. Raises ValueError: one is out of bounds."""
+    for record in records:
+        for name, value in dataclasses.asdict(record).items() if record is not None else ():
+            if not 0 <= value < 1 << 53:
+                raise ValueError(f"{name} is not from 0 to 2^53 - 1")
 
 
 class Counts(msgspec.Struct, kw_only=True):
@@ -89,6 +115,9 @@ class TransformCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Number of answers that waited for their groups."""
     pool: ComputePoolStatistics
 
+    def __post_init__(self) -> None:
+        _check_numbers(self.pool)
+
 
 class DataCounts(Counts, kw_only=True):
     """Counts of a data server: progress of the epoch, and leases since it became the dealer."""
@@ -135,13 +164,13 @@ class StoreCounts(Counts, kw_only=True):
     bytes: Count = 0
     state_bytes: Count = 0
     versions: dict[str, Version] = {}
-    clients: dict[str, ClientCounts] = {}
+    clients: dict[_Client, ClientCounts] = {}
     """Counts of each client, by its replica number in the cluster map, or ``others``."""
     refused: Count = 0
     duplicates: Count = 0
     waiting: Count = 0
     """Number of requests that wait for a clock or for sums."""
-    waiting_for: list[int] = []
+    waiting_for: list[ReplicaNumber] = []
     """Replica numbers of the clients that the waiting requests wait for."""
     batches: Count = 0
     batched_pushes: Count = 0
@@ -153,14 +182,14 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     updates: Count
     writes: Count
     bytes: Count
-    amplification: float
+    amplification: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
     rounds: Count
     syncs: Count
     disk_bytes: Count
     age_s: Seconds | None = None
     """Age of the oldest update that is not on the disk, in seconds; None until all pieces were written."""
     period_s: Seconds
-    as_of: float | None
+    as_of: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] | None
     """Time up to which all updates are on the disk, in seconds since 1970; None before the first round."""
     full: bool
     """Whether the last write failed for lack of space."""
@@ -170,7 +199,7 @@ class ServerCounts(StoreCounts, kw_only=True):
     """Counts of a parameter server, and of its shards of a run; zeros without shards."""
 
     staleness: Histogram = {}
-    staleness_by_tensor: dict[str, Histogram] | UnsetType = UNSET
+    staleness_by_tensor: dict[_Tensor, Histogram] | UnsetType = UNSET
     clocks: dict[str, dict[str, Clock]] = {}
     """Clock of each replica on each shard."""
     clock: Clock = 0
@@ -275,7 +304,7 @@ class WorkerCounts(Counts, kw_only=True):
     """Text that names the replicas for which this replica waits; empty without a wait."""
     part: PartitionCounts | None = None
     kernels: KernelCounts | None = None
-    cpus: tuple[int, ...] | None = None
+    cpus: tuple[Count, ...] | None = None
     """CPUs to which the compute threads are pinned; None without pinning."""
     parameters: PushCounts | None = None
     data: FetchCounts | None = None
@@ -283,6 +312,9 @@ class WorkerCounts(Counts, kw_only=True):
     """The other workers of the replica, by node."""
     pool: ComputePoolStatistics | None = None
     engine: EngineStatistics | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.buffers, self.pool, self.engine)
 
     @property
     def waited_s(self) -> tuple[float, float, float]:

@@ -44,7 +44,7 @@ def read_image_size(text: str, name: str = "size") -> Size | None:
     rows, columns = (int(found[1]), int(found[2])) if found is not None else (0, 0)
     if not (1 <= rows <= MOST_SIDE and 1 <= columns <= MOST_SIDE):
         raise ConfigError(
-            f"{name} must be ROWSxCOLUMNS such as 48x64, each within 1 and {MOST_SIDE}, not {text!r}"
+            f"{name} must be ROWSxCOLUMNS such as 48x64, each within 1 and {MOST_SIDE}, not {text!r:.200}"
         )
     return columns, rows
 

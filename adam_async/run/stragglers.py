@@ -78,27 +78,31 @@ def _read(text: str, name: str) -> Slowed:
         delay_s = _seconds(text, number, unit, name)
         jitter_s = _seconds(text, more, unit_of_more, name) if more else 0.0
         if one == other:
-            raise ConfigError(f"{name} {text!r}: a node has no link to itself; name two nodes")
+            raise ConfigError(f"{name} {text!r:.200}: a node has no link to itself; name two nodes")
         if not 0 < delay_s + jitter_s <= MOST_DELAY_S:
-            raise ConfigError(f"{name} {text!r}: the delay must be above 0 and at most {MOST_DELAY_S:g}s")
+            raise ConfigError(
+                f"{name} {text!r:.200}: the delay must be above 0 and at most {MOST_DELAY_S:g}s"
+            )
         return SlowLink(nodes=(one, other), delay_s=delay_s, jitter_s=jitter_s)
     found = _PACE.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"{name} {text!r} is not of the form {FORM}")
+        raise ConfigError(f"{name} {text!r:.200} is not of the form {FORM}")
     try:
         pace = float(found[2])
     except ValueError:
-        raise ConfigError(f"{name} {text!r} is not of the form {FORM}") from None
+        raise ConfigError(f"{name} {text!r:.200} is not of the form {FORM}") from None
     if not 0 < pace <= 1:
         raise ConfigError(
-            f"{name} {text!r}: the share of a core must be above 0 and at most 1, not {found[2]}"
+            f"{name} {text!r:.200}: the share of a core must be above 0 and at most 1, not {found[2]:.80}"
         )
     return SlowNode(node=found[1], pace=pace)
 
 
 def _seconds(text: str, number: str, unit: str | None, name: str) -> float:
     if unit is None:
-        raise ConfigError(f"{name} {text!r}: {number} has no unit; write {number}us, {number}ms or {number}s")
+        raise ConfigError(
+            f"{name} {text!r:.200}: {number} has no unit; write {number}us, {number}ms or {number}s"
+        )
     return float(number) * UNITS_S[unit]
 
 

@@ -166,6 +166,9 @@ def program_prefix(driver: str, incarnation: int) -> str:
     return f"{driver}-{incarnation:x}-"
 
 
+MOST_DEPTH = 64
+"""Maximum nesting depth of the values of a blob, in containers."""
+
 MOST_REPLICAS = 4096
 """Maximum number of replicas that the starting point of a run names."""
 
@@ -322,6 +325,18 @@ class _Blob(TrainingProgram, frozen=True, kw_only=True):
     config: dict[str, Any]  # type: ignore[assignment]
 
 
+def _nests_too_deep(value: Any) -> bool:
+    """Return whether values are nested deeper than `MOST_DEPTH`; functions that read them call themselves."""
+    layer = [value]
+    for _ in range(MOST_DEPTH + 1):
+        several = [each for each in layer if isinstance(each, (list, tuple, dict))]
+        layer = [inner for each in several for inner in each]
+        layer += [inner for each in several if isinstance(each, dict) for inner in each.values()]
+        if not layer:
+            return False
+    return True
+
+
 _BLOBS = msgspec.msgpack.Decoder(_Blob)
 
 
@@ -339,6 +354,8 @@ def read_training(run: ProgramRecord) -> TrainingProgram:
         raise ConfigError(
             f"run {run.id} cannot be read: {error}; use one release of adam-async in all roles"
         ) from None
+    if _nests_too_deep([blob.config, blob.spec, blob.plan, blob.transforms, blob.data]):
+        raise ConfigError(f"run {run.id} cannot be read: its values are nested deeper than {MOST_DEPTH}")
     missing = [name for name in FIELDS if name not in blob.config]
     if missing:
         raise ConfigError(f"the config of run {run.id} lacks {', '.join(missing)}")

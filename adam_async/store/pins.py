@@ -7,9 +7,9 @@ store that comes back under the same name.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from numpy.typing import NDArray
@@ -86,31 +86,41 @@ async def list_pins(
     return dict(sorted(answers.items()))
 
 
-def _by_pin(
-    answers: Mapping[str, Sequence[PinState]],
-) -> dict[int, tuple[PinFacts, dict[str, set[str]]]]:
-    """Return the facts of each pin, and the servers that have saved each of its bundles."""
-    found: dict[int, tuple[PinFacts, dict[str, set[str]]]] = {}
+class _Found(NamedTuple):
+    """A pin, as the servers list it."""
+
+    facts: list[PinFacts]
+    """Facts of its bundles by each server; a server may give false ones."""
+    saved: dict[str, set[str]]
+    """Servers that have saved each bundle."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the disks have all bundles."""
+        return any(facts.homes and {*facts.homes} <= self.saved.keys() for facts in self.facts)
+
+
+def _by_pin(answers: Mapping[str, Sequence[PinState]]) -> dict[int, _Found]:
+    """Return the pins of a list."""
+    pins: dict[int, _Found] = {}
     for node, states in answers.items():
         for state in states:
-            _, saved = found.setdefault(state.facts.pin, (state.facts, {}))
+            found = pins.setdefault(state.facts.pin, _Found([], {}))
+            found.facts.append(state.facts)
             if not state.fault:
-                saved.setdefault(state.facts.home, set()).add(node)
-    return found
-
-
-def _is_valid(facts: PinFacts, saved: Collection[str]) -> bool:
-    return bool(facts.homes) and {*facts.homes} <= {*saved}
+                found.saved.setdefault(state.facts.home, set()).add(node)
+    return pins
 
 
 def pin_summaries(answers: Mapping[str, Sequence[PinState]]) -> list[PinSummary]:
     """Return the pins of a store by name; of several of one name the newest valid one."""
     sizes = {(s.facts.pin, s.facts.home): s.facts.nbytes for states in answers.values() for s in states}
     found: dict[str, PinSummary] = {}
-    for pin, (facts, saved) in _by_pin(answers).items():
+    for pin, each in _by_pin(answers).items():
+        facts, saved = each.facts[0], each.saved
         mine = PinSummary(
             name=facts.name,
-            valid=_is_valid(facts, saved),
+            valid=each.is_valid,
             made_ms=facts.began_ms,
             bytes=sum([sizes[pin, home] for home in saved]),
             servers=tuple(sorted({node for nodes in saved.values() for node in nodes})),
@@ -205,13 +215,15 @@ class StorePins:
         """
         answers = await self._answers()
         names = set()
-        for pin, (facts, saved) in _by_pin(answers).items():
+        for pin, found in _by_pin(answers).items():
             # No client finishes a pin of an earlier store; all servers that may have a part have answered.
-            is_over = facts.store != self._store.id and {*facts.servers} <= answers.keys()
-            if is_over and not _is_valid(facts, saved):
-                await self._remove(facts.name, pin)
+            is_over = all(
+                facts.store != self._store.id and {*facts.servers} <= answers.keys() for facts in found.facts
+            )
+            if is_over and not found.is_valid:
+                await self._remove(found.facts[0].name, pin)
             else:
-                names.add(facts.name)
+                names.update([facts.name for facts in found.facts])
         if name in names:
             raise StoreError(
                 f"store {self._name!r} has a pin {name!r}, perhaps an unfinished one: choose another name, "
@@ -240,7 +252,8 @@ class StorePins:
         least, homes = self._store.min_in_sync_in_force, self._homes()
         for pause_s in PAUSES.waits():
             answers = await self._answers()
-            _, saved = _by_pin(answers).get(pin, (None, {}))
+            found = _by_pin(answers).get(pin)
+            saved = found.saved if found is not None else {}
             if all(len(saved.get(home, ())) >= least for home in homes):
                 return
             faults = [
@@ -261,7 +274,8 @@ class StorePins:
 
     async def remove(self, name: str) -> None:
         """See `ParameterStore.unpin`."""
-        found = [pin for pin, (facts, _) in _by_pin(await self._answers()).items() if facts.name == name]
+        listed = _by_pin(await self._answers())
+        found = [pin for pin, each in listed.items() if name in [facts.name for facts in each.facts]]
         if not found:
             raise StoreError(await self._absent(name))
         for pin in found:

@@ -1,6 +1,7 @@
 """The command `report` reads what `train --report` wrote, and says what is wrong with anything else."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,21 @@ async def test_a_report_whose_config_lacks_options_is_named_with_them(tmp_path: 
         with pytest.raises(
             ConfigError, match=r"one\.json is no report of this .* its config lacks partitions"
         ):
+            await read_report(file, disk)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rate", "fast"), ("rate", 10**400), ("warm_up", []), ("lag", {}), ("model", 7)]
+)
+async def test_a_report_with_an_option_of_another_type_is_named_with_it(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    (file,) = await written(tmp_path, "a.json")
+    report = json.loads(file.read_bytes())
+    report["config"][name] = value
+    file.write_text(json.dumps(report))
+    async with Disk() as disk:
+        with pytest.raises(ConfigError, match=f"is no report of this version .*: {name} must be"):
             await read_report(file, disk)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.state import EpochEnded
+from adam_async.messages import MOST_HELD
 from adam_async.model.keyed_random import Dice
 from adam_async.run.epoch_shares import share_out
 from adam_async.run.ids import Replica
@@ -321,3 +322,16 @@ def test_an_epoch_of_which_an_earlier_run_has_trained_all_other_groups_is_over_a
     scene = scene_of(finished=((0, 13),), skipped=((13, 16),), fraction=1.0)
     assert scene.state.outcome.counts.skipped_groups == ((13, 16),)
     assert contents(scene.ask(ZERO)) == ([], True, 0, 0)
+
+
+def test_a_worker_that_only_asks_holds_a_bounded_part_of_a_pool_and_others_train_the_rest():
+    scene = scene_of(3000, fraction=1.0, pooled=True)
+    while scene.leased(ZERO, 512):
+        pass
+    assert scene.state.leased == MOST_HELD
+    train(scene, ONE, 3000)
+    assert scene.state.statistics().finished == 3000 - MOST_HELD
+    assert scene.state.outcome is None
+    scene.live(ONE, TWO, THREE)
+    scene.read()
+    assert scene.state.returned == MOST_HELD

@@ -1,12 +1,19 @@
 """A driver checks the counts that a role reports before it calculates with them."""
 
+import dataclasses
+import json
+
 import msgspec
+import numpy as np
 import pytest
 
-from adam_async.messages import Statistics, pack, read_text_tensor, text_tensor
+from adam_async.messages import Statistics, pack, read_text_tensor
 from adam_async.messages.bounds import MOST_STATISTICS_BYTES
 from adam_async.run.counts import ROLES
+from dataflow import EngineStatistics
+from dataflow import PoolStatistics as ComputePoolStatistics
 from tests.adam_async.role_counts import counts_of
+from transport import PoolStatistics as BufferPoolStatistics
 from transport import RemoteProtocolError
 
 ROW = {
@@ -20,8 +27,18 @@ ROW = {
 }
 
 
+DISK = {"updates": 1, "writes": 1, "bytes": 1, "rounds": 1, "syncs": 1, "disk_bytes": 1, "period_s": 1.0}
+DISK |= {"amplification": 1.0, "age_s": None, "as_of": None, "full": False}
+
+
+def of(kind, **values):
+    """The counts of a record of numbers, all 1 but some."""
+    return {field.name: 1 for field in dataclasses.fields(kind)} | values
+
+
 def read(role: str, values: dict[str, object]) -> object:
-    message = pack(Statistics(node="n", role=role), [text_tensor({"traffic": [ROW], **values})])
+    text = np.frombuffer(json.dumps({"traffic": [ROW], **values}).encode(), np.uint8)
+    message = pack(Statistics(node="n", role=role), [text])
     return read_text_tensor(message, ROLES[role], MOST_STATISTICS_BYTES)
 
 
@@ -38,6 +55,21 @@ def read(role: str, values: dict[str, object]) -> object:
         ("ps", {"staleness_by_tensor": {"w": {"x": 1}}}),
         ("ps", {"clients": {"0": {"staleness": {"9" * 5000: 1}}}}),
         ("ps", {"clocks": {"0": {"0": "much"}}}),
+        ("ps", {"clients": {"9" * 5000: {}}}),
+        ("ps", {"staleness_by_tensor": {"9" * 5000: {"1": 1}}}),
+        ("ps", {"staleness": {"1\n": 1}}),
+        ("ps", {"waiting_for": [10**400]}),
+        ("ps", {"waiting_for": [-1]}),
+        ("ps", {"disk": DISK | {"amplification": -1e308}}),
+        ("ps", {"disk": DISK | {"as_of": 1e308}}),
+        ("worker", {"pool": of(ComputePoolStatistics, threads=10**400)}),
+        ("worker", {"pool": of(ComputePoolStatistics, threads=-1)}),
+        ("worker", {"pool": of(ComputePoolStatistics, busy_s=1e308)}),
+        ("worker", {"engine": of(EngineStatistics, live=1 << 53)}),
+        ("worker", {"buffers": of(BufferPoolStatistics, free_bytes=-1)}),
+        ("worker", {"cpus": [-1]}),
+        ("worker", {"cpus": [10**30]}),
+        ("data", {"transforms": {"late_answers": 1, "pool": of(ComputePoolStatistics, threads=-1)}}),
         ("worker", {"traffic": 5}),
         ("worker", {"traffic": [{"payload_bytes": 1}]}),
         ("worker", {"host": None}),

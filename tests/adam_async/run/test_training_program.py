@@ -184,3 +184,52 @@ def test_the_keys_of_pieces_are_those_of_their_numbers() -> None:
 def test_two_drivers_share_no_prefix() -> None:
     assert program_prefix("driver", 255) == "driver-ff-"
     assert not program_prefix("driver", 0x10).startswith(program_prefix("driver", 1))
+
+
+def _nested(depth: int, *, keys: bool = False) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = (value,) if keys else [value]
+    return {value: 1} if keys else value
+
+
+@pytest.mark.parametrize("where", ["model", "slow", "waits"])
+def test_options_nested_to_any_depth_are_refused_with_a_short_sentence(where: str) -> None:
+    record = altered(config={where: "HERE"})
+    for depth in (70, *range(800, 1000)):  # the decoder reads most of them
+        blob = record.blob.replace(msgspec.msgpack.encode("HERE"), b"\x91" * depth + b"\x01")
+        with pytest.raises(ConfigError, match="cannot be read") as refused:
+            read_training(msgspec.structs.replace(record, blob=blob))
+        assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("part", ["spec", "plan", "data", "config"])
+def test_values_of_a_blob_are_refused_beyond_a_depth(part: str) -> None:
+    for value in ({"x": _nested(64)}, {"x": _nested(64, keys=True)}):
+        with pytest.raises(ConfigError, match="its values are nested deeper than 64"):
+            read_training(altered(**{part: value}))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"kernels": "k" * 900_000},
+        {"x" * 900_000: 1},
+        {"waits": {"x" * 900_000: 1}},
+        {"slow": ["s" * 900_000]},
+        {"slow": "s" * 900_000},
+        {"replicas": "9" * 900_000},
+        {"cache": "9" * 900_000},
+        {"size": "9" * 900_000},
+        {"memory": ["worker=" + "9" * 900_000]},
+        {"memory_budget": "9" * 900_000},
+        {"consistency": "ssp:" + "9" * 900_000},
+        {"copies_bind": "tcp://" + "a" * 900_000},
+        {"betas": [0.5] * 100_000},
+    ],
+    ids=lambda forged: next(iter(forged))[:20],
+)
+def test_a_megabyte_in_an_option_is_refused_with_a_short_sentence(forged: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_training(altered(config=forged))
+    assert len(str(refused.value)) < 2000

@@ -11,7 +11,7 @@ import pytest
 
 from adam_async import ParameterStore, sync
 from adam_async.errors import DeadlineExceeded, StoreError
-from adam_async.messages import MOST_PINS, PinFacts, PinShards, PinState, pack
+from adam_async.messages import MOST_PINS, PinFacts, PinShards, PinState, pack, pin_state_bytes
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import clock_snapshot, members_watch, pin_copies, shard_pieces
 from adam_async.parameter_server.pins import store_of
@@ -396,3 +396,94 @@ def test_of_several_pins_of_a_name_the_newest_valid_one_is_listed():
     assert (found.valid, found.made_ms, found.bytes, found.servers) == (True, 5, 16, ("ps-0", "ps-1"))
     (found,) = pin_summaries({"ps-0": [state(2, 9)], "ps-1": [state(2, 9, home="ps-1", fault="full")]})
     assert (found.valid, found.bytes, found.servers) == (False, 8, ("ps-0",))
+
+
+async def asked(store, server, body):
+    """The answer of a server to one message of the client of a store."""
+    network, identity = store._link._endpoint.network, store._link._identity
+    async with network.connect(server.address, identity, timeout_s=5.0) as link:
+        return await link.call(pack(body), timeout_s=5.0)
+
+
+async def test_a_store_that_leaves_while_its_pin_is_written_leaves_no_files(monkeypatch, tmp_path):
+    append_made, begun, goes_on = Disk.append_made, asyncio.Event(), asyncio.Event()
+
+    async def append(disk, path, *args):
+        if "pin-" in str(path):
+            begun.set()
+            await goes_on.wait()
+        return await append_made(disk, path, *args)
+
+    monkeypatch.setattr(Disk, "append_made", append)
+    async with fleet(monkeypatch, "ps-0", network="tcp", disks=tmp_path) as running:
+        async with running.open(ARRAYS, **OPTIONS) as store:
+            body = PinShards(store=store._link.store.id, home="ps-0", name="a-name", pin=1)
+            await asked(store, running.servers["ps-0"], body)
+            await begun.wait()
+            await store.delete()
+        server = running.servers["ps-0"]
+        await running.until(lambda: not server.served, "the store leaves")
+        goes_on.set()
+        await running.until(lambda: not server._saved.pins._writing, "the disk ends its write")
+        assert folders(tmp_path, "pin-", "removed-") == []
+
+
+async def test_the_id_of_a_pin_of_another_store_is_refused(monkeypatch, tmp_path):
+    async with (
+        fleet(monkeypatch, "ps-0", network="tcp", disks=tmp_path) as running,
+        running.open(ARRAYS, **OPTIONS) as store,
+        running.open(ARRAYS, name="other", **OPTIONS) as other,
+    ):
+        await store.pin("a-name")
+        server = running.servers["ps-0"]
+        ((pin, _),) = server._saved.pins._found
+        forged = PinShards(store=other._link.store.id, home="ps-0", name="a-name", pin=pin)
+        with pytest.raises(RemoteError, match="another store has a pin of this id"):
+            await asked(other, server, forged)
+        assert [pin.valid for pin in await store.pins()] == [True]
+        assert await other.pins() == []
+
+
+async def test_lists_of_pins_are_charged_with_at_least_their_size(monkeypatch, tmp_path):
+    async with (
+        fleet(monkeypatch, *NODES, network="tcp", disks=tmp_path) as running,
+        running.open(ARRAYS, **OPTIONS) as store,
+    ):
+        await store.pin("a-name")
+        for start in ("of the write", "of the next start"):
+            for node in NODES:
+                pins = running.servers[node]._saved.pins
+                found = await pins.saved("model", "a-name")
+                assert len(found) == 1
+                assert len(msgspec.msgpack.encode(found)) <= pins.listed_bytes("model", "a-name"), start
+                for state in pins.states("model"):
+                    assert len(msgspec.msgpack.encode(state)) <= pin_state_bytes(state) <= 512
+            for node in NODES:
+                await running.end(node)
+            await running.start(*NODES)
+    facts = PinFacts(
+        name="n" * 64,
+        pin=(1 << 56) - 1,
+        store="é" * 160,
+        home="h" * 80,
+        homes=("h" * 80,) * 64,
+        servers=("s" * 80,) * 512,
+        began_ms=(1 << 53) - 1,
+        nbytes=(1 << 53) - 1,
+    )
+    most = PinState(facts=facts, fault="é" * 512)
+    assert len(msgspec.msgpack.encode(most)) <= pin_state_bytes(most)
+
+
+async def test_no_server_alone_has_a_client_remove_a_pin_of_others(monkeypatch, tmp_path):
+    async with (
+        fleet(monkeypatch, *NODES, network="local", disks=tmp_path) as running,
+        running.open(ARRAYS, **OPTIONS) as store,
+    ):
+        await store.pin("a-name")
+        pins = running.servers["ps-0"]._saved.pins
+        for key, saved in pins._found.items():
+            forged = msgspec.structs.replace(saved.facts, store="earlier", homes=(), servers=())
+            pins._found[key] = saved._replace(facts=forged)
+        await store.pin("next")
+        assert {pin.name: pin.valid for pin in await store.pins()} == {"a-name": True, "next": True}
