@@ -549,5 +549,8 @@ def _attempts(groups: Iterable[tuple[int, int]]) -> Iterator[int]:
 
 
 def _part(fraction: float, whole: int) -> int:
-    """Return a fraction of a whole number, rounded up; the rounding error of the product has no effect."""
-    return ceil(fraction * whole - 1e-9)
+    """Return a fraction of a whole number, rounded up, at least 1 of 1 or more.
+
+    The rounding error of the product has no effect.
+    """
+    return max(ceil(fraction * whole - 1e-9), min(whole, 1))

@@ -335,3 +335,10 @@ def test_a_worker_that_only_asks_holds_a_bounded_part_of_a_pool_and_others_train
     scene.live(ONE, TWO, THREE)
     scene.read()
     assert scene.state.returned == MOST_HELD
+
+
+@pytest.mark.parametrize("fraction", [1e-12, 5e-324])
+def test_an_epoch_from_a_pool_trains_a_group_however_small_its_fraction(fraction):
+    scene = scene_of(10, fraction=fraction, pooled=True)
+    train(scene, ZERO)
+    assert scene.state.outcome.counts.images == 4
