@@ -40,7 +40,8 @@ class PinShards(Body, frozen=True, kw_only=True):
 
     store: StoreId
     home: NodeId
-    """Name of the bundle. Empty: only this server removes the pin from its disk, also without the bundle."""
+    """Name of the bundle. Empty: this server removes the pin from its disk, or gives it up if it is written
+    now, also without the bundle."""
     name: PinName
     pin: DrawnId
     removes: bool = False
@@ -84,7 +85,9 @@ class PinState(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: PinFacts
     fault: Annotated[str, msgspec.Meta(max_length=MOST_PIN_FAULT)] = ""
-    """Reason why the server has not saved the bundle; empty if it is on its disk."""
+    """Reason why the server has not saved the bundle; empty if it is on its disk, or comes there now."""
+    writes: bool = False
+    """Whether the server writes the bundle now."""
 
 
 def pin_state_bytes(state: PinState) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.errors import ConfigError, DataError
+from adam_async.errors import ConfigError, DataError, DeadlineExceeded
 from adam_async.messages import MOST_PINS, PinFacts, PinState, SavedPiece, SavedStore, ShardStates
 from adam_async.messages.pins import MOST_LISTED_PINS, MOST_PIN_FAULT
 from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
@@ -44,10 +44,14 @@ from adam_async.persistence.written_once import FoundState, Head, read_head, wri
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import StoreRecord
+from adam_async.runtime.clock import Within
 from transport import RemoteProtocolError
 
 PINNED, REMOVED = "pin-", "removed-"
 """Prefixes of the names of the folders of pins, and of folders that are being written or removed."""
+
+PIECE_S = 60.0
+"""Maximum time for a piece of a pin. After it the pin is given up, because pushes may wait for the disk."""
 
 Key = tuple[int, str]
 """Id of a pin, and name of a bundle."""
@@ -80,6 +84,16 @@ class _Opened(NamedTuple):
     """File and place of each piece."""
 
 
+class _Writing(NamedTuple):
+    """A bundle of a pin that is being written."""
+
+    store: str
+    """Name of the store."""
+    facts: PinFacts
+    copies: PinCopies
+    taken: Callable[[], None]
+
+
 class Pins:
     """The pins in the folder of one server."""
 
@@ -88,10 +102,10 @@ class Pins:
         self._ports = ports
         self._found: dict[Key, _Saved] = {}
         """The bundles on the disk."""
-        self._writing: dict[Key, str] = {}
-        """Name of the store of each bundle that is being written."""
         self._faults: dict[Key, tuple[str, PinState]] = {}
         """The newest bundles that could not be saved."""
+        self._writing: dict[Key, _Writing] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._opened: _Opened | None = None
         """The bundle that was read last."""
         self._opening = asyncio.Lock()
@@ -118,6 +132,16 @@ class Pins:
 
     # --- writing -----------------------------------------------------------------------------
 
+    def begin(self, task: "asyncio.Task[None]") -> None:
+        """Follow a task that writes a pin."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def end(self) -> None:
+        """Cancel all writing: the server ends, and must not wait for its disk."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
     def fail(self, name: str, facts: PinFacts, why: str) -> None:
         """Note why a bundle of a pin is not saved, unless it is."""
         key = facts.pin, facts.home
@@ -130,7 +154,7 @@ class Pins:
     def refusal(self, name: str, pin: int) -> str:
         """Return why this server saves no further pin of the stores of a name; empty if it does."""
         known = [(id, saved.store) for (id, _), saved in self._found.items()]
-        known += [(id, store) for (id, _), store in self._writing.items()]
+        known += [(id, writing.store) for (id, _), writing in self._writing.items()]
         # A client may forge an id: the folder of a pin has no name of a store.
         if any(id == pin and store != name for id, store in known):
             return "another store has a pin of this id: draw a new id"
@@ -160,11 +184,13 @@ class Pins:
             self.fail(catalogue.name, facts, "the server still removes an earlier one of this id")
             copies.end()
             return
-        self._writing[key] = catalogue.name
+        self._writing[key] = _Writing(catalogue.name, facts, copies, taken)
         folder, disk = self._folder_of(key), self._ports.states
         aside = folder.with_name(REMOVED + folder.name)
         record = msgspec.structs.replace(catalogue.record, id=store_of(facts.pin))
         catalogue = Catalogue(catalogue.name, record, catalogue.arrays, facts.began_ms / 1000)
+
+        within = Within(PIECE_S, "the disk to take a piece")
 
         async def states() -> AsyncGenerator[State, None]:
             left = {number: specs for number, specs in enumerate(pieces) if specs}
@@ -175,6 +201,8 @@ class Pins:
                 if not shards:
                     return
                 taken()
+                # Without copies no push waits for the disk.
+                limit.reschedule(asyncio.get_running_loop().time() + PIECE_S if left else None)
                 bundle = bundle_of(record, shards)
                 bundle.share_equal_tables()
                 state = piece_state(bundle, facts.home, number, specs, order=order, is_copy=False)
@@ -189,10 +217,10 @@ class Pins:
             return [catalogue_state(catalogue), State(StateKey(*PIN, *order, 0), packed)]
 
         try:
-            await disk.remove_folder(aside)
-            await disk.make_folder(aside)
             identity = Identity(run=record.id, contents=CONTENTS)
-            async with aclosing(states()) as pieces_on:
+            async with within as limit, aclosing(states()) as pieces_on:
+                await disk.remove_folder(aside)
+                await disk.make_folder(aside)
                 is_whole = await write_once(disk, aside, identity, pieces_on, head)
             if is_whole:
                 await disk.rename(aside, folder)
@@ -202,8 +230,12 @@ class Pins:
             if copies.is_given_up:  # perhaps during the last writes
                 await self.remove(facts.pin)
                 await disk.remove_folder(aside)
-        except OSError as error:
-            self.fail(catalogue.name, facts, f"{self._folder} cannot take it: {error.strerror or error}")
+        except (OSError, MemoryError, DeadlineExceeded) as error:
+            why = getattr(error, "strerror", None) or str(error) or "no memory is left"
+            if not copies.is_given_up:
+                self.fail(catalogue.name, facts, f"{self._folder} cannot take it: {why}")
+            copies.end()
+            taken()
             with suppress(OSError):  # the next start removes it
                 await disk.remove_folder(aside)
         finally:
@@ -211,7 +243,11 @@ class Pins:
             copies.end()
 
     async def remove(self, pin: int, store: str = "") -> None:
-        """Remove a pin, or all pins of the stores of a name, from the disk."""
+        """Remove a pin, or all pins of the stores of a name, from the disk; give up those being written."""
+        for key, writing in self._writing.items():
+            if writing.store == store or key[0] == pin:
+                writing.copies.end()
+                writing.taken()
         async with self._removing:  # a second call returns after the removals of the first
             named = {key: saved.store for key, saved in self._found.items()}
             named |= {key: of for key, (of, _) in self._faults.items()}
@@ -235,9 +271,15 @@ class Pins:
     # --- reading -----------------------------------------------------------------------------
 
     def states(self, name: str) -> list[PinState]:
-        """Return the bundles of the pins of all stores of a name, with those that could not be saved."""
+        """Return the bundles of the pins of all stores of a name.
+
+        Those that could not be saved, or are being written, are among them.
+        """
         found = [PinState(facts=saved.facts) for saved in self._found.values() if saved.store == name]
         found += [state for store, state in self._faults.values() if store == name]
+        for key, writing in self._writing.items():
+            if writing.store == name and key not in self._found and not writing.copies.is_given_up:
+                found.append(PinState(facts=writing.facts, writes=True))
         return found[:MOST_LISTED_PINS]
 
     def _named(self, name: str, pin: str) -> list[tuple[Key, _Saved]]:

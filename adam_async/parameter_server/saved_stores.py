@@ -178,6 +178,9 @@ class SavedStores:
                 store.phase == "failed" and is_next and name not in cluster.stores
             ):
                 found += [each for each in self._disk if each.id == store.id]
+                # A restoration that ended early leaves the pins to the store that it should have replaced.
+                if store.phase == "open" and is_saved(before, store):
+                    self._spawn(f"pins-{store.id}", self._disk.pins.remove(-1, name))
         return found
 
     async def end(self) -> None:

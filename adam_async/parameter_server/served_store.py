@@ -153,7 +153,6 @@ class ServedStore:
             self._missing.clear()
             self._start_copy()
         self._compilation: asyncio.Task[None] | None = None
-        self._saving_pin: asyncio.Task[None] | None = None
         if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
             work = compile_kernels(self._appliers, host)
             self._compilation = host.spawn(f"kernels-{store.id}-{home}", work)
@@ -319,6 +318,8 @@ class ServedStore:
             return ""
         if self._host.pins is None:
             return f"{self._host.node} has no folder: start it again with --dir DIR"
+        if body.pin in self.state.bundle.pins:
+            return ""  # a repetition, perhaps to a new primary
         if self.state.bundle.pinning is not None:
             return f"{self._host.node} still writes another pin: repeat the call"
         return self._host.pins.refusal(self._name_of_store, body.pin)
@@ -343,7 +344,7 @@ class ServedStore:
         facts, text = self._facts_of(pin, disk.catalogue), f"{host.node} still writes another pin"
         if copies.pin is pin and not (text := host.pins.refusal(disk.catalogue.name, pin.pin)):
             saving = self._save_pin(bundle, copies, disk.catalogue, facts, order)
-            self._saving_pin = host.spawn(f"pin-{pin.name}", saving)
+            host.pins.begin(host.spawn(f"pin-{pin.name}", saving))
             return
         host.pins.fail(disk.catalogue.name, facts, text)
         if copies.pin is pin:
@@ -374,17 +375,13 @@ class ServedStore:
             nbytes=sum([bytes_of(shard) for shard in self.state.shards.values()]),
         )
 
-    def end_pin(self, *, waits: bool = True) -> None:
+    def end_pin(self) -> None:
         """Give up the pin that is being written: its shards leave, or are replaced, or the server ends.
 
-        Args:
-            waits: Whether the disk ends its write, and then removes the files. A server that ends waits for
-                no disk: its next start removes them.
+        Its task removes what it has written, so it is not cancelled here.
         """
         if self.state.bundle.pinning is not None:
             self.state.bundle.pinning.end()
-        if self._saving_pin is not None and not waits:
-            self._saving_pin.cancel()
 
     async def _save_pin(
         self, bundle: Bundle, copies: PinCopies, catalogue: Catalogue, facts: PinFacts, order: Order

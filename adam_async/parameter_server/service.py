@@ -180,7 +180,9 @@ class ParameterServer(Role):
     async def _goodbye(self) -> None:
         for served in self.served.values():
             served.end_compilation()
-            served.end_pin(waits=False)
+            served.end_pin()
+        if self._saved.pins is not None:
+            self._saved.pins.end()
         # The stores fail with the departure of this server, and leave it.
         await self._saved.end()
         await super()._goodbye()

@@ -107,7 +107,7 @@ def _by_pin(answers: Mapping[str, Sequence[PinState]]) -> dict[int, _Found]:
         for state in states:
             found = pins.setdefault(state.facts.pin, _Found([], {}))
             found.facts.append(state.facts)
-            if not state.fault:
+            if not (state.fault or state.writes):
                 found.saved.setdefault(state.facts.home, set()).add(node)
     return pins
 
@@ -286,15 +286,21 @@ class StorePins:
         return f"store {self._name!r} has no pin {name!r} on the disks of its servers; its pins: {there}"
 
     async def _remove(self, name: str, pin: int) -> None:
-        await self._send(name, pin, removes=True)
-        # Servers without a bundle of the present store may have the pin, too.
+        # Servers without a bundle of the present store may have the pin, too. Entries of a log may wait for
+        # a disk that writes the pin, so each server gives it up before the entry comes.
         cluster = self._membership.map
         body = PinShards(store=self._store.id, home="", name=name, pin=pin, removes=True)
-        for node in cluster.live("ps"):
-            # A member that does not answer has the removal in its log, or gets it when it returns.
+
+        async def give_up(node: str) -> None:
+            # A member that does not answer gets the removal from the log, perhaps when it returns.
             with contextlib.suppress(TransportError, ValueError):
                 async with self._connect(cluster.nodes[node].address) as link:
                     await link.call(pack(body), timeout_s=self._waits.call_s)
+
+        async with asyncio.TaskGroup() as group:
+            for node in cluster.live("ps"):
+                group.create_task(give_up(node), name=f"unpin-{node}")
+        await self._send(name, pin, removes=True)
 
     # --- reading -----------------------------------------------------------------------------
 

@@ -368,7 +368,8 @@ class ParameterStore:
 
         Raises:
             StoreError: The name is invalid or there; the store has 16 pins; a server has no folder, or its
-                disk cannot take the pin; or this client is a reader, or is closed.
+                disk cannot take the pin, or takes no piece of it for 60 s; or this client is a
+                reader, or is closed.
             DeadlineExceeded: The servers did not save it within `checkpoint_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """

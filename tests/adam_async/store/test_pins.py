@@ -13,8 +13,9 @@ from adam_async import ParameterStore, sync
 from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.messages import MOST_PINS, PinFacts, PinShards, PinState, pack, pin_state_bytes
 from adam_async.model.rules import Sgd
-from adam_async.parameter_server import clock_snapshot, members_watch, pin_copies, shard_pieces
+from adam_async.parameter_server import clock_snapshot, members_watch, pin_copies, pins, shard_pieces
 from adam_async.parameter_server.pins import store_of
+from adam_async.parameter_server.server_disk import is_saved
 from adam_async.run.config import Waits
 from adam_async.runtime.disk import Disk
 from adam_async.store.pins import pin_summaries
@@ -50,6 +51,38 @@ def folders(folder, *prefixes):
     several = [each for each in (folder, *(folder / node for node in NODES)) if each.is_dir()]
     names = sorted(name for each in several for name in os.listdir(each))
     return [name for name in names if name.startswith(prefixes or "pin-")]
+
+
+class StuckWrites:
+    """Writes of pins that wait for the test.
+
+    Attributes:
+        begun: Set once a write waits.
+        go_on: Lets all writes go on.
+        append_made: The method as it was.
+    """
+
+    def __init__(self, monkeypatch, error=None):
+        append_made = self.append_made = Disk.append_made
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+        async def append(disk, path, *args):
+            if "pin-" in str(path):
+                self.begun.set()
+                await self.go_on.wait()
+                if error is not None:
+                    raise error
+            return await append_made(disk, path, *args)
+
+        monkeypatch.setattr(Disk, "append_made", append)
+
+
+def small_copies(monkeypatch):
+    """Give the copies of pins room for one shard, and return arrays of eight."""
+    for module in (clock_snapshot, pin_copies):
+        monkeypatch.setattr(module, "COPIES_BYTES", 2048)
+    monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 2048)
+    return {f"w{number}": np.zeros(512, np.float32) for number in range(8)}
 
 
 @pytest.fixture(autouse=True)
@@ -210,68 +243,183 @@ async def test_a_full_disk_refuses_a_pin_and_the_store_goes_on(monkeypatch, tmp_
 
 
 async def test_a_disk_that_is_stuck_refuses_a_pin_by_its_deadline_and_pushes_go_on(monkeypatch, tmp_path):
-    append_made, goes_on = Disk.append_made, asyncio.Event()
-
-    async def append(disk, path, *args):
-        if "pin-" in str(path):
-            await goes_on.wait()
-        return await append_made(disk, path, *args)
-
-    monkeypatch.setattr(Disk, "append_made", append)
-    waits = Waits(checkpoint_s=0.2)
+    stuck, waits = StuckWrites(monkeypatch), Waits(checkpoint_s=0.2)
     async with ParameterStore.open("local", ARRAYS, name="m", dir=tmp_path, waits=waits, **OPTIONS) as store:
         with pytest.raises(DeadlineExceeded, match="the servers of store 'm' to save pin 'a-name'"):
             await store.pin("a-name")
         await push_on(store, 2)
-        goes_on.set()
+        stuck.go_on.set()
         await until(lambda: not folders(tmp_path, "pin-", "removed-"))
         assert await store.pins() == []
 
 
 async def test_pushes_wait_for_a_slow_disk_once_the_copies_fill_their_memory(monkeypatch, tmp_path):
-    for module in (clock_snapshot, pin_copies):
-        monkeypatch.setattr(module, "COPIES_BYTES", 2048)
-    monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 2048)
-    append_made, goes_on, waits = Disk.append_made, asyncio.Event(), asyncio.Event()
-
-    async def append(disk, path, *args):
-        if "pin-" in str(path):
-            waits.set()
-            await goes_on.wait()
-        return await append_made(disk, path, *args)
-
-    monkeypatch.setattr(Disk, "append_made", append)
-    arrays = {f"w{number}": np.zeros(512, np.float32) for number in range(8)}
+    arrays, stuck = small_copies(monkeypatch), StuckWrites(monkeypatch)
     async with (
         ParameterStore.open("local", arrays, name="m", dir=tmp_path, shard_bytes=2048) as store,
         asyncio.TaskGroup() as group,
     ):
         pinning = group.create_task(store.pin("a-name"))
-        await waits.wait()  # the disk has taken the first piece
+        await stuck.begun.wait()  # the disk has taken the first piece
         steps = [group.create_task(store.push({name: np.ones(512, np.float32)})) for name in arrays]
         await turns(50)
         assert [step.done() for step in steps].count(True) == 2, "a piece that is taken, and one copy"
-        goes_on.set()
+        stuck.go_on.set()
         await pinning
         await asyncio.wait(steps)
         assert all(not array.any() for array in (await store.read_pin("a-name")).values())
         assert all(array.any() for array in (await store.pull()).values())
 
 
+async def test_a_pin_that_is_sent_again_succeeds_while_its_server_writes_it_or_another(monkeypatch, tmp_path):
+    stuck = StuckWrites(monkeypatch)
+    async with (
+        fleet(monkeypatch, "ps-0", network="local", disks=tmp_path) as running,
+        running.open(ARRAYS, **OPTIONS) as store,
+        store._link._endpoint.network.connect(
+            running.servers["ps-0"].address, store._link._identity, timeout_s=5.0
+        ) as link,
+    ):
+
+        async def send(pin):
+            body = PinShards(store=store._link.store.id, home="ps-0", name=f"n{pin}", pin=pin)
+            await link.call(pack(body), timeout_s=5.0)
+
+        await send(7)
+        await stuck.begun.wait()
+        await send(7)
+        with pytest.raises(RemoteError, match="ps-0 still writes another pin"):
+            await send(8)
+        stuck.go_on.set()
+        (bundle,) = [served.bundle for served in running.copies().values()]
+        await running.until(lambda: bundle.pinning is None, "the pin is there")
+        stuck.go_on.clear()
+        stuck.begun.clear()
+        await send(8)
+        await stuck.begun.wait()
+        await send(7)
+        stuck.go_on.set()
+        await running.until(lambda: bundle.pinning is None, "both pins are there")
+        assert [pin.valid for pin in await store.pins()] == [True, True]
+
+
+@pytest.mark.parametrize("ended", ["by its deadline", "by unpin", "by its server"])
+async def test_pushes_that_wait_for_a_stuck_disk_go_on_once_the_pin_has_ended(monkeypatch, tmp_path, ended):
+    arrays, stuck = small_copies(monkeypatch), StuckWrites(monkeypatch)
+    monkeypatch.setattr(pins, "PIECE_S", 0.5 if ended == "by its server" else 60.0)
+    waits = Waits(checkpoint_s=0.5 if ended == "by its deadline" else 60.0)
+    async with (
+        ParameterStore.open("local", arrays, name="m", dir=tmp_path, shard_bytes=2048, waits=waits) as store,
+        asyncio.TaskGroup() as group,
+    ):
+        pinning = asyncio.create_task(store.pin("a-name"))
+        await stuck.begun.wait()
+        steps = [group.create_task(store.push({name: np.ones(512, np.float32)})) for name in arrays]
+        if ended == "by unpin":
+            await turns(50)
+            pinning.cancel()
+            assert [(pin.name, pin.valid) for pin in await store.pins()] == [("a-name", False)]
+            with pytest.raises(StoreError, match="has a pin 'a-name', perhaps an unfinished one"):
+                await store.pin("a-name")
+            await store.unpin("a-name")
+        elif ended == "by its deadline":
+            with pytest.raises(DeadlineExceeded, match="the servers of store 'm' to save pin 'a-name'"):
+                await pinning
+        else:
+            with pytest.raises(
+                StoreError, match=r"cannot take it: waited 0.5 s for the disk to take a piece"
+            ):
+                await pinning
+        async with asyncio.timeout(10.0):
+            await asyncio.wait(steps)
+        stuck.go_on.set()
+        await until(lambda: not folders(tmp_path, "pin-", "removed-"))
+        assert await store.pins() == []
+
+
+async def test_a_pin_that_was_given_up_leaves_no_fault_of_its_disk(monkeypatch, tmp_path):
+    stuck = StuckWrites(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
+    waits = Waits(checkpoint_s=0.2)
+    async with ParameterStore.open("local", ARRAYS, name="m", dir=tmp_path, waits=waits, **OPTIONS) as store:
+        with pytest.raises(DeadlineExceeded):
+            await store.pin("a-name")
+        stuck.go_on.set()
+        await until(lambda: not folders(tmp_path, "removed-"))
+        await turns(10)
+        assert await store.pins() == []
+
+
+async def test_a_server_without_memory_for_a_piece_refuses_the_pin_and_goes_on(monkeypatch, tmp_path):
+    async with ParameterStore.open("local", ARRAYS, name="m", dir=tmp_path, **OPTIONS) as store:
+
+        def no_memory(shard):
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pin_copies, "_arrays", no_memory)
+            with pytest.raises(StoreError, match="cannot take it: no memory is left"):
+                await store.pin("a-name")
+        await until(lambda: not folders(tmp_path, "removed-"))
+        await push_on(store, 2)
+        await store.pin("a-name")
+        assert same(await store.read_pin("a-name"), await store.pull())
+
+
+@pytest.mark.parametrize("during", ["a write", "the rename"])
+async def test_a_store_that_is_deleted_takes_the_pin_that_is_being_written(monkeypatch, tmp_path, during):
+    rename, stuck = Disk.rename, StuckWrites(monkeypatch)
+
+    async def stuck_rename(disk, old, new):
+        await rename(disk, old, new)
+        if old.name.startswith("removed-pin"):
+            stuck.begun.set()
+            await stuck.go_on.wait()
+
+    if during == "the rename":
+        stuck.go_on.set()
+        monkeypatch.setattr(Disk, "rename", stuck_rename)
+    async with (
+        fleet(monkeypatch, "ps-0", network="local", disks=tmp_path) as running,
+        running.open(ARRAYS, **OPTIONS) as store,
+        running.open(None) as other,
+    ):
+        if during == "the rename":
+            stuck.go_on.clear()
+            monkeypatch.setattr(Disk, "append_made", stuck.append_made)
+        pinning = asyncio.create_task(other.pin("a-name"))
+        await stuck.begun.wait()
+        await store.delete()
+        await running.until(lambda: not running.copies(), "the store leaves the server")
+        stuck.go_on.set()
+        await running.until(lambda: not folders(tmp_path, "pin-", "removed-", "store-"), "nothing is left")
+        pinning.cancel()
+        await asyncio.wait([pinning])
+        if not pinning.cancelled():
+            assert isinstance(pinning.exception(), StoreError)
+
+
+async def test_a_store_without_clients_that_is_deleted_takes_its_pins(monkeypatch, tmp_path):
+    async with fleet(monkeypatch, *NODES, network="tcp", disks=tmp_path) as running:
+        async with running.open(ARRAYS, **OPTIONS) as store:
+            await store.pin("a-name")
+            (record,) = running.leader.map.stores.values()
+            await running.until(lambda: is_saved(running.leader.map, record), "the store is on the disks")
+        async with (
+            running.access() as access,
+            join(access.network, running._address, "driver", WAITS) as survey,
+        ):
+            await survey.delete("model")
+            await running.until(
+                lambda: not folders(tmp_path, "pin-", "removed-", "store-"), "nothing is left"
+            )
+
+
 async def test_a_server_ends_although_its_disk_hangs_in_a_pin(monkeypatch, tmp_path):
-    append_made, hangs = Disk.append_made, asyncio.Event()
-
-    async def append(disk, path, *args):
-        if "pin-" in str(path):
-            hangs.set()
-            await asyncio.Event().wait()
-        return await append_made(disk, path, *args)
-
-    monkeypatch.setattr(Disk, "append_made", append)
+    stuck = StuckWrites(monkeypatch)
     async with asyncio.timeout(20.0), asyncio.TaskGroup() as group:
         async with ParameterStore.open("local", ARRAYS, name="m", dir=tmp_path, **OPTIONS) as store:
             pinning = group.create_task(store.pin("a-name"))
-            await hangs.wait()
+            await stuck.begun.wait()
             pinning.cancel()
     assert folders(tmp_path) == []
 
@@ -425,7 +573,8 @@ async def test_a_store_that_leaves_while_its_pin_is_written_leaves_no_files(monk
         await running.until(lambda: not server.served, "the store leaves")
         goes_on.set()
         await running.until(lambda: not server._saved.pins._writing, "the disk ends its write")
-        assert folders(tmp_path, "pin-", "removed-") == []
+        assert folders(tmp_path, "pin-", "removed-pin-") == []
+        await running.until(lambda: not folders(tmp_path, "removed-", "store-"), "the store is removed")
 
 
 async def test_the_id_of_a_pin_of_another_store_is_refused(monkeypatch, tmp_path):
