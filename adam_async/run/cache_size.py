@@ -8,6 +8,9 @@ from adam_async.errors import ConfigError
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
+MOST_BYTES = (1 << 53) - 1
+"""Maximum size, in bytes: that of a `messages.bounds.Count`, by which a role reports it."""
+
 AUTO = "auto"
 
 SHARE_OF_AVAILABLE = 2
@@ -64,12 +67,15 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
         besides: Other permitted values of the option, for the error.
 
     Raises:
-        ConfigError: The text is not a size.
+        ConfigError: The text is not a size, or the size is above `MOST_BYTES`.
     """
     found = re.fullmatch(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
         raise ConfigError(f"{name} must be {besides}a size such as 512M or 4G, not {text!r:.200}")
-    return int(found[1]) * UNITS[found[2].upper()]
+    size = int(found[1]) * UNITS[found[2].upper()]
+    if size > MOST_BYTES:
+        raise ConfigError(f"{name} must be below 8192T, not {text!r}")
+    return size
 
 
 def read_budget(name: str, text: str) -> int:

@@ -71,7 +71,8 @@ class Counts(msgspec.Struct, kw_only=True):
 class ControllerCounts(Counts, kw_only=True):
     """Counts of a controller: the version of its map, and its position in its group.
 
-    A controller without a group has its name, its leader and its lists empty.
+    A controller without a group has its name, its leader and its lists empty. Voters and learners are
+    identities: longer than names of nodes, see `controller.consensus.membership.identity`.
     """
 
     version: Version = 0
@@ -81,8 +82,8 @@ class ControllerCounts(Counts, kw_only=True):
     term: Count = 0
     commit: Count = 0
     log: Count = 0
-    voters: list[NodeId] = []
-    learners: list[NodeId] = []
+    voters: list[Name] = []
+    learners: list[Name] = []
 
 
 class CacheCounts(msgspec.Struct, kw_only=True):

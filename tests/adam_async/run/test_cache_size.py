@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adam_async.errors import ConfigError
 from adam_async.run.cache_size import CacheLimits, cache_limits, one_of
 from adam_async.run.config import Config
+from adam_async.run.counts import CacheCounts
 from adam_async.runtime.machine import available_bytes
 
 
@@ -30,6 +32,15 @@ def test_servers_of_one_machine_divide_that_half_and_keep_to_a_size() -> None:
     assert cache_limits("auto/7", "", available_bytes=3) == CacheLimits(1, asked=False)
     assert one_of("auto", 1) == "auto"
     assert one_of("4G", 4) == "4G"
+
+
+def test_a_size_that_no_count_of_a_role_has_is_refused() -> None:
+    most = cache_limits("8191T", "", available_bytes=7).size_bytes
+    counts = CacheCounts(resident_images=0, resident_bytes=0, budget_bytes=most)
+    assert msgspec.json.decode(msgspec.json.encode(counts), type=CacheCounts) == counts
+    for text in ("8192T", "999999999999999G"):
+        with pytest.raises(ConfigError, match=f"cache must be below 8192T, not '{text}'"):
+            Config(cache=text)
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1.5G", "4P", "٤G", "auto/0", "auto/", "auto/٤"])

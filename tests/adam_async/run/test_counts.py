@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.controller.consensus.membership import identity
 from adam_async.messages import Statistics, pack, read_text_tensor
 from adam_async.messages.bounds import MOST_STATISTICS_BYTES
 from adam_async.run.counts import ROLES
@@ -15,6 +16,7 @@ from dataflow import PoolStatistics as ComputePoolStatistics
 from tests.adam_async.role_counts import counts_of
 from transport import PoolStatistics as BufferPoolStatistics
 from transport import RemoteProtocolError
+from transport.config import MOST_NODE_BYTES
 
 ROW = {
     "from": "a",
@@ -104,6 +106,12 @@ def test_counts_of_another_type_or_beyond_their_bounds_are_refused(
 def test_the_counts_of_every_role_read_back_as_they_were(role: str) -> None:
     counts = counts_of(role)
     assert read(role, msgspec.to_builtins(counts)) == counts
+
+
+def test_a_controller_with_the_longest_name_reports_its_group() -> None:
+    voter = identity("n" * MOST_NODE_BYTES, (1 << 64) - 1)
+    counts = counts_of("controller", voters=[voter], learners=[voter])
+    assert read("controller", msgspec.to_builtins(counts)) == counts
 
 
 def test_a_worker_that_never_trained_has_waited_for_nothing() -> None:
