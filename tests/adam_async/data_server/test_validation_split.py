@@ -52,7 +52,7 @@ def test_a_split_that_leaves_nothing_to_train_on_is_refused():
 
 @pytest.mark.parametrize("option", [{"patience": 2}, {"keep_best": True}])
 def test_choices_without_validation_images_are_refused(option):
-    with pytest.raises(ConfigError, match="only with validation images, because test images must not decide"):
+    with pytest.raises(ConfigError, match="without validation images, because test images must not decide"):
         Config(**option)
 
 

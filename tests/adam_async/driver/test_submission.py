@@ -116,7 +116,7 @@ async def test_a_cache_that_a_data_server_cannot_have_is_refused_and_the_next_ru
     async with cluster_of(Config(epochs=1, threads=1)) as cluster:
         driver = cluster.driver
         await driver.wait_for_data()
-        config = msgspec.structs.replace(cluster.config, cache="9000T")
+        config = msgspec.structs.replace(cluster.config, cache="8000T")
         program = TrainingProgram(config=config, spec=digits().to_dict())
         await submit(driver._membership, program.record("bad", driver._membership.member))
         refused = (
