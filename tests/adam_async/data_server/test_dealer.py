@@ -752,12 +752,12 @@ async def test_a_run_stops_with_its_checkpoint_when_the_dealer_is_lost_meanwhile
 
 
 async def test_an_epoch_of_which_no_loss_is_known_has_a_checkpoint(tmp_path, monkeypatch):
-    result_of = DataServer._result
+    shipped = DataServer._report_epoch
 
-    def without_losses(server, ended):
-        return msgspec.structs.replace(result_of(server, ended), loss_images=0)
+    async def without_losses(server, run, term, number, result):
+        await shipped(server, run, term, number, msgspec.structs.replace(result, loss_images=0))
 
-    monkeypatch.setattr(DataServer, "_result", without_losses)
+    monkeypatch.setattr(DataServer, "_report_epoch", without_losses)
     async with elastic(checkpoint=tmp_path) as cluster:
         result = await cluster.train()
     assert all(np.isnan(epoch.train_loss) for epoch in result.epochs)

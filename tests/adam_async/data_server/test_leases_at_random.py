@@ -426,8 +426,7 @@ class UnevenLeases(Leases):
                     self.report(part, number, *part.to_train.pop(number))
 
 
-class UnevenPool(UnevenLeases):
-    POOLED = True
+class UnevenCutLeases(UnevenLeases):
     PARTS = 2
 
 
@@ -501,7 +500,7 @@ TestPausingTurns = PausingRounds.TestCase
 TestResumedTurns = ResumedRounds.TestCase
 
 
-@pytest.mark.parametrize("machine", [UnevenLeases, UnevenPool])
+@pytest.mark.parametrize("machine", [UnevenLeases, UnevenCutLeases])
 def test_slow_replicas_are_held_back_often_and_nothing_is_lost_by_it(machine):
     machine.held_back = machine.waited = 0
     the_same_examples = settings(max_examples=80, stateful_step_count=25, deadline=None, derandomize=True)

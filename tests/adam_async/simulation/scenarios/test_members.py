@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,9 +14,9 @@ from adam_async.data_server.client import DataClient, ImageGroup
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.set_reader import SetReader
-from adam_async.data_server.state import EpochEnded
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import Lease
+from adam_async.run.epoch_counts import EpochCounts
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.simulation.runner import draw_case, run_case, run_seed
 from tests.adam_async.simulation.other_processes import replay_hash_elsewhere
@@ -81,12 +82,12 @@ def test_a_step_of_which_a_part_has_some_groups_is_reported(monkeypatch: pytest.
 
 
 def test_groups_counted_twice_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    shipped = DataServer._result
+    shipped = DataServer._report_epoch
 
-    def twice(server: DataServer, ended: EpochEnded) -> dict[str, Any]:
-        return shipped(server, replace(ended, images=ended.images + 1))
+    async def twice(server: DataServer, run: str, term: int, number: int, result: EpochCounts) -> None:
+        await shipped(server, run, term, number, msgspec.structs.replace(result, images=result.images + 1))
 
-    monkeypatch.setattr(DataServer, "_result", twice)
+    monkeypatch.setattr(DataServer, "_report_epoch", twice)
 
     assert run_seed(MEMBERS, 2).invariant == "every image once"
 
@@ -104,7 +105,7 @@ def test_an_epoch_without_a_next_one_is_reported(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(short_runs, "update_program", unanswered)
 
-    assert run_seed(MEMBERS, 3).invariant == "epochs end"
+    assert run_seed(MEMBERS, 4).invariant == "epochs end"
 
 
 @pytest.mark.slow
