@@ -43,6 +43,8 @@ class ServerDisk:
         self.ports = ports
         self.pins = Pins(folder, ports)
         self._stores: dict[str, StoreDisk] = {}
+        self._leaving: set[StoreDisk] = set()
+        """Stores that are being removed."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["ServerDisk"]:
@@ -77,7 +79,7 @@ class ServerDisk:
                         await self.pins.reopen(self.folder / name)
                 yield self
             finally:
-                for each in self._stores.values():
+                for each in (*self._stores.values(), *self._leaving):
                     await each.aclose()
 
     async def _open(self, folder: Path) -> None:
@@ -126,11 +128,14 @@ class ServerDisk:
     async def forget(self, store: StoreDisk) -> None:
         """Remove a store from the disk."""
         self._stores.pop(store.id, None)
+        # If the server ends during the removal, it still has to close the folder.
+        self._leaving.add(store)
         await store.retire(is_over=True)
         try:
             await store.remove()
         except OSError as error:
             self._notice_left(store.folder, error)
+        self._leaving.discard(store)
 
     async def _remove_left(self, folder: Path) -> None:
         try:

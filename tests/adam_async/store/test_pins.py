@@ -574,7 +574,6 @@ async def test_a_store_that_leaves_while_its_pin_is_written_leaves_no_files(monk
         goes_on.set()
         await running.until(lambda: not server._saved.pins._writing, "the disk ends its write")
         assert folders(tmp_path, "pin-", "removed-pin-") == []
-        await running.until(lambda: not folders(tmp_path, "removed-", "store-"), "the store is removed")
 
 
 async def test_the_id_of_a_pin_of_another_store_is_refused(monkeypatch, tmp_path):
