@@ -128,6 +128,7 @@ def launch_torchrun(
     """
 
     async def work(terminal: Terminal) -> int:
+        """Prepare the job, or take the part of this rank in it."""
         from adam_async.cli.launch import launched
 
         launched(options, file)

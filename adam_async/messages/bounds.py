@@ -91,9 +91,6 @@ NodeId = Annotated[str, Meta(max_length=80)]
 RoleName = Annotated[str, Meta(max_length=32)]
 """Name of a role."""
 
-ReplicaText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}\Z", max_length=6)]
-"""Number of a replica, as text."""
-
 RunId = Annotated[str, Meta(max_length=160)]
 """Name of a run: the name and incarnation of its driver, and a number."""
 

@@ -190,26 +190,6 @@ class Pins:
         record = msgspec.structs.replace(catalogue.record, id=store_of(facts.pin))
         catalogue = Catalogue(catalogue.name, record, catalogue.arrays, facts.began_ms / 1000)
 
-        within = Within(PIECE_S, "the disk to take a piece")
-
-        async def states() -> AsyncGenerator[State, None]:
-            left = {number: specs for number, specs in enumerate(pieces) if specs}
-            while left:
-                number = copies.next_of(left)
-                specs = left.pop(number)
-                shards = copies.take(specs)
-                if not shards:
-                    return
-                taken()
-                # Without copies no push waits for the disk.
-                limit.reschedule(asyncio.get_running_loop().time() + PIECE_S if left else None)
-                bundle = bundle_of(record, shards)
-                bundle.share_equal_tables()
-                state = piece_state(bundle, facts.home, number, specs, order=order, is_copy=False)
-                if self._ports.observe is not None:
-                    self._ports.observe(state, record.id)
-                yield state
-
         def head() -> list[State]:
             if copies.is_given_up:
                 return []
@@ -218,10 +198,13 @@ class Pins:
 
         try:
             identity = Identity(run=record.id, contents=CONTENTS)
-            async with within as limit, aclosing(states()) as pieces_on:
+            async with (
+                Within(PIECE_S, "the disk to take a piece") as limit,
+                aclosing(self._states(copies, record, facts.home, pieces, order, taken, limit)) as states,
+            ):
                 await disk.remove_folder(aside)
                 await disk.make_folder(aside)
-                is_whole = await write_once(disk, aside, identity, pieces_on, head)
+                is_whole = await write_once(disk, aside, identity, states, head)
             if is_whole:
                 await disk.rename(aside, folder)
                 listed = _listed_bytes(catalogue, len(pieces))
@@ -241,6 +224,34 @@ class Pins:
         finally:
             del self._writing[key]
             copies.end()
+
+    async def _states(
+        self,
+        copies: PinCopies,
+        record: StoreRecord,
+        home: str,
+        pieces: Sequence[Sequence[ShardSpec]],
+        order: Order,
+        taken: Callable[[], None],
+        limit: asyncio.Timeout,
+    ) -> AsyncGenerator[State, None]:
+        """Yield the pieces of a pin until it is given up. Each piece has `PIECE_S`, which `limit` counts."""
+        left = {number: specs for number, specs in enumerate(pieces) if specs}
+        while left:
+            number = copies.next_of(left)
+            specs = left.pop(number)
+            shards = copies.take(specs)
+            if not shards:
+                return
+            taken()
+            # Without copies no push waits for the disk.
+            limit.reschedule(asyncio.get_running_loop().time() + PIECE_S if left else None)
+            bundle = bundle_of(record, shards)
+            bundle.share_equal_tables()
+            state = piece_state(bundle, home, number, specs, order=order, is_copy=False)
+            if self._ports.observe is not None:
+                self._ports.observe(state, record.id)
+            yield state
 
     async def remove(self, pin: int, store: str = "") -> None:
         """Remove a pin, or all pins of the stores of a name, from the disk; give up those being written."""
