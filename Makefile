@@ -22,7 +22,7 @@ lint:
 	$(BIN)/ruff check $(SOURCES)
 
 types:
-	$(BIN)/mypy $(PACKAGES) $(wildcard benchmarks tests/simulation)
+	$(BIN)/mypy $(PACKAGES) $(wildcard benchmarks tests/drill tests/simulation)
 
 test:  ## the fast tests; those of dataflow and transport on both event loops
 	$(BIN)/python -m pytest $(FAST) -n $(JOBS) --dist worksteal

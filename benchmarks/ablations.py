@@ -41,7 +41,7 @@ FAILED = 1
 
 RUN = """
 import json, sys
-from adam_async.simulation.runner import run_seed
+from tests.simulation.runner import run_seed
 from tests.simulation.scenarios import SCENARIOS
 scenario, seeds = SCENARIOS[sys.argv[1]], int(sys.argv[2])
 found = {"seeds": 0, "invariant": "", "text": "", "errors": 0, "error": ""}

@@ -45,10 +45,10 @@ import numpy as np
 import uvloop
 
 from adam_async import ParameterStore, Sgd
-from adam_async.drill.judging import percentile
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.runtime.network_namespaces import NamespaceNetwork, namespace_network
 from adam_async.runtime.role_handle import address_in
+from tests.drill.judging import percentile
+from tests.drill.network_namespaces import NamespaceNetwork, namespace_network
 
 RATES = (200_000_000, 200_000_000, 20_000_000)
 """Rate of each link of a host, in bits per second."""

@@ -104,7 +104,7 @@ def measure(names: list[str], seeds: int) -> tuple[Any, list[str]]:
         covered.exclude(pattern)
     covered.start()
     # Import after the start of coverage: the lines of a module run at its import.
-    from adam_async.simulation.runner import run_seed
+    from tests.simulation.runner import run_seed
     from tests.simulation.scenarios import SCENARIOS
 
     failed = []

@@ -33,9 +33,9 @@ import msgspec
 from adam_async.controller.consensus_node import SETTINGS
 from adam_async.messages import TABLE, replication, unpack_any
 from adam_async.model.named import mlp
-from adam_async.simulation.loop import SimulatedLoop
-from adam_async.simulation.scenario import Ledger, World, simulate
 from benchmarks._largest import Largest, largest_messages, read_ride
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.scenario import Ledger, World, simulate
 from tests.simulation.scenarios.cluster import network_of
 from tests.simulation.scenarios.hostile import request_frame
 from tests.simulation.scenarios.hostile_facts import facts_of

@@ -42,13 +42,13 @@ import numpy as np
 import uvloop
 
 from adam_async import ArraySpec, Factors, ParameterStore, Sgd
-from adam_async.drill.judging import percentile
 from adam_async.model import Network, named_model
 from adam_async.persistence.contents import contents_of
 from adam_async.persistence.scan import scan, segment_name
 from adam_async.store.arrays import Gradient
 from benchmarks.slow_disks import measured, slow_disks
 from benchmarks.store_kills import Cluster
+from tests.drill.judging import percentile
 
 MODELS = ("mlp", "mnist-adam")
 LATENCY_CASES = (("mlp", 1.0), ("mlp", 0.1), ("mnist-adam", 1.0))

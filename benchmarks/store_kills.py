@@ -47,11 +47,11 @@ import uvloop
 from numpy.typing import NDArray
 
 from adam_async import ParameterStore, Sgd
-from adam_async.drill.judging import percentile
 from adam_async.errors import AdamError
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.runtime.role_handle import address_in
 from adam_async.store.opening import Opening
+from tests.drill.judging import percentile
 from transport import TransportError
 
 CLIENTS = 2

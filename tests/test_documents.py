@@ -67,6 +67,8 @@ ROOMS = sorted(
         ROOT / "dataflow/__init__.py",
         ROOT / "transport/__init__.py",
         *ROOT.glob("adam_async/*/**/__init__.py"),
+        ROOT / "tests/simulation/__init__.py",
+        ROOT / "tests/drill/__init__.py",
     )
 )
 GUIDED_LINES = 100

@@ -6,6 +6,7 @@ pass bad snippets to `violations`, so a rule that stopped working would fail the
 """
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,8 +68,6 @@ ROOMS = (
     "sync",
     "torch",
     "launch",
-    "drill",
-    "simulation",
     "cli",
     "__main__",
 )
@@ -77,8 +76,11 @@ ROOMS = (
 SERIALISERS = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "dbm"})
 MSGPACK_FILE = "transport/frames.py"
 
-TEST_USER = "adam_async/cli/simulate.py"
-"""The only product file that imports `tests`: the scenarios, in a checkout."""
+TEST_USER = "adam_async/cli/checkout.py"
+"""The only product file that names modules of `tests`: the commands of a checkout."""
+
+HARNESS = ("tests/simulation", "tests/drill")
+"""Folders of tests that keep the rules of the product, because commands run them."""
 
 TORCH_USERS = ("adam_async/cli/predict.py",)
 """Files outside the room torch that may import it, inside of a function."""
@@ -181,9 +183,11 @@ PORTS = (
         "starts and watches one child; its environment; the file of its output",
     ),
     port("adam_async/launch/slurm.py", "files processes", "runs sbatch, on a script in a file"),
-    port("adam_async/runtime/network_namespaces.py", "processes system", "runs `ip`; process ids in names"),
+    port("tests/drill/network_namespaces.py", "processes system", "runs `ip`; process ids in names"),
     port("adam_async/worker/kernel_change.py", "threads", "a compute thread pauses while a child compiles"),
-    port("adam_async/simulation/work.py", "processes system", "child processes that run simulations"),
+    port("tests/drill/command.py", "system", "the environment of the command"),
+    port("tests/drill/drill.py", "system", "whether the system can freeze a process"),
+    port("tests/simulation/work.py", "processes system", "child processes that run simulations"),
     port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
     port("adam_async/launch/ray_actor.py", "files system", "variables and home folder of a node of Ray"),
     port(
@@ -308,8 +312,8 @@ def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{where}; only adam_async/torch may, because PyTorch is optional"
             if module.startswith("adam_async.torch") and rest[0] != "torch" and path not in TORCH_USERS:
                 yield f"{where}; PyTorch is optional, and only {TORCH_USERS} may"
-            if root == "tests" and package in PACKAGES and path != TEST_USER:
-                yield f"{where}; only {TEST_USER} may, because a wheel has no tests"
+            if root == "tests" and package in PACKAGES:
+                yield f"{where}; a wheel has no tests"
             if root == "msgpack" and path != MSGPACK_FILE:
                 yield f"{where}; only {MSGPACK_FILE} may"
             if rest and rest[0] == "model":
@@ -324,6 +328,14 @@ def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
                     yield f"{where}; of another role only {SHARED_FILES} may be imported"
                 if rest[-1] == "state" and parts[2] == "client":
                     yield f"{where}; a state imports no client"
+
+
+def named_modules(path: str, tree: ast.Module) -> Iterator[str]:
+    """Yield the strings of a product file that name a module of `tests`, for an import by its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and path != TEST_USER:
+            if re.match(r"tests\.\w", node.value) and path.startswith(PACKAGES):
+                yield f"{path}:{node.lineno}: names {node.value}; only {TEST_USER} may: a wheel has no tests"
 
 
 def call_violations(path: str, tree: ast.Module) -> Iterator[str]:
@@ -356,6 +368,7 @@ def violations(path: str, source: str) -> list[str]:
     tree = ast.parse(source, path)
     return [
         *import_violations(path, tree),
+        *named_modules(path, tree),
         *world_violations(path, tree),
         *call_violations(path, tree),
     ]
@@ -367,13 +380,18 @@ def product_files() -> list[str]:
     )
 
 
-def test_every_product_file_keeps_the_rules() -> None:
-    scenarios = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/simulation").rglob("*.py")]
+def harness_files() -> list[str]:
+    return sorted(
+        path.relative_to(ROOT).as_posix() for folder in HARNESS for path in (ROOT / folder).rglob("*.py")
+    )
+
+
+def test_every_file_of_the_product_and_of_the_harness_keeps_the_rules() -> None:
     assert len(product_files()) > 100
-    assert len(scenarios) > 40
+    assert len(harness_files()) > 50
     assert [
         found
-        for path in [*product_files(), *scenarios]
+        for path in [*product_files(), *harness_files()]
         for found in violations(path, (ROOT / path).read_text())
     ] == []
 
@@ -385,7 +403,7 @@ def test_states_call_themselves_pure() -> None:
 
 def test_no_permission_is_held_in_reserve() -> None:
     for row in PORTS:
-        matching = [path for path in product_files() if fnmatch(path, row.files)]
+        matching = [path for path in [*product_files(), *harness_files()] if fnmatch(path, row.files)]
         used = {use[1] for path in matching for use in uses(ast.parse((ROOT / path).read_text()))}
         if matching:
             assert row.capabilities <= used, f"{row.files} no longer needs {row.capabilities - used}"
@@ -398,7 +416,8 @@ def test_no_permission_is_held_in_reserve() -> None:
         ("dataflow/x.py", "import numpy", "dataflow may import only"),
         ("dataflow/x.py", "from transport import frames", "dataflow may import only"),
         ("transport/x.py", "from adam_async.run.ids import NodeId", "transport may import only"),
-        ("adam_async/simulation/x.py", "import tests.simulation.scenarios", "a wheel has no tests"),
+        ("adam_async/cli/x.py", "import tests.simulation.scenarios", "a wheel has no tests"),
+        ("adam_async/cli/x.py", "load('tests.drill.command:drill')", "a wheel has no tests"),
         ("transport/x.py", "import msgpack", "only transport/frames.py may"),
         ("transport/x.py", "from . import frames", "relative import"),
         ("adam_async/worker/x.py", "import torch", "only adam_async/torch may"),
@@ -595,6 +614,24 @@ def test_an_import_of_a_network_by_a_controller_would_be_noticed(module: str, ta
 
     assert ways
     assert all(module in way for way in ways)
+
+
+OTHERS_USE = (
+    "adam_async.__main__",
+    "adam_async.data_server.transforms.compiling",
+    "adam_async.launch.ray_probe",
+    "adam_async.model.fast.compiling",
+    "adam_async.model.gradcheck",
+)
+"""Modules that a process starts with, or that programs of users import; no product file imports them."""
+
+
+def test_every_product_file_has_a_user_in_the_product() -> None:
+    arrows = product_imports()
+    used = {target for targets in arrows.values() for target in targets}
+    files = {module_name(path) for path in product_files() if not path.endswith("__init__.py")}
+
+    assert files - used == {*OTHERS_USE}
 
 
 def test_every_entry_has_a_place_among_the_rooms() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = ("dataflow", "transport", "adam_async")
+PRODUCT = ("dataflow", "transport", "adam_async", "tests/drill", "tests/simulation")
 """Folders in which names are checked. Docstrings are checked in `CODE` too."""
 
 CODE = (*PRODUCT, "benchmarks", "examples", "tests")
@@ -144,7 +144,7 @@ OLD_WORDS = (
     old(
         "Dice",
         "RandomStream, RandomSource",
-        within="adam_async/simulation/ adam_async/runtime/ transport/",
+        within="tests/simulation/ adam_async/runtime/ transport/",
         whole=True,
     ),
     old("Record Recorded RecordArrived", "ReportSteps, LogFileRecord, MapRecord", whole=True),

@@ -37,9 +37,7 @@ Files, in reading order:
                                  `data inspect`: a source of images in numbers
     plan/                        `plan`: cuts of a model over workers, their predicted rates, the best one
 
-    simulate.py, simulate_options.py    `simulate`: seeds of scenarios in child processes; failing plans
-                                 shrunk; the options and their checks
-    drill.py                     `drill`: faults of real servers under a workload, measured and judged
+    checkout.py                  `simulate` and `drill`, whose code a checkout has among its tests
 
     terminal.py                  results on stdout, notices and errors on stderr; tables and JSON
     files.py                     files that options name: checks, reads, atomic writes

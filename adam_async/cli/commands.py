@@ -26,6 +26,7 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 import adam_async
+from adam_async.cli.checkout import add_commands, check_command
 from adam_async.cli.checkpoint_commands import checkpoint_commands
 from adam_async.cli.files import check_model_option, check_model_path, check_present
 from adam_async.cli.launch_commands import launch_commands
@@ -35,7 +36,6 @@ from adam_async.cli.options import (
     WAITING,
     ControllerOptions,
     DataServerOptions,
-    DrillOptions,
     ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,
@@ -56,7 +56,6 @@ from adam_async.cli.options import (
 )
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
-from adam_async.cli.simulate_options import SimulateOptions, check_options, find_scenarios
 from adam_async.cli.terminal import EscapingConsole, Terminal, explain, reader_left
 from adam_async.errors import ConfigError, counted, first_cause
 from adam_async.option_types import UNTYPED, check_modes
@@ -224,6 +223,8 @@ def check_words(arguments: list[str]) -> None:
     group = groups.get(path)
     if group is None or not rest or (path and rest[0].startswith("-")):
         return
+    if not path:
+        check_command(rest[0])
     whole = {name: " ".join((*path, name)) for name in group}
     near = difflib.get_close_matches(rest[0], list(group), n=1)
     meant = f", did you mean {whole[near[0]]!r}?" if near else ";"
@@ -367,28 +368,7 @@ def doctor(
     return run_in_loop(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal))
 
 
-@app.command
-def simulate(options: SimulateOptions = SimulateOptions()) -> int:  # noqa: B008 - frozen
-    """Run the shipped code in simulated clusters with faults, seed by seed; needs a checkout."""
-    check_options(options)
-    find_scenarios()
-    from adam_async.cli.simulate import run_simulation, serve
-
-    if options.supervised:
-        return serve()
-    return run_in_loop(lambda terminal: run_simulation(options, terminal))
-
-
-@app.command
-def drill(options: DrillOptions = DrillOptions()) -> int:  # noqa: B008 - frozen
-    """Kill, freeze and cut off parameter servers under a workload, and check that no push is lost or doubled.
-
-    Exit codes: 0 all claims hold, 1 a claim failed, 2 an option is wrong, 3 a kind of fault cannot be
-    injected and --require is set.
-    """
-    from adam_async.cli.drill import run_drill
-
-    return run_in_loop(lambda terminal: run_drill(options, os.environ, terminal), verbose=options.verbose)
+add_commands(app)
 
 
 @app.command

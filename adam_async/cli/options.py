@@ -220,14 +220,14 @@ def _split(_: Any, text: str, **__: Any) -> list[str]:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def _with(names: Iterable[str] = (), **defaults: Any) -> Callable[[type[_Options]], type[_Options]]:
+def with_options(names: Iterable[str] = (), **defaults: Any) -> Callable[[type[_Options]], type[_Options]]:
     """Return a decorator that adds options of a run by their names, or by name and another default.
 
     A variable can set each of those without a default. The help has the text of `Config`, unless the class
     has another one.
     """
 
-    def with_options(kind: type[_Options]) -> type[_Options]:
+    def add(kind: type[_Options]) -> type[_Options]:
         for name in (*names, *defaults):
             facts: dict[str, Any] = {"env_var": variable_of(name)} if name not in defaults else {}
             facts |= {"env_var_split": _split} if is_list(name) else {}
@@ -236,7 +236,7 @@ def _with(names: Iterable[str] = (), **defaults: Any) -> Callable[[type[_Options
             setattr(kind, name, defaults.get(name, OPTIONS[name].default))
         return options(kind)
 
-    return with_options
+    return add
 
 
 def _of(role: str) -> list[str]:
@@ -362,7 +362,7 @@ class TrainOptions(LogOptions, LayerOptions):
         return {**given, "record": None if self.record is None else True}
 
 
-@_with(_OF_EVERY_ROLE)
+@with_options(_OF_EVERY_ROLE)
 class RoleOptions(RunPart, LogOptions):
     """Options of every role."""
 
@@ -408,7 +408,7 @@ class MemberOptions(RoleOptions):
     """tcp://HOST:PORT to listen on; by default any port of the interface towards the controller."""
 
 
-@_with(_of("ps"))
+@with_options(_of("ps"))
 class ServerOptions(MemberOptions):
     """Options of a parameter server."""
 
@@ -417,7 +417,7 @@ class ServerOptions(MemberOptions):
     memory only."""
 
 
-@_with(_of("data"))
+@with_options(_of("data"))
 class DataServerOptions(RoleOptions, ImportOptions):
     """Options of a data server."""
 
@@ -450,7 +450,7 @@ class StageOptions:
     """Seconds after which other servers read the files of a server that has not connected."""
 
 
-@_with(_of("worker"))
+@with_options(_of("worker"))
 class WorkerOptions(MemberOptions, LayerOptions):
     """Options of a model worker."""
 
@@ -525,37 +525,6 @@ class InspectOptions(JsonOptions):
     """Check that the transforms of this TOML file fit these images, and list them."""
     classes: Annotated[int, Meta(ge=1, le=1024)] = 10
     """Maximum number of classes listed; --json lists all."""
-
-
-@_with(data="digits", servers=3, copies=3, controllers=3, replicas=2, epochs=0, seed=0)
-class DrillOptions(RunPart, ImportOptions):
-    """Options of `drill`. The seed is that of the faults and the runs. All faults have to fit into a run."""
-
-    workload: Literal["counter", "train"] = "counter"
-    """counter: clients push numbers, and an audit counts lost and doubled pushes; train: runs without and
-    with faults."""
-    step: str | None = None
-    """Train this step in place of a network, as in `train --step`; only for workload train."""
-    step_args: str | None = None
-    """Arguments of the factory of --step, as in `train --step-args`."""
-    faults: str = "kill,freeze"
-    """Kinds of faults, with commas between them: kill, freeze, cut."""
-    count: int | None = None
-    """Number of faults; by default 4."""
-    every: Annotated[float | None, Meta(gt=0.0, lt=1e9)] = None
-    """Minimum seconds between the starts of two faults; a fault also waits until all copies are in sync."""
-    for_: Annotated[float | None, Meta(gt=0.0, lt=1e9), Parameter(name="--for")] = None
-    """Planned seconds with faults, one every --every seconds; in the place of --count."""
-    pairs: int = 1
-    """Pairs of runs, without and with faults, seed by seed; 2 or more pairs test for equal accuracy."""
-    margin: Annotated[float, Meta(gt=0.0, lt=1e9)] = 0.5
-    """Maximum difference of accuracies that count as equal, in percentage points."""
-    require: Annotated[bool, ONLY_ON] = False
-    """End with code 3 if a kind of fault cannot be injected."""
-    json: Path | None = None
-    """Write all observations and claims to this file, as JSON."""
-    verbose: Annotated[bool, ONLY_ON] = False
-    """Log the events and the output of the processes."""
 
 
 @options

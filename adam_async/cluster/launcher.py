@@ -29,7 +29,6 @@ from adam_async.run.role_memory import asked_bytes, check_room, read_memory
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores
-from adam_async.runtime.network_namespaces import NamespaceNetwork
 from adam_async.runtime.role_handle import RoleHandle
 from transport import Identity, Link, Network
 
@@ -163,33 +162,22 @@ class LocalLauncher:
     Args:
         environment: Environment of this process; its TMPDIR has the state of the controllers.
         hosts: Addresses of standalone data servers, which must reach the controllers.
-        network: Hosts of the parameter servers, by node id; None: all roles share the loopback interface.
     """
 
     silence_s = 0.0
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        *,
-        hosts: Sequence[str] = (),
-        network: NamespaceNetwork | None = None,
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], *, hosts: Sequence[str] = ()) -> None:
         self._temporary = Path(environment.get("TMPDIR") or "/tmp")
         self._hosts = hosts
-        self._network = network
 
     def start(self, spec: RoleSpec, group: asyncio.TaskGroup, on_line: Callable[[str], None]) -> ChildProcess:
         """Start a role as a child. See `Launcher.start`."""
-        network = self._network if spec.role == "ps" else None
-        bind = f"tcp://{network.address_of(spec.node)}:0" if network is not None else LOOPBACK
         child = ChildProcess(
             spec.node,
-            spec.words(bind=bind, threads=usable_cores()),
+            spec.words(bind=LOOPBACK, threads=usable_cores()),
             orders=spec.orders,
             environment=spec.environment,
             on_line=on_line,
-            within=network.within(spec.node) if network is not None else (),
         )
         group.create_task(child.run(), name=f"processes/{spec.node}/run")
         return child
@@ -212,8 +200,6 @@ class LocalLauncher:
     ) -> list[str]:
         """Return addresses that all roles reach. See `Launcher.controller_addresses`."""
         bind = await address_for(self._hosts) if self._hosts else LOOPBACK
-        if self._network is not None:
-            bind = f"tcp://{self._network.address}:0"
         if len(nodes) == 1:
             return [bind]
         return await free_addresses(network, driver, bind, count=len(nodes))

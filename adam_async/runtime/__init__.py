@@ -18,7 +18,6 @@ counts the link in `traffic.py`.
 
     role_handle.py                one process of a role, as its cluster sees it: address, log lines, end
     child_process.py              that process as a child of this one: start, kill, freeze
-    network_namespaces.py         hosts on one machine (Linux network namespaces): cut and slow links
     health.py                     HTTP endpoint for liveness and readiness probes
     standard_streams.py           closed standard streams, and streams that cannot write every character
     kernel_cache.py               the folder of compiled kernels (Numba), in that of the user's caches

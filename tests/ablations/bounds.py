@@ -231,7 +231,7 @@ BOUNDS = (
         "adam_async/store/opening.py",
         "name, node = self._wish.name, self._identity.node\n        async for",
         "return\n        async for",
-        "tests/adam_async/simulation/scenarios/test_store_clients.py::"
+        "tests/test_simulation/scenarios/test_store_clients.py::"
         "test_clients_of_a_deleted_store_open_the_next_one",
         breaks="clients of stores are answered",
     ),

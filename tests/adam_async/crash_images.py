@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.disk_model import SECTOR_BYTES, DiskModel, Inode, Write
-from adam_async.simulation.disk_model import Entries as Names
+from tests.simulation.disk_model import SECTOR_BYTES, DiskModel, Inode, Write
+from tests.simulation.disk_model import Entries as Names
 
 ROOT = Path("/")
 SMALL = 4

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from adam_async.runtime.network_namespaces import NamespaceNetwork, namespace_network
+from tests.drill.network_namespaces import NamespaceNetwork, namespace_network
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from adam_async.cli.commands import run_command
-from adam_async.runtime import network_namespaces
-from adam_async.runtime.network_namespaces import namespace_network
+from tests.drill import network_namespaces
+from tests.drill.network_namespaces import namespace_network
 from tests.processes.commands import Command
 from tests.processes.namespaces import hosts, listed
 

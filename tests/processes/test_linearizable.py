@@ -23,7 +23,8 @@ from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed
 from adam_async.runtime.clock import fine_clock, system_entropy
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.linearizability import (
+from tests.processes.commands import Command
+from tests.simulation.linearizability import (
     CompareAndSet,
     Conflict,
     Done,
@@ -34,7 +35,6 @@ from adam_async.simulation.linearizability import (
     check,
     check_watch,
 )
-from tests.processes.commands import Command
 from transport import BufferPool, Identity, RemoteError
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

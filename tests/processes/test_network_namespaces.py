@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.runtime.network_namespaces import CONGESTION, NamespaceNetwork
+from tests.drill.network_namespaces import CONGESTION, NamespaceNetwork
 from tests.processes.commands import Command, address_of
 from tests.processes.namespaces import hosts, listed
 

@@ -57,7 +57,7 @@ HEAVY = {
     "ray",
     "torch",
     "adam_async.store",
-    "adam_async.simulation",
+    "tests",
 }
 SERVICES = {"controller", "data_server", "parameter_server", "worker"}
 

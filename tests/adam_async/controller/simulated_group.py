@@ -24,9 +24,9 @@ from adam_async.messages import (
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import Change
-from adam_async.simulation.scenario import simulate
-from adam_async.simulation.wire import Conditions
+from tests.simulation.scenario import simulate
 from tests.simulation.scenarios.controller_group import permit_all
+from tests.simulation.wire import Conditions
 from transport import BufferPool, Identity, LinkConfig, TcpNetwork
 
 WAITS = Waits(dial_s=5.0, call_s=5.0, grace_s=2.0)

@@ -22,9 +22,9 @@ from adam_async.run.counts import ControllerCounts
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.loop import SimulationFailed
 from tests.adam_async.controller.simulated_group import CALL_S, FOLDER, WAITS, network_of, record, simulated
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of, local_network, until
+from tests.simulation.loop import SimulationFailed
 from tests.worlds import inside
 from transport import Identity
 

@@ -16,10 +16,10 @@ from adam_async.messages import role_table
 from adam_async.persistence.frames import HEAD_BYTES
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.loop import SimulationFailed
-from adam_async.simulation.scenario import simulate
 from tests.adam_async.controller.crash_points import Account, Witnessed
 from tests.adam_async.crash_images import TracedDiskModel, crashed, disk_model_of
+from tests.simulation.loop import SimulationFailed
+from tests.simulation.scenario import simulate
 from transport import Identity, TcpNetwork
 
 FOLDER = Path("/home/controller")

@@ -15,7 +15,7 @@ from adam_async.controller.log_file import NAME, LogFile
 from adam_async.errors import ConfigError
 from adam_async.persistence.frames import HEAD_BYTES
 from adam_async.runtime.disk import Disk
-from adam_async.simulation.scenario import simulate
+from tests.simulation.scenario import simulate
 
 
 def entries(*indices, term=2):

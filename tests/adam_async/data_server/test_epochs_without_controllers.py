@@ -17,8 +17,8 @@ from adam_async.data_server.service import DataServer
 from adam_async.messages import LeaseGroups, ReportGroups
 from adam_async.run.config import Config
 from adam_async.run.result import RunResult
-from adam_async.simulation.pool import JOB_S, SimulatedPool
-from adam_async.simulation.scenario import Ledger, Node, World, simulate
+from tests.simulation.pool import JOB_S, SimulatedPool
+from tests.simulation.scenario import Ledger, Node, World, simulate
 from tests.simulation.scenarios.cluster import CONTROLLERS, WAITS
 from tests.simulation.scenarios.training_cluster import TrainingCluster, images
 from tests.simulation.scenarios.training_setups import Setup, setup_of

@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 from adam_async.persistence.store import SegmentStore
-from adam_async.simulation.disk import SimulatedDisk
-from adam_async.simulation.scenario import simulate
 from tests.adam_async.persistence.owners import HOME
+from tests.simulation.disk import SimulatedDisk
+from tests.simulation.scenario import simulate
 
 SYNCS = ("sync_file", "sync_folder", "truncate_durably")
 """Calls that make bytes or names durable."""

@@ -5,13 +5,13 @@ import random
 import pytest
 
 from adam_async.errors import AdamError
-from adam_async.simulation.loop import SimulationFailed
 from tests.ablations.ablation import Ablation
 from tests.ablations.disks import FILES, FOLDER, ROUNDS
 from tests.ablations.every import NAMED
 from tests.adam_async.crash_images import crashed
 from tests.adam_async.persistence import owners, test_crash_points, test_damage, test_disk_trouble, test_store
 from tests.adam_async.persistence.owners import files_of
+from tests.simulation.loop import SimulationFailed
 
 
 def crash_everywhere() -> None:

@@ -11,7 +11,6 @@ import pytest
 from adam_async.persistence.keys import StateName
 from adam_async.persistence.records import ENTRIES
 from adam_async.persistence.scan import segment_name
-from adam_async.simulation.scenario import simulate
 from tests.adam_async.crash_images import TracedDiskModel, crashed, disk_model_of
 from tests.adam_async.persistence.owners import (
     HOME,
@@ -22,6 +21,7 @@ from tests.adam_async.persistence.owners import (
     files_of,
     store_of,
 )
+from tests.simulation.scenario import simulate
 
 OPERATIONS = 200
 """Number of entries."""

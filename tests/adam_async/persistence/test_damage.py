@@ -12,7 +12,6 @@ from adam_async.persistence.folder import DamagedState
 from adam_async.persistence.keys import LEADING, EntryKey, StateName
 from adam_async.persistence.scan import Found
 from adam_async.persistence.settings import FlushSettings
-from adam_async.simulation.disk_model import DiskModel
 from tests.adam_async.crash_images import disk_model_of
 from tests.adam_async.persistence.disks import Running, flip, on_a_node
 from tests.adam_async.persistence.owners import (
@@ -25,6 +24,7 @@ from tests.adam_async.persistence.owners import (
     known_scan,
     store_of,
 )
+from tests.simulation.disk_model import DiskModel
 from tests.worlds import inside
 
 STATES = "states-00000001.segment"

@@ -10,7 +10,6 @@ from adam_async.errors import ConfigError, DiskFailed
 from adam_async.persistence import opening
 from adam_async.persistence.keys import LEADING, EntryKey, StateName
 from adam_async.persistence.settings import FlushSettings
-from adam_async.simulation.disk import DiskConditions
 from tests.adam_async.persistence.disks import SYNCS, WRITES, Running, failing_disk, on_a_node
 from tests.adam_async.persistence.owners import (
     HOME,
@@ -20,6 +19,7 @@ from tests.adam_async.persistence.owners import (
     files_of,
     store_of,
 )
+from tests.simulation.disk import DiskConditions
 from tests.worlds import inside
 
 

@@ -2,7 +2,7 @@
 
 from adam_async.runtime import fault_points
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.scenario import simulate
+from tests.simulation.scenario import simulate
 
 PLACES = [f"place {number}" for number in range(100)]
 

@@ -24,8 +24,8 @@ from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.bundle_record import Member
 from adam_async.run.store_record import StoreRecord
-from adam_async.simulation.scenario import Violation
 from tests.simulation.checkers.saved_pushes import digest_of
+from tests.simulation.scenario import Violation
 
 Digest = bytes
 

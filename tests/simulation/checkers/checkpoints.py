@@ -8,7 +8,7 @@ from adam_async.checkpoint.manifest import Manifest
 from adam_async.checkpoint.new_checkpoint import NewCheckpoint
 from adam_async.messages import ShardState
 from adam_async.run.config import Config
-from adam_async.simulation.scenario import Ledger, Violation
+from tests.simulation.scenario import Ledger, Violation
 
 
 class CheckedFolder(CheckpointFolder):

@@ -25,7 +25,7 @@ from adam_async.controller.consensus import (
 )
 from adam_async.controller.consensus.messages import Appended, AskVote, Vote
 from adam_async.controller.replicated_state import ReplicatedState
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 
 
 class Commits:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.run.ids import ShardId
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 
 INVARIANT = "answered groups are final"
 

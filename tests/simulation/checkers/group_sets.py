@@ -23,7 +23,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.run.cluster_map import EpochRecord
 from adam_async.run.epoch_counts import EpochCounts
 from adam_async.run.group_ranges import GroupSets, Ranges, common, without
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 
 COMPARED = "epochs compared with the shards"
 """Name of a count."""

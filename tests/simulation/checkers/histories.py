@@ -6,7 +6,7 @@ from zlib import crc32
 import msgspec
 
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.simulation.linearizability import (
+from tests.simulation.linearizability import (
     Get,
     History,
     NotLinearizable,
@@ -16,7 +16,7 @@ from adam_async.simulation.linearizability import (
     check,
     check_watch,
 )
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 
 _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 

@@ -11,7 +11,7 @@ from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.map_changes import changed
 from adam_async.run.store_record import StoreRecord
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 
 PHASES = ("placing", "loading", "open", "failed")
 """Phases of a store in the map, in the only order of their changes."""

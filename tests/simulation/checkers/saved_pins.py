@@ -33,8 +33,8 @@ from adam_async.parameter_server.store_work import begin_work
 from adam_async.persistence.keys import State
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_record import StoreRecord
-from adam_async.simulation.scenario import Violation
 from tests.simulation.checkers.saved_pushes import digest_of
+from tests.simulation.scenario import Violation
 
 
 @dataclass(slots=True, eq=False)

@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.persistence.keys import Part, State, StateKey, StateName
-from adam_async.simulation.scenario import Violation
 from tests.simulation.checkers.store_pushes import Before, Pulled, StorePushes
+from tests.simulation.scenario import Violation
 
 
 class Losses:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 
 EXACT = 1e-6
 """Maximum error of a share in float32."""

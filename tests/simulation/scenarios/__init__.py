@@ -37,7 +37,7 @@ several scenarios.
     bad_fields.py                             one bad field at a time; messages that no receiver may accept
 """
 
-from adam_async.simulation.scenario import Scenario
+from tests.simulation.scenario import Scenario
 from tests.simulation.scenarios.clients import CLIENTS
 from tests.simulation.scenarios.controllers import CONTROLLERS
 from tests.simulation.scenarios.hostile_training import HOSTILE

@@ -15,10 +15,10 @@ from adam_async.parameter_server.replication.log import Entry, Log
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.simulation.faults import is_running
-from adam_async.simulation.scenario import Ledger, Violation, World
 from tests.simulation.checkers.bundles import Bundles
 from tests.simulation.checkers.maps import Maps
+from tests.simulation.faults import is_running
+from tests.simulation.scenario import Ledger, Violation, World
 
 FAILOVERS = "failovers with a push in flight"
 CATCH_UPS = "catch-ups under load"

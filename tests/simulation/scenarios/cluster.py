@@ -24,7 +24,7 @@ from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.machine import ProcessMemory
-from adam_async.simulation.scenario import Ledger, Node, World, takes_at_once
+from tests.simulation.scenario import Ledger, Node, World, takes_at_once
 from tests.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
 from transport import Budget, BufferPool, Identity, LinkConfig, RoleTable, Secret, TcpNetwork
 

@@ -4,9 +4,9 @@ import asyncio
 import math
 
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import Strike
-from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import World
+from tests.simulation.faults import Strike
+from tests.simulation.plan import Fault
+from tests.simulation.scenario import World
 from tests.simulation.scenarios.controller_group import ControllerGroup
 from tests.simulation.scenarios.disk_faults import DiskFaults
 from tests.simulation.scenarios.machine_faults import MachineFaults, Targets

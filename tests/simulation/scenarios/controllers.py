@@ -14,9 +14,9 @@ from dataclasses import replace
 import msgspec
 
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import STEP_S, strike_all
-from adam_async.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, World, settle
+from tests.simulation.faults import STEP_S, strike_all
+from tests.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
+from tests.simulation.scenario import Ledger, Scenario, World, settle
 from tests.simulation.scenarios.controller_faults import COSTS_A_DISK, KINDS, draw_fault, strikes_of
 from tests.simulation.scenarios.controller_group import MARKS, UNDER_WAY, ControllerRun, draw_settings
 from tests.simulation.scenarios.disk_faults import mend_disk

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from adam_async.simulation.disk import DiskConditions
-from adam_async.simulation.disk_model import SECTOR_BYTES
-from adam_async.simulation.faults import STEP_S, Strike, check_noticed
-from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Node, Violation, World
+from tests.simulation.disk import DiskConditions
+from tests.simulation.disk_model import SECTOR_BYTES
+from tests.simulation.faults import STEP_S, Strike, check_noticed
+from tests.simulation.plan import Fault
+from tests.simulation.scenario import Node, Violation, World
 from tests.simulation.scenarios.controller_group import FILE
 from tests.simulation.scenarios.machine_faults import Targets
 

@@ -6,8 +6,8 @@ from typing import cast
 from adam_async.messages import ReadGroupSets, read_group_sets
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord
-from adam_async.simulation.scenario import Ledger
 from tests.simulation.checkers.fences import Fence
+from tests.simulation.scenario import Ledger
 from tests.simulation.scenarios.training_cluster import TrainingCluster
 from transport import Message, Request
 

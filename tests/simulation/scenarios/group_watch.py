@@ -6,7 +6,6 @@ from math import fsum
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.cluster_map import EpochRecord
 from adam_async.run.group_ranges import common
-from adam_async.simulation.scenario import Ledger, Violation, World
 from tests.simulation.checkers.group_sets import (
     EpochGroups,
     check_groups,
@@ -14,6 +13,7 @@ from tests.simulation.checkers.group_sets import (
     check_steps,
     epoch_groups,
 )
+from tests.simulation.scenario import Ledger, Violation, World
 from tests.simulation.scenarios.fence_watch import FenceWatch
 from tests.simulation.scenarios.training_cluster import APPLY_S, TrainingCluster
 

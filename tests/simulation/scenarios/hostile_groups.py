@@ -17,7 +17,7 @@ from adam_async.messages import ReportSteps, StepReport, pack
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.cluster_map import EpochRecord
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 from tests.simulation.scenarios.hostile_facts import push_to
 from tests.simulation.scenarios.hostile_splits import REPLICA
 from transport import CallTimeout, Link, Message, RemoteError, TransportError

@@ -18,7 +18,7 @@ from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.scenario import Node, Violation
+from tests.simulation.scenario import Node, Violation
 from tests.simulation.scenarios.cluster import TOKEN, WAITS, Cluster, network_of
 from transport import Identity, RemoteError
 from transport.keys import derive

@@ -35,9 +35,9 @@ from adam_async.messages import (
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.training_program import ProgramRecord
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import Strike, check_noticed, is_running
-from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, Node, Violation, World
+from tests.simulation.faults import Strike, check_noticed, is_running
+from tests.simulation.plan import Fault
+from tests.simulation.scenario import Ledger, Node, Violation, World
 from tests.simulation.scenarios.bad_fields import (
     BadMessage,
     bad_messages,

@@ -12,7 +12,7 @@ import numpy as np
 from adam_async.messages import Pushed, pack, unpack
 from adam_async.parameter_server.shard import Session, Shard
 from adam_async.parameter_server.state import ServerState
-from adam_async.simulation.scenario import Violation
+from tests.simulation.scenario import Violation
 from tests.simulation.scenarios.hostile_facts import push_to
 from transport import CallTimeout, Link, Message, RemoteError, TransportError
 

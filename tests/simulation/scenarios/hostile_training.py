@@ -13,9 +13,9 @@ import numpy as np
 
 from adam_async.run.result import RunResult
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import strike_all
-from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation, World
+from tests.simulation.faults import strike_all
+from tests.simulation.plan import Fault, Plan, draw_options, in_order
+from tests.simulation.scenario import Ledger, Scenario, Violation, World
 from tests.simulation.scenarios.cluster import LINKS
 from tests.simulation.scenarios.group_watch import GroupWatch
 from tests.simulation.scenarios.hostile_members import ATTACKS

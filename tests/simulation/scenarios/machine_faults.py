@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from adam_async.simulation.faults import STEP_S, Strike, check_noticed, is_running
-from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Node, World
+from tests.simulation.faults import STEP_S, Strike, check_noticed, is_running
+from tests.simulation.plan import Fault
+from tests.simulation.scenario import Node, World
 from tests.simulation.scenarios.controller_group import ControllerGroup
 
 FIND_S = 3.0

@@ -29,9 +29,9 @@ from adam_async.run.map_changes import changed
 from adam_async.run.training_program import TrainingProgram
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation import linearizability as lin
-from adam_async.simulation.scenario import Ledger, Node, Violation
+from tests.simulation import linearizability as lin
 from tests.simulation.checkers.histories import check_kept
+from tests.simulation.scenario import Ledger, Node, Violation
 from tests.simulation.scenarios.controller_group import ControllerGroup, network_of
 from transport import Identity, LinkClosed, Network, RemoteError
 

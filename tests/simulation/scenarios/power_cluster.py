@@ -21,13 +21,13 @@ from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.server_disk import ServerDisk, is_saved
 from adam_async.persistence.keys import State
 from adam_async.persistence.settings import FlushSettings
-from adam_async.simulation.plan import Setting
-from adam_async.simulation.scenario import Ledger, Node, Violation, World
 from adam_async.store.store import ParameterStore
 from adam_async.store.wish import StoreWish
 from tests.simulation.checkers.saved_pins import LoggedStates, SavedPins
 from tests.simulation.checkers.saved_pushes import Losses, SavedPushes, SavedStates
 from tests.simulation.checkers.store_pushes import StorePushes
+from tests.simulation.plan import Setting
+from tests.simulation.scenario import Ledger, Node, Violation, World
 from tests.simulation.scenarios.cluster import SERVERS, SINCE_1970_S, Cluster
 from tests.simulation.scenarios.pushes import SLOTS
 from tests.simulation.scenarios.store_clients import Array, OpenStore, StoreClients

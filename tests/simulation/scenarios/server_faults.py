@@ -17,9 +17,9 @@ from dataclasses import replace
 import msgspec
 
 from adam_async.parameter_server.replication.log import Log
-from adam_async.simulation.faults import KINDS, STEP_S, Missed, Strike, check_noticed, is_running, until
-from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, World, settle
+from tests.simulation.faults import KINDS, STEP_S, Missed, Strike, check_noticed, is_running, until
+from tests.simulation.plan import Fault
+from tests.simulation.scenario import Ledger, World, settle
 from tests.simulation.scenarios.bundle_watch import BundleWatch
 from tests.simulation.scenarios.wire_faults import both, widen
 

@@ -59,11 +59,11 @@ from adam_async.run.training_program import ProgramRecord, ResumeRecord, Trainin
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
-from adam_async.simulation.plan import Setting
-from adam_async.simulation.pool import SimulatedPool
-from adam_async.simulation.scenario import Ledger, Node, Violation, World
 from adam_async.worker.stepper import is_returned
 from tests.simulation.checkers.group_sets import check_groups, check_losses, epoch_groups
+from tests.simulation.plan import Setting
+from tests.simulation.pool import SimulatedPool
+from tests.simulation.scenario import Ledger, Node, Violation, World
 from tests.simulation.scenarios.cluster import network_of, process_memory
 from tests.simulation.scenarios.map_user import INCARNATIONS, new_membership
 from transport import Identity, Link, RemoteError, Request, TcpNetwork, TransportError

@@ -26,8 +26,6 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.ids import Replica
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.plan import Setting
-from adam_async.simulation.scenario import Ledger, Node, Violation, World, settle
 from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.opening import StoreLink
@@ -35,6 +33,8 @@ from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
 from adam_async.store.wish import StoreWish, slack_of
 from tests.simulation.checkers.store_pushes import Pulled, StorePushes
+from tests.simulation.plan import Setting
+from tests.simulation.scenario import Ledger, Node, Violation, World, settle
 from tests.simulation.scenarios.bundle_watch import BundleWatch
 from tests.simulation.scenarios.cluster import Cluster, network_of
 from transport import TransportError

@@ -20,9 +20,9 @@ import asyncio
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import RunResult
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import strike_all
-from adam_async.simulation.plan import Fault, Plan, Setting, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Scenario, Violation, World, settle
+from tests.simulation.faults import strike_all
+from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from tests.simulation.scenario import Ledger, Scenario, Violation, World, settle
 from tests.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
 from tests.simulation.scenarios.cluster import CONTROLLERS
 from tests.simulation.scenarios.fence_watch import ANSWERED

@@ -34,13 +34,13 @@ from adam_async.run.group_ranges import GroupSets
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
-from adam_async.simulation.faults import is_running
-from adam_async.simulation.pool import SimulatedPool
-from adam_async.simulation.scenario import Ledger, Node, Violation, World
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
 from adam_async.worker.training import Trained
 from tests.simulation.checkers.checkpoints import CheckedFolder
+from tests.simulation.faults import is_running
+from tests.simulation.pool import SimulatedPool
+from tests.simulation.scenario import Ledger, Node, Violation, World
 from tests.simulation.scenarios.cluster import Cluster
 from tests.simulation.scenarios.training_setups import Setup
 from transport import BufferPool, TransportError

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from adam_async.simulation.faults import (
+from tests.simulation.faults import (
     KINDS,
     Strike,
     check_noticed,
@@ -22,8 +22,8 @@ from adam_async.simulation.faults import (
     until,
     waits,
 )
-from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import Ledger, Violation, World
+from tests.simulation.plan import Fault
+from tests.simulation.scenario import Ledger, Violation, World
 from tests.simulation.scenarios.cluster import CONTROLLERS
 from tests.simulation.scenarios.server_faults import SHORT_STEP_S, ServerFaults
 from tests.simulation.scenarios.training_cluster import (

@@ -20,7 +20,7 @@ from adam_async.model.named import mlp
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.plan import Setting
+from tests.simulation.plan import Setting
 
 OWN = ("resumed", "late_s", "network", "profiled", "stores")
 """Settings that are not options of a run."""

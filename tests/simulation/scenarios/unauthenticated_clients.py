@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.simulation.faults import Strike, strike_all
-from adam_async.simulation.plan import Fault, Plan, draw_options, in_order
-from adam_async.simulation.scenario import Ledger, Node, Scenario, Violation, World, settle
+from tests.simulation.faults import Strike, strike_all
+from tests.simulation.plan import Fault, Plan, draw_options, in_order
+from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World, settle
 from tests.simulation.scenarios import cluster
 from tests.simulation.scenarios.cluster import TOKEN
 from tests.simulation.scenarios.hostile import BREACHES, DEAF, FIRST, HANDSHAKES, MIB

@@ -7,12 +7,12 @@ or a connection broke.
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from adam_async.simulation.faults import Strike, check_noticed, waits
-from adam_async.simulation.network import SimulatedNetwork
-from adam_async.simulation.plan import Fault
-from adam_async.simulation.scenario import World
-from adam_async.simulation.wire import Conditions, Wire
+from tests.simulation.faults import Strike, check_noticed, waits
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.plan import Fault
+from tests.simulation.scenario import World
 from tests.simulation.scenarios.machine_faults import Targets
+from tests.simulation.wire import Conditions, Wire
 
 WIRE_KINDS = ("cut", "cut-one-way", "isolate", "reset", "narrow", "break-off", "lose-answers")
 """Kinds of faults of the network."""
