@@ -11,6 +11,7 @@ safetensors format, which other libraries can read. The file does not depend on 
 weights, specs and class names give equal bytes.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,43 +20,33 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
 
-from adam_async.checkpoint.model_head import cannot_read
+from adam_async.checkpoint.model_head import (
+    FORMAT,
+    METADATA_KEY,
+    SavedModelError,
+    cannot_read,
+    read_head,
+    values_alone,
+)
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.data_server.dataset import Dataset
-from adam_async.errors import ConfigError, ModelError
+from adam_async.errors import ConfigError, ModelError, SpecError
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import PREDICT_BATCH, Network
 from adam_async.report.evaluate import Evaluation, Exam
-from adam_async.run.step_model import StepModel
+from adam_async.run.step_model import RunModel, StepModel
+from adam_async.run.store_record import DTYPES
+from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.ordinary_files import read_ordinary
 
 if TYPE_CHECKING:
     from adam_async.run.result import RunResult
-import json
-
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_tensors
-from safetensors.numpy import save as save_tensors
-
-from adam_async.checkpoint.model_head import FORMAT, METADATA_KEY, SavedModelError, read_head, values_alone
-from adam_async.errors import SpecError
-from adam_async.model.spec import ModelSpec
-from adam_async.run.step_model import RunModel
-from adam_async.runtime.disk import Disk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SavedModel:
-    """The contents of a model file."""
-
-    spec: ModelSpec
-    weights: dict[str, NDArray[Any]]
-    """Values by tensor, each in its shape."""
-    class_names: tuple[str, ...]
-    """Name of class 0, 1, ...; empty if the training data had numbers only."""
 
 
 def dump_model(
@@ -130,7 +121,7 @@ async def save_model(
 
 def load_model(
     data: bytes, *, origin: str = "the model file", layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
-) -> SavedModel:
+) -> "Model":
     """Read the bytes of a model file, without the state of update rules in it.
 
     Raises:
@@ -142,12 +133,13 @@ def load_model(
         weights = dict(load_tensors(values_alone(data, origin)))
     except (SafetensorError, ValueError, KeyError) as error:
         raise SavedModelError(f"{origin} is damaged: {error}; save it again") from None
+    dtype = next((each.dtype for each in weights.values() if each.dtype.name in DTYPES), np.dtype(np.float32))
     try:
-        network = Network(spec, layers=layers)
+        network = Network(spec, dtype, kernels="auto", layers=layers)
     except SpecError as error:
         raise SavedModelError(f"{origin} holds a model that cannot be built: {error}") from None
     check_model(network, weights, class_names, origin)
-    return SavedModel(spec=spec, weights=weights, class_names=class_names)
+    return Model(network, weights, class_names)
 
 
 class Described(Protocol):
@@ -201,7 +193,7 @@ def _check(network: RunModel, weights: Mapping[str, Described], origin: str) -> 
                 f"{origin}: {name} has shape {list(weights[name].shape)}, "
                 f"but model {network.spec.name!r} needs {list(shape)}"
             )
-        if np.dtype(weights[name].dtype) not in (np.float32, np.float64):
+        if np.dtype(weights[name].dtype).name not in DTYPES:
             raise SavedModelError(f"{origin}: {name} holds {weights[name].dtype}, not float32 or float64")
 
 
@@ -259,7 +251,7 @@ class Model:
         """Names of the classes of the training data; empty if those classes have only numbers."""
 
     @classmethod
-    def load(cls, path: str | Path, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> Self:
+    def load(cls, path: str | Path, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> "Model":
         """Read a model that `train --out` wrote. Blocks.
 
         Args:
@@ -276,14 +268,7 @@ class Model:
             data = read_ordinary(path, available_bytes())
         except OSError as error:
             raise cannot_read("model", path, error) from None
-        return cls.of_file(load_model(data, origin=str(path), layers=layers), layers=layers)
-
-    @classmethod
-    def of_file(cls, saved: SavedModel, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> Self:
-        """Make a model from the contents of a file."""
-        dtype = next((array.dtype for array in saved.weights.values()), np.dtype(np.float32))
-        network = Network(saved.spec, dtype, kernels="auto", layers=layers)
-        return cls(network, saved.weights, saved.class_names)
+        return load_model(data, origin=str(path), layers=layers)
 
     @classmethod
     def of(cls, result: "RunResult") -> Self:

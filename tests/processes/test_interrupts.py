@@ -12,7 +12,6 @@ import pytest
 
 from adam_async.checkpoint.trained_model import load_model
 from adam_async.data_server.sources.datasets import DIGITS_FILE
-from adam_async.model.network import Network
 from adam_async.report.report import Report
 from tests.processes.commands import PATIENCE_S, Command, answers_signals, children_of, until, watched
 
@@ -90,7 +89,7 @@ def test_an_interrupted_run_prints_its_results_and_keeps_its_weights(
         command.signal(signal.SIGINT)
         command.ends(130)
     saved = load_model((out / "model.safetensors").read_bytes())
-    named = Network(saved.spec).predict(saved.weights, DIGITS["x_test"].reshape(-1, 1, 8, 8))
+    named = saved.network.predict(saved.weights, DIGITS["x_test"].reshape(-1, 1, 8, 8))
 
     done = r"in epoch \d+, after [\d,]+ of 1,437 images; epoch \d+ ended with|after epoch \d+, with"
     assert re.search(rf"interrupted ({done}) test accuracy", command.output)

@@ -67,7 +67,7 @@ async def test_a_model_takes_the_values_of_an_export_and_nothing_of_its_rule_sta
     data, _ = await exported(tmp_path, checkpoint, metadata_of(Network(SPEC), names))
     assert len(load(data)) == 8
     model = load_model(data)
-    assert (model.spec, model.class_names) == (SPEC, names)
+    assert (model.network.spec, model.class_names) == (SPEC, names)
     assert model.weights.keys() == weights.keys()
     for name, array in weights.items():
         np.testing.assert_array_equal(model.weights[name], array)

@@ -34,8 +34,8 @@ def test_a_model_comes_back_as_it_was_saved() -> None:
     saved = load_model(DATA)
     weights = saved.weights
 
-    assert saved.spec == NETWORK.spec
-    assert saved.class_names == ()
+    assert saved.network.spec == NETWORK.spec
+    assert saved.trained_names == ()
     assert weights.keys() == WEIGHTS.keys()
     for name, value in WEIGHTS.items():
         assert weights[name].dtype == np.float32
@@ -55,7 +55,7 @@ def test_float64_weights_stay_float64() -> None:
 def test_names_of_classes_come_back_in_their_order() -> None:
     saved = load_model(dump_model(NETWORK, WEIGHTS, ("zebra", "ant")))
 
-    assert saved.class_names == ("zebra", "ant")
+    assert saved.trained_names == ("zebra", "ant")
 
 
 @pytest.mark.parametrize(
