@@ -13,7 +13,7 @@ still has its state. In both clusters the driver of the run is in the caller's p
     launcher.py        the interface of all launchers: `Launcher`, `RoleSpec`, `RestartPolicy`
     parent_pipe.py     a child's stdin: its orders and keys; the child ends with its parent (no orphans)
 
-    roles/             one function for each role, for a process that runs a single role
+    roles/             the place of a single role in its process; controllers, parameter servers
     networks.py        networks of a process: over TCP, slowed on purpose (stragglers), several by scheme
     external_data.py   standalone data servers: invited at the start, released at the end
 """

@@ -1,6 +1,5 @@
 """The command `data`; with `--stage` it copies a shared source with other servers, and serves the copy."""
 
-import dataclasses
 import os
 import platform
 from collections.abc import Mapping
@@ -13,11 +12,12 @@ from adam_async.cli.roles.serving import serve, serve_member
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import LOOPBACK, cluster_network
-from adam_async.cluster.roles.data_server import data_host, data_server
-from adam_async.cluster.roles.place import Place
+from adam_async.cluster.roles.place import Place, listening
 from adam_async.controller.role import Role
+from adam_async.data_server.service import DataServer
 from adam_async.data_server.staging.peer import Patience
 from adam_async.data_server.staging.service import staging
+from adam_async.data_server.standalone import DataHost
 from adam_async.errors import ConfigError
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.image_size import read_image_size
@@ -46,12 +46,13 @@ async def _serve_data(
         bind = options.bind or LOOPBACK
 
         def open_host(place: Place) -> AbstractAsyncContextManager[Role]:
-            return data_host(dataclasses.replace(place, functions=functions), dataset)
+            settings, entropy = place.settings("data"), place.entropy
+            return listening(DataHost(settings, dataset, entropy=entropy, functions=functions), place)
 
         return await serve("data-host", options, "", bind, environment, health, open_host)
 
     def open_server(place: Place) -> AbstractAsyncContextManager[Role]:
-        return data_server(dataclasses.replace(place, functions=functions), dataset)
+        return listening(DataServer(place.settings("data"), dataset, functions=functions), place)
 
     return await serve_member("data", options, environment, health, open_server)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -103,10 +104,11 @@ async def serve(
             no command for the next role.
     """
     check_address(bind, "--bind", everywhere=options.advertise is not None)
+    stay = partial(_stay, role, options, controllers, bind, health, open_role, is_cut_off)
     if not options.supervised:
         token = await read_token(options.token_file, environment, role=role.removesuffix("-host"))
         waits = WAITS if isinstance(options, ControllerOptions) else waits_at_start(options.wait)
-        await _stay(role, options, controllers, bind, token, waits, health, open_role, is_cut_off)
+        await stay(token, waits)
         return 0
     die_with_parent()
     async with Parent() as parent:
@@ -117,19 +119,7 @@ async def serve(
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         async with asyncio.TaskGroup() as group:
             work = group.create_task(
-                _stay(
-                    role,
-                    options,
-                    controllers,
-                    bind,
-                    orders.token,
-                    orders.waits,
-                    health,
-                    open_role,
-                    is_cut_off,
-                    orders.profile_events,
-                ),
-                name=f"{role}/serve",
+                stay(orders.token, orders.waits, orders.profile_events), name=f"{role}/serve"
             )
             await parent.gone(orders.silence_s)
             work.cancel()
@@ -152,11 +142,11 @@ async def _stay(
     options: RoleOptions,
     controllers: str,
     bind: str,
-    token: str | None,
-    waits: Waits,
     health: Health,
     open_role: Open[_R],
     is_cut_off: Callable[[_R], bool],
+    token: str | None,
+    waits: Waits,
     profile_events: int = 0,
 ) -> None:
     """Open the role, print its line when it has joined, and serve until cancelled.

@@ -1,12 +1,11 @@
-"""One file per role, with the function that runs the role as an `async with` block.
+"""The roles that stores need too, each with the function that runs it as an `async with` block.
 
-The command line, child processes and programs that start single roles use these functions. A role serves run
-after run until its block ends. A process of one role imports only the file of this role, because imports of
-the other files would make its start 50 % longer.
+The command line, child processes and programs that start single roles use these functions; the commands of
+data servers and workers open their roles themselves. A role serves run after run until its block ends. A
+process of one role imports only the file of this role, because imports of the other files would make its
+start 50 % longer.
 
     place.py                     start here: the parameters of any role, and the errors of its address
     controller.py                a controller, alone or of a group
     parameter_server.py          a parameter server, in memory or with a folder on disk
-    data_server.py               a data server of a cluster, or a standalone one
-    worker.py                    a model worker
 """

@@ -1,17 +1,14 @@
 """The place of a role in its cluster and in its process, and the errors of its address."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from adam_async.controller.role import RoleSettings
 from adam_async.errors import BindFailed, first_cause
-from adam_async.model.layer import Layer
-from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.run.config import Waits
-from adam_async.run.user_code import StepSource
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity, Network
 
@@ -32,9 +29,6 @@ class Place:
         waits: Deadlines.
         entropy: Random bytes for the incarnation and session ids.
         timeline: Records the work of the role.
-        layers: Kinds of layers that models may use, the same in all workers of a cluster.
-        steps: Steps of the user that a worker may run.
-        functions: Functions of the user that the transforms of a run may name, by import path.
         copies: Path of a parameter server to the other servers; None: they use `bind` too.
     """
 
@@ -46,9 +40,6 @@ class Place:
     waits: Waits
     entropy: Callable[[int], bytes]
     timeline: Timeline | None = None
-    layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
-    steps: StepSource = field(default_factory=StepSource)
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     copies: CopiesPath | None = None
 
     def settings(self, role: str) -> RoleSettings:

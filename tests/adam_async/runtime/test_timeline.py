@@ -16,12 +16,11 @@ import pytest
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import configure, run_training
-from adam_async.cluster.roles.data_server import data_server
 from adam_async.cluster.roles.parameter_server import parameter_server
-from adam_async.cluster.roles.place import Place
-from adam_async.cluster.roles.worker import model_worker
+from adam_async.cluster.roles.place import Place, listening
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
+from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings
 from adam_async.errors import ConfigError
@@ -30,6 +29,8 @@ from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import LIMIT_EVENTS, Timeline, answer_profile
 from adam_async.runtime.trace_events import Carried, Part
+from adam_async.worker.run_session import ComputeSettings
+from adam_async.worker.service import ModelWorker
 from tests.adam_async.runs import NETWORKS, SHARDED, address_of, cluster_of, entropy_of, tiny_dataset
 from tests.transport.testing import link_pair
 from transport import BufferPool, Identity, RemoteError
@@ -266,9 +267,16 @@ async def test_a_driver_gathers_what_roles_with_timelines_of_their_own_noted():
                 timeline=Timeline(node),
             )
 
-        await stack.enter_async_context(data_server(place("data-0"), tiny_dataset()))
+        data, worker = place("data-0"), place("worker-0")
+        trainer = ModelWorker(
+            worker.settings("worker"),
+            ComputeSettings(threads=1, in_flight=0),
+            buffers=buffers,
+            entropy=entropy,
+        )
+        await stack.enter_async_context(listening(DataServer(data.settings("data"), tiny_dataset()), data))
         await stack.enter_async_context(parameter_server(place("ps-0")))
-        await stack.enter_async_context(model_worker(place("worker-0"), threads=1, in_flight=0))
+        await stack.enter_async_context(listening(trainer, worker))
         driver = await stack.enter_async_context(
             Driver(
                 config,
