@@ -57,6 +57,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pieces: dict[str, ProgramPiece] | UnsetType = UNSET
 
 
+_RECORDS = {
+    "nodes": ("gone", "nodes/"),
+    "stores": ("stores_gone", "stores/"),
+    "arrays": ("arrays_gone", ""),
+    "bundles": ("bundles_gone", ""),
+}
+"""Fields with a record for each name: the field of those that have left the map, and the beginning of the
+keys, unless the names are keys."""
+
 _WHOLE = tuple(name for name in Change.__struct_fields__ if getattr(Change(version=0), name) is UNSET)
 
 
@@ -74,37 +83,19 @@ def difference(before: ClusterMap, after: ClusterMap) -> Change:
         new |= {"results": after.results[-added:], "more_results": True}
     if "results" in new:
         new["ended"] = after.ended
-    return Change(
-        version=after.version,
-        nodes=_new_records(before.nodes, after.nodes),
-        gone=_gone(before.nodes, after.nodes),
-        stores=_new_records(before.stores, after.stores),
-        stores_gone=_gone(before.stores, after.stores),
-        arrays=_new_records(before.arrays, after.arrays),
-        arrays_gone=_gone(before.arrays, after.arrays),
-        bundles=_new_records(before.bundles, after.bundles),
-        bundles_gone=_gone(before.bundles, after.bundles),
-        **new,
-    )
+    for name, (gone, _) in _RECORDS.items():
+        if (now := getattr(after, name)) is not (was := getattr(before, name)):
+            new |= {name: _new_records(was, now), gone: tuple(each for each in was if each not in now)}
+    return Change(version=after.version, **new)
 
 
 def _new_records(before: Mapping[str, _R], after: Mapping[str, _R]) -> dict[str, _R]:
-    if after is before:
-        return {}
     new = {}
     for name, record in after.items():
         was = before.get(name)
         if record is not was and record != was:  # most are the same object, and a comparison takes long
             new[name] = record
     return new
-
-
-def _gone(before: Mapping[str, _R], after: Mapping[str, _R]) -> tuple[str, ...]:
-    return () if after is before else tuple(name for name in before if name not in after)
-
-
-def _merged(before: Mapping[str, _R], new: Mapping[str, _R], gone: Sequence[str]) -> dict[str, _R]:
-    return {name: record for name, record in {**before, **new}.items() if name not in gone}
 
 
 def _extended(results: tuple[EpochCounts, ...], more: tuple[EpochCounts, ...]) -> tuple[EpochCounts, ...]:
@@ -120,14 +111,10 @@ def changed(before: ClusterMap, change: Change) -> ClusterMap:
     if change.version != before.version + 1:
         raise ValueError(f"version {change.version} does not follow version {before.version}")
     new = {name: value for name in _WHOLE if (value := getattr(change, name)) is not UNSET}
-    if change.nodes or change.gone:
-        new["nodes"] = _merged(before.nodes, change.nodes, change.gone)
-    if change.stores or change.stores_gone:
-        new["stores"] = _merged(before.stores, change.stores, change.stores_gone)
-    if change.arrays or change.arrays_gone:
-        new["arrays"] = _merged(before.arrays, change.arrays, change.arrays_gone)
-    if change.bundles or change.bundles_gone:
-        new["bundles"] = _merged(before.bundles, change.bundles, change.bundles_gone)
+    for name, (gone, _) in _RECORDS.items():
+        if getattr(change, name) or getattr(change, gone):
+            left, records = getattr(change, gone), {**getattr(before, name), **getattr(change, name)}
+            new[name] = {each: record for each, record in records.items() if each not in left}
     if change.same_run and change.run:
         if before.run is None or before.run.id != change.run.id:
             raise ValueError(f"version {change.version} goes on with run {change.run.id}, which is not there")
@@ -143,16 +130,9 @@ def changed_records(change: Change) -> Iterator[tuple[str, Any]]:
     The variable fields of the program have the key ``run``, its fixed ones ``run/fixed``. A result has the
     key ``results/<n>``, with n from 0 to `RESULTS_KEPT` - 1: the newest one replaces the oldest.
     """
-    for name in change.gone:
-        yield f"nodes/{name}", None
-    for name in change.stores_gone:
-        yield f"stores/{name}", None
-    for key in (*change.arrays_gone, *change.bundles_gone):
-        yield key, None
-    yield from ((f"nodes/{name}", node) for name, node in change.nodes.items())
-    yield from ((f"stores/{name}", store) for name, store in change.stores.items())
-    yield from change.arrays.items()
-    yield from change.bundles.items()
+    for kind, (gone, begin) in _RECORDS.items():
+        for name, record in {**dict.fromkeys(getattr(change, gone)), **getattr(change, kind)}.items():
+            yield f"{begin}{name}", record
     if change.run is None:
         yield from (("run", None), ("run/fixed", None))
     elif change.run is not UNSET:
