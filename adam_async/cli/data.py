@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import isawaitable
@@ -19,7 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from adam_async.cli.files import read_file
 from adam_async.cli.options import InspectOptions
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, print_json
 from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load
@@ -265,8 +264,7 @@ async def run_inspection(
             asked = read_steps(text, str(options.transforms)) if text is not None else None
             found.transforms = steps_for(asked, dataset.image_shape)
     if options.json:
-        for line in json.dumps(msgspec.to_builtins(found), indent=2).splitlines():
-            terminal.print(line)
+        print_json(found, terminal)
         return 0
     for line in lines(found, classes=options.classes):
         terminal.print(line)

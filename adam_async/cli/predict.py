@@ -3,7 +3,6 @@
 Only functions of this file import PyTorch, because other commands must run without it.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -14,7 +13,7 @@ import msgspec
 from adam_async.checkpoint.trained_model import SOFTMAX, Model, Predictions
 from adam_async.cli.files import announce_existing, check_target, write_file
 from adam_async.cli.options import ExportOptions, PredictOptions
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, print_json
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.sources.unlabelled import Piece, Unlabelled
 from adam_async.errors import ConfigError, ModelError, counted, install_command
@@ -102,9 +101,7 @@ def _rows(piece: Piece, found: Predictions, top: int) -> list[ImageReport]:
 
 def _print(model: Model, rows: list[ImageReport], options: PredictOptions, terminal: Terminal) -> None:
     if options.json:
-        text = json.dumps({"model": model.network.spec.name, "images": msgspec.to_builtins(rows)}, indent=2)
-        for line in text.splitlines():
-            terminal.print(line)
+        print_json({"model": model.network.spec.name, "images": rows}, terminal)
         return
     table = [("image", "class", "probability", "then")]
     for row in rows:
@@ -128,26 +125,22 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
             no equal in PyTorch.
         ModelError: The scores of onnxruntime differ from the network's.
     """
-    targets = {"--onnx": options.onnx, "--torch": options.torch}
+    wanted = (("--onnx", options.onnx, _onnx), ("--torch", options.torch, _state))
+    targets = [(option, file, make) for option, file, make in wanted if file is not None]
     async with Disk() as disk, ComputePool(threads=1, name="export") as pool:
-        for option, file in targets.items():
-            if file is not None:
-                await check_target(file, option, disk)
+        for option, file, _ in targets:
+            await check_target(file, option, disk)
         model = await disk.run(Model.load, path)
-        if options.onnx is not None:
-            data, lines = await pool.run(_onnx, model)
-            await announce_existing(options.onnx, disk, terminal)
-            await write_file(options.onnx, "--onnx", [data], disk)
-            _print_lines(options.onnx, lines, terminal)
-        if options.torch is not None:
-            data, lines = await pool.run(_state, model, options.torch)
-            await announce_existing(options.torch, disk, terminal)
-            await write_file(options.torch, "--torch", [data], disk)
-            _print_lines(options.torch, lines, terminal)
+        for option, file, make in targets:
+            data, lines = await pool.run(make, model, file)
+            await announce_existing(file, disk, terminal)
+            await write_file(file, option, [data], disk)
+            for line in (f"{file}: {lines[0]}", *lines[1:]):
+                terminal.print(line)
     return 0
 
 
-def _onnx(model: Model) -> tuple[bytes, list[str]]:
+def _onnx(model: Model, _: Path) -> tuple[bytes, list[str]]:
     """Return the ONNX file, and lines that describe it."""
     # Before the first import of onnxruntime, which reads the variable once.
     os.environ.setdefault(NO_TELEMETRY, "1")
@@ -189,10 +182,3 @@ def _needs_torch() -> Iterator[None]:
             f"export needs PyTorch: for --onnx {install_command('onnx')}, for --torch "
             f"{install_command('torch')} ({error.__cause__ or error})"
         ) from None
-
-
-def _print_lines(file: Path, lines: list[str], terminal: Terminal) -> None:
-    first, *others = lines
-    terminal.print(f"{file}: {first}")
-    for line in others:
-        terminal.print(line)

@@ -48,6 +48,7 @@ from adam_async.cluster.launcher import Launcher
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
 from adam_async.cluster.processes import ProcessCluster
+from adam_async.cluster.setup import ClusterInputs
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.names import is_import_path
 from adam_async.data_server.transforms.steps import read_steps
@@ -469,29 +470,33 @@ async def open_cluster(
     """Start the roles of the configuration, or join running ones."""
     role = "driver" if options.controller is not None else ""
     token = await read_token(options.token_file, environment, role=role)
+    # Other processes may not have the module of an imported data set: this one serves it.
+    served = not config.processes or is_import_path(config.data)
+    shared: ClusterInputs = {
+        "dataset": dataset if served else None,
+        "token": token,
+        "model_text": contents.model_text,
+        "transforms": contents.transforms,
+        "timeline": timeline,
+        "checkpoint": options.checkpoint,
+        "resume": options.resume,
+        "store": options.store,
+        "init": contents.init,
+        "step": options.step,
+        "step_args": imports.step_args,
+    }
     if options.controller is not None:
         async with _join(options, config, contents, token, imports) as driver:
             yield driver, driver.train
     elif config.processes:
         async with ProcessCluster(
             config,
-            # Other processes may not have the module of an imported data set: this one serves it.
-            dataset=dataset if is_import_path(config.data) else None,
-            token=token,
-            model_text=contents.model_text,
-            transforms=contents.transforms,
             environment=environment if launcher is None else None,
             on_line=terminal.notice,
-            timeline=timeline,
-            checkpoint=options.checkpoint,
-            resume=options.resume,
-            store=options.store,
-            init=contents.init,
             layers=imports.layers,
-            step=options.step,
-            step_args=imports.step_args,
             step_path=options.step_path,
             launcher=launcher,
+            **shared,
         ) as processes:
             if token is not None:  # without a given token no other program can join
                 found = ",".join(processes.driver.controllers)
@@ -499,21 +504,8 @@ async def open_cluster(
                 terminal.notice(f"from another shell: adam-async status --controller {found}{file}")
             yield processes.driver, processes.train
     else:
-        async with LocalCluster(
-            config,
-            dataset=dataset,
-            token=token,
-            model_text=contents.model_text,
-            transforms=contents.transforms,
-            timeline=timeline,
-            checkpoint=options.checkpoint,
-            resume=options.resume,
-            store=options.store,
-            init=contents.init,
-            layers=import_layers(imports.layers),
-            step=options.step,
-            step_args=imports.step_args,
-        ) as local:
+        layers = import_layers(imports.layers)
+        async with LocalCluster(config, layers=layers, **shared) as local:
             yield local.driver, local.train
 
 

@@ -115,18 +115,13 @@ class Recorder:
         return b"".join(dump_record(header, logs))
 
     def _kernels(self, statistics: Mapping[str, Counts]) -> str:
-        """Return the kernels of the workers; with a step the configured ones, for the transforms."""
+        """Return the kernels that all workers ran; with a step the configured ones, for the transforms."""
         if isinstance(self._model, StepModel):
             return self._program.config.kernels
-        return _kernels(statistics)
-
-
-def _kernels(statistics: Mapping[str, Counts]) -> str:
-    """Return the implementation of the layers that all workers ran."""
-    workers = [each for each in statistics.values() if isinstance(each, WorkerCounts)]
-    found = {each.kernels.set for each in workers if each.kernels is not None}
-    if not found:
-        raise RecordError("no worker reported its kernels")
-    if len(found) != 1:
-        raise RecordError(f"workers ran different kernels ({', '.join(sorted(found))}); name one by kernels")
-    return found.pop()
+        workers = [each for each in statistics.values() if isinstance(each, WorkerCounts)]
+        found = sorted({each.kernels.set for each in workers if each.kernels is not None})
+        if not found:
+            raise RecordError("no worker reported its kernels")
+        if len(found) > 1:
+            raise RecordError(f"workers ran different kernels ({', '.join(found)}); name one by kernels")
+        return found[0]

@@ -117,15 +117,11 @@ def status_of(
     """
     lags = _lags(facts.values())
     roles = [
-        RoleStatus(
-            node=node,
-            role="controller",
-            state="leads" if node == leading else "follows",
-            address="",
-            host=counts.host,
-            pid=counts.pid,
-            peak_rss_mb=counts.peak_rss_mb,
-            age_s=counts.age_s,
+        _reported(
+            RoleStatus(
+                node=node, role="controller", state="leads" if node == leading else "follows", address=""
+            ),
+            counts,
         )
         for node, counts in facts.items()
         if isinstance(counts, ControllerCounts)
@@ -173,15 +169,14 @@ def _role(
     groups = facts.finished if isinstance(facts, DataCounts) else 0
     if isinstance(facts, WorkerCounts) and facts.data is not None:
         groups = facts.data.groups
-    return msgspec.structs.replace(
-        status,
-        host=facts.host,
-        pid=facts.pid,
-        peak_rss_mb=facts.peak_rss_mb,
-        age_s=facts.age_s,
-        groups=groups,
-        version=(min(versions), max(versions)) if versions else None,
-    )
+    version = (min(versions), max(versions)) if versions else None
+    return msgspec.structs.replace(_reported(status, facts), groups=groups, version=version)
+
+
+def _reported(status: RoleStatus, facts: Counts) -> RoleStatus:
+    """Return the status of a role with the facts of its process."""
+    own = {name: getattr(facts, name) for name in ("host", "pid", "peak_rss_mb", "age_s")}
+    return msgspec.structs.replace(status, **own)
 
 
 def _state(record: NodeRecord, cluster: ClusterMap) -> str:

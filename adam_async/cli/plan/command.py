@@ -5,15 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rich.table import Table
-
 from adam_async.cli.data import load_data
 from adam_async.cli.files import check_target, read_model_file, write_file
 from adam_async.cli.link_speed import parse_bandwidth, parse_latency
 from adam_async.cli.options import PlanOptions
 from adam_async.cli.plan.choice import Candidate, Conditions, candidates, reason, recommend
 from adam_async.cli.plan.report import plan_report
-from adam_async.cli.terminal import Terminal
+from adam_async.cli.terminal import Terminal, new_table
 from adam_async.driver.calibration import calibrate
 from adam_async.errors import ConfigError, ModelError
 from adam_async.model import ModelSpec, Network, named_model
@@ -25,7 +23,6 @@ from adam_async.runtime.machine import Machine, describe_machine
 from dataflow import ComputePool
 
 COLUMNS = (
-    "",
     "workers",
     "plan",
     "images per group",
@@ -35,7 +32,8 @@ COLUMNS = (
     "crossing bytes",
     "chain",
 )
-"""Titles of the table. docs/reference/plan.md explains them under `plan.candidates`."""
+"""Titles of the table, without the column of the arrow. docs/reference/plan.md explains them under
+`plan.candidates`."""
 
 
 def show(
@@ -44,9 +42,7 @@ def show(
     """Print the plans, the recommendation last. Layers, workers, cuts and protocols are in the JSON alone."""
     for line in _condition_lines(best, machine):
         terminal.print(line)
-    table = Table(box=None, pad_edge=False)
-    for number, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+    table = new_table("", *(f">{name}" for name in COLUMNS))
     for each in compared:
         table.add_row("->" if each is best else "", *_cells(each))
     terminal.table(table)
