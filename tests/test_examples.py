@@ -229,6 +229,16 @@ async def test_two_clients_factorise_a_matrix_with_few_steps_between_them() -> N
     assert max(errors) < 0.01
 
 
+def test_branches_of_a_pin_begin_with_the_same_values_and_momentum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("store_branch.py")
+    errors = example.main(str(tmp_path / "first"))
+    assert errors == example.main(str(tmp_path / "second"))
+    assert len({*errors.values()}) == 3
+    assert capsys.readouterr().out.count("after 30 steps at rate") == 6
+
+
 @contextmanager
 def started(example: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run an example as a process; its output can be read."""

@@ -175,7 +175,7 @@ class SavedShards:
 
     def __init__(self, endpoint: Endpoint, *, waits: Waits) -> None:
         self._endpoint = endpoint
-        self._waits = waits
+        self.waits = waits
         self._known: dict[str, set[str]] = {}
         """Faults of the last survey, by name of the stores; the log gets only new faults."""
 
@@ -274,11 +274,11 @@ class SavedShards:
         """Return the stores of a server, the newest first, in as many lists as they need."""
         stores: list[SavedStore] = []
         faults: list[str] = []
-        async with self._connect(address) as link:
+        async with self.connect(address) as link:
             for _ in range(MOST_LISTS):
                 known = tuple([each.id for each in stores[:MOST_SAVED_STORES]])
                 ask = ListSaved(name=name, known=known, pin=pin)
-                reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
+                reply = await link.call(pack(ask), timeout_s=self.waits.call_s)
                 answer, (listed, wrong) = unpack(reply, SavedList), read_saved_list(reply)
                 stores += listed
                 faults += wrong
@@ -288,14 +288,15 @@ class SavedShards:
                 faults.append(f"more stores than fit into {MOST_LISTS} lists")
         return answer, tuple(stores[:MOST_SAVED_STORES]), tuple(faults)
 
-    def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:
+    def connect(self, address: str) -> AbstractAsyncContextManager[Link]:
+        """Open a link to an address, for a block. Raises TransportError."""
         endpoint = self._endpoint
-        return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
+        return endpoint.network.connect(address, endpoint.identity, timeout_s=self.waits.dial_s)
 
     def shards(self, store: FoundStore, cluster: ClusterMap) -> "DiskShards":
         """Return the shards of a store, each on the server with its newest copy."""
         return DiskShards(
-            store, {node: each.address for node, each in cluster.nodes.items()}, self._connect, self._waits
+            store, {node: each.address for node, each in cluster.nodes.items()}, self.connect, self.waits
         )
 
 

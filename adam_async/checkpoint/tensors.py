@@ -1,6 +1,9 @@
 """All arrays of a store, with the state of their rules, joined from shards and cut into shards."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,6 +12,7 @@ from numpy.typing import NDArray
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_pieces import pieces_of
+from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.store_record import ArrayRecord
 
@@ -86,3 +90,60 @@ class WholeTensors:
         """Yield some shards before any push, without the state of their rules; see `ShardSource`."""
         for piece in pieces_of(specs, in_place=False)[1:]:
             yield [Shard(spec=spec, values=self.values_of(spec), rule_state={}) for spec in piece]
+
+
+class RecutShards:
+    """The shards of a store, cut from those of another one with the same arrays; see `ShardSource`.
+
+    The shards of one piece, and those that they are cut from, are in memory at a time.
+
+    Args:
+        source: The shards of the other store.
+        table: The shards to cut.
+    """
+
+    def __init__(self, source: ShardSource, table: ShardTable) -> None:
+        self.table = table
+        self._source = source
+
+    async def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
+        """Yield some shards without versions, clocks and groups; see `ShardSource`."""
+        held: dict[ShardId, Shard] = {}
+        for piece in pieces_of(specs, in_place=False)[1:]:
+            origins = [self._origins(spec) for spec in piece]
+            wanted = {origin.id: origin for each in origins for origin in each}
+            # A shard that is larger than a piece is read once, although several pieces are cut from it.
+            held = {id: shard for id, shard in held.items() if id in wanted}
+            new = [origin for id, origin in wanted.items() if id not in held]
+            async with aclosing(self._source.shards_of(new)) as parts:
+                async for shards in parts:
+                    held |= {shard.spec.id: shard for shard in shards}
+            yield [
+                _cut(spec, [held[origin.id] for origin in each])
+                for spec, each in zip(piece, origins, strict=True)
+            ]
+
+    def _origins(self, spec: ShardSpec) -> Sequence[ShardSpec]:
+        """Return the shards of the other store that have the values of a shard."""
+        there = self._source.table.by_tensor[spec.tensor]
+        first = bisect_right(there, spec.start, key=attrgetter("start")) - 1
+        return there[first : bisect_left(there, spec.stop, key=attrgetter("start"))]
+
+
+def _cut(spec: ShardSpec, origins: Sequence[Shard]) -> Shard:
+    """Return a shard from those that have its values, in the order of their values."""
+
+    def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        parts = [
+            array[max(spec.start - each.spec.start, 0) : spec.stop - each.spec.start]
+            for each, array in zip(origins, arrays, strict=True)
+        ]
+        return np.concatenate(parts)
+
+    state = {}
+    for name in origins[0].rule_state:
+        arrays = [each.rule_state[name] for each in origins]
+        # Pushes may have reached some shards only. From step 13 on a lower count makes Adam's steps shorter.
+        is_count = arrays[0].dtype.kind == "i"
+        state[name] = np.min(arrays, axis=0) if is_count else joined(arrays)
+    return Shard(spec=spec, values=joined([each.values for each in origins]), rule_state=state)

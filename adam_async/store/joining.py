@@ -5,7 +5,8 @@ that opens the store with arrays creates the store again.
 
 A store may come back from the disks of its servers: found by its name, and loaded into a new store. All its
 servers were lost, so a client creates it again, with another id. Its values and the state of its rules come
-from the disks; versions and clocks begin at 0, and each client begins with a new session.
+from the disks; versions and clocks begin at 0, and each client begins with a new session. A store that begins
+with a pin is loaded in the same way. If its shards have other borders, they are cut anew.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
+from adam_async.checkpoint.saved_shards import SEARCH_S, FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.checkpoint.tensors import RecutShards, WholeTensors
 from adam_async.client.parameter_client import SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
@@ -33,6 +34,7 @@ from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays,
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Within
 from adam_async.store.arrays import flat_values
+from adam_async.store.pins import find_pin
 from adam_async.store.wish import StoreWish, consistency_of
 from transport import TransportError
 
@@ -87,6 +89,8 @@ class Joining:
         self._found: FoundStore | None = None
         """Store on the disks of the servers, which this client creates again because it has no arrays of its
         own; None without such a store."""
+        self._pin: FoundStore | None = None
+        """Pin with which the store begins, once it is found."""
 
     async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
         """Return the open store and its arrays.
@@ -102,8 +106,8 @@ class Joining:
         while True:
             store = membership.map.stores.get(wish.name)
             if store is None or store.phase == "failed":
-                if wish.values is None and not wish.reader:
-                    self._found = await find_saved(self._saved, wish.name, lambda: membership.map)
+                if not wish.reader and (wish.values is None or wish.pin is not None):
+                    wish = await self._look_on_disks()
                 store = await self._create(store)
             elif wish.create == "new":
                 raise StoreError(
@@ -120,6 +124,40 @@ class Joining:
                 raise
             if opened is not None:
                 return opened, arrays
+
+    async def _look_on_disks(self) -> StoreWish:
+        """Look on the disks for the store, else for its pin; return the arguments, perhaps with arrays."""
+        wish, membership, found = self._wish, self._membership, None
+        if wish.create != "new":
+            found = await find_saved(self._saved, wish.name, lambda: membership.map)
+        if wish.values is None:
+            self._found = found
+        if wish.pin is None or found is not None:
+            return wish
+        # Before the creation: a refusal leaves no store.
+        pin = self._pin = await self._find_pin()
+        if wish.values is None:
+            self._wish = msgspec.structs.replace(
+                wish,
+                values={each.name: ArraySpec(each.shape, each.dtype, each.split) for each in pin.arrays},
+                records=pin.arrays,
+                rules=pin.record.rules,
+                slack=pin.record.slack,
+                is_summed=pin.record.summed_weight > 0,
+                replicas=wish.replicas or pin.record.replicas,
+                shard_bytes=pin.record.shard_bytes,
+            )
+        return self._wish
+
+    async def _find_pin(self) -> FoundStore:
+        """Return the pin. Raises StoreError: it is not on the disks, or has other arrays or rules."""
+        wish = self._wish
+        store, pin = wish.pinned
+        found = await find_pin(self._saved, store, pin, lambda: self._membership.map, search_s=SEARCH_S)
+        if wish.values is not None:
+            whose, cure = f"pin {pin!r} of store {store!r}", "give those of the pin, or leave arrays out"
+            _compare_arrays(wish, found.record, found.arrays, whose, cure)
+        return found
 
     async def _delete(self, store: StoreRecord) -> None:
         """Delete a store that this client created and that did not open."""
@@ -304,47 +342,39 @@ class Joining:
         copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         try:
             async with Within(self._waits.prepare_s, f"servers to load store {self._wish.name!r}"):
-                if not await self._load_saved(store, arrays, copies):
-                    await self._load_given(store, arrays, copies)
+                table = shard_table(arrays, shard_bytes=store.shard_bytes)
+                found = await self._first_state(store)
+                if found is not None:
+                    source = self._saved.shards(found, self._membership.map)
+                    is_same = source.table == table
+                    await copies.load(store, source if is_same else RecutShards(source, table))
+                    if found is not self._pin:
+                        logger.warning("store %r goes on from the disks of its servers", found.name)
+                else:
+                    assert self._wish.values is not None
+                    given = {each.name: _first_values(self._wish.values[each.name], each) for each in arrays}
+                    await copies.load(store, WholeTensors(arrays, table, values=given))
+        except CheckpointError as error:
+            raise StoreError(str(error)) from error
         except (ShardUnavailable, TransportError) as error:
             _present(self._membership.map, key)
             raise StoreError(f"store {self._wish.name!r} cannot be loaded: {error}") from error
 
-    async def _load_given(
-        self, store: StoreRecord, arrays: Sequence[ArrayRecord], copies: ShardCopies
-    ) -> None:
-        """Load the values of the caller."""
-        assert self._wish.values is not None
-        values = {record.name: _first_values(self._wish.values[record.name], record) for record in arrays}
-        table = shard_table(arrays, shard_bytes=store.shard_bytes)
-        await copies.load(store, WholeTensors(arrays, table, values=values))
-
-    async def _load_saved(
-        self, store: StoreRecord, arrays: Sequence[ArrayRecord], copies: ShardCopies
-    ) -> bool:
-        """Load the values on the disks of the servers, if a store of this name is there.
+    async def _first_state(self, store: StoreRecord) -> FoundStore | None:
+        """Return the store of this name on the disks of the servers, else the pin; None without both.
 
         Raises:
-            StoreError: The store there is incomplete, or has other arrays, rules or consistency.
+            StoreError: Its bundles are incomplete, or it has other arrays, rules or consistency.
         """
         wish, membership = self._wish, self._membership
-        if wish.create == "new":
-            return False
-        found = self._found or await find_saved(
-            self._saved, wish.name, lambda: membership.map, without=store.id
-        )
-        if found is None:
-            return False
-        if wish.values is not None:
-            _compare(wish, found.record, found.arrays)
-        if not same_shards(found, store, arrays):
-            raise StoreError(
-                f"store {wish.name!r} is on the disks of its servers with shard_bytes="
-                f"{found.record.shard_bytes}, or its arrays in another order: open it without arrays, or "
-                "give it up with create='new'"
-            )
-        await load_saved(self._saved, copies, found, store, membership.map)
-        return True
+        found = self._found
+        if found is None and wish.create != "new":
+            found = await find_saved(self._saved, wish.name, lambda: membership.map, without=store.id)
+        if found is not None:
+            if wish.values is not None:
+                _compare(wish, found.record, found.arrays)
+            return found
+        return None if wish.pin is None else self._pin or await self._find_pin()
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
         """Return the session of this client; unless it is a reader, get a place among the store's clients."""
@@ -382,36 +412,37 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
         StoreError: A name, shape, type, rule or the consistency differs; the error names the first
             difference.
     """
-    there = {array.name: array for array in arrays}
     cure = "give the arrays and rules of the store, or open another store, under another name"
-    for mine in wish.records:
-        other = there.pop(mine.name, None)
-        shown = f"array {mine.name[:80]!r}"
-        if other is None:
-            raise StoreError(
-                f"store {wish.name!r} has no {shown}; it has {counted(len(arrays), 'array')}: {cure}"
-            )
-        if (other.shape, other.dtype) != (mine.shape, mine.dtype):
-            raise StoreError(
-                f"{shown} is {other.dtype}{other.shape} in store {wish.name!r}, "
-                f"and {mine.dtype}{mine.shape} here: {cure}"
-            )
-        used_rule, my_rule = store.rules[other.rule], wish.rules[mine.rule]
-        if msgspec.structs.replace(used_rule, rate=my_rule.rate) != my_rule:
-            raise StoreError(
-                f"{shown} has rule {used_rule.text} in store {wish.name!r}, and {my_rule.text} here: {cure}"
-            )
-    if there:
-        raise StoreError(
-            f"store {wish.name!r} has the further array {next(iter(there))[:80]!r}, which is absent here: "
-            f"{cure}"
-        )
+    _compare_arrays(wish, store, arrays, f"store {wish.name!r}", cure)
     used = consistency_of(store.slack, is_summed=store.summed_weight > 0)
     asked = consistency_of(wish.slack, is_summed=wish.is_summed)
     if used != asked:
         raise StoreError(
             f"store {wish.name!r} has consistency {used}, not {asked}: open it with {used!r}, or open "
             "another store, under another name"
+        )
+
+
+def _compare_arrays(
+    wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord], whose: str, cure: str
+) -> None:
+    """Compare the arrays of a client with those of a store or a pin, see `_compare`."""
+    there = {array.name: array for array in arrays}
+    for mine in wish.records:
+        other = there.pop(mine.name, None)
+        shown = f"array {mine.name[:80]!r}"
+        if other is None:
+            raise StoreError(f"{whose} has no {shown}; it has {counted(len(arrays), 'array')}: {cure}")
+        if (other.shape, other.dtype) != (mine.shape, mine.dtype):
+            raise StoreError(
+                f"{shown} is {other.dtype}{other.shape} in {whose}, and {mine.dtype}{mine.shape} here: {cure}"
+            )
+        used_rule, my_rule = store.rules[other.rule], wish.rules[mine.rule]
+        if msgspec.structs.replace(used_rule, rate=my_rule.rate) != my_rule:
+            raise StoreError(f"{shown} has rule {used_rule.text} in {whose}, and {my_rule.text} here: {cure}")
+    if there:
+        raise StoreError(
+            f"{whose} has the further array {next(iter(there))[:80]!r}, which is absent here: {cure}"
         )
 
 
@@ -468,32 +499,3 @@ async def find_saved(
         return await saved.find(name, maps, without=without)
     except CheckpointError as error:
         raise StoreError(str(error)) from error
-
-
-async def load_saved(
-    saved: SavedShards,
-    copies: ShardCopies,
-    found: FoundStore,
-    store: StoreRecord,
-    cluster: ClusterMap,
-) -> None:
-    """Load a store from the disks into a new one with the same arrays.
-
-    Raises:
-        StoreError: A server does not have a piece any more, or the piece is damaged.
-        TransportError, ShardUnavailable: See `ShardCopies.load`.
-    """
-    try:
-        await copies.load(store, saved.shards(found, cluster))
-    except CheckpointError as error:
-        raise StoreError(str(error)) from error
-    logger.warning("store %r goes on from the disks of its servers", found.name)
-
-
-def same_shards(found: FoundStore, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> bool:
-    """Return whether two stores have the same arrays, shards and rules, apart from the rates of the rules."""
-    mine, theirs = (
-        [msgspec.structs.replace(rule, rate=0.0) for rule in rules]
-        for rules in (store.rules, found.record.rules)
-    )
-    return (found.arrays, theirs, found.record.shard_bytes) == (tuple(arrays), mine, store.shard_bytes)

@@ -394,6 +394,7 @@ def _check_needs_no_name(where: str, wish: StoreWish, folder: Path | None) -> No
         ("create", wish.create, wish.create != "never"),
         ("reader", wish.reader, not wish.reader),
         ("replicas", wish.replicas, wish.replicas <= 1),
+        ("pin", wish.pin, wish.pin is None),
     ):
         if not fits:
             raise ConfigError(

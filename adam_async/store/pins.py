@@ -15,11 +15,11 @@ import msgspec
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.manifest import CheckpointError
-from adam_async.checkpoint.saved_shards import FoundStore, SavedShards
+from adam_async.checkpoint.saved_shards import PAUSE_S, FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import PAUSES, ShardCopies
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.controller.client import Membership
-from adam_async.errors import AdamError, DeadlineExceeded, StoreError
+from adam_async.errors import AdamError, DeadlineExceeded, StoreError, counted
 from adam_async.messages import (
     MOST_PINS,
     ListPins,
@@ -31,12 +31,14 @@ from adam_async.messages import (
     read_pin_list,
     unpack,
 )
-from adam_async.messages.bounds import PinName
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.run_copies import lacks_copies
 from adam_async.run.shard_table import ShardSpec, ShardTable, holders
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.clock import Within
+from adam_async.store.wish import fault_of_pin_name
 from transport import Link, RemoteError, TransportError
 
 Connect = Callable[[str], AbstractAsyncContextManager[Link]]
@@ -57,15 +59,11 @@ class PinSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Servers that have a part of it."""
 
 
-def check_pin_name(name: object) -> str:
+def check_pin_name(name: str) -> str:
     """Return the name of a pin. Raises StoreError: it is none."""
-    try:
-        return msgspec.convert(name, PinName)
-    except msgspec.ValidationError:
-        raise StoreError(
-            f"the name of a pin is 1 to 64 letters, digits, dots, hyphens and underscores, and begins with a "
-            f"letter or a digit, not {name!r:.80}"
-        ) from None
+    if fault := fault_of_pin_name(name):
+        raise StoreError(fault)
+    return name
 
 
 async def list_pins(
@@ -131,6 +129,43 @@ def pin_summaries(answers: Mapping[str, Sequence[PinState]]) -> list[PinSummary]
     return [found[name] for name in sorted(found)]
 
 
+def _absent(store: str, pin: str, answers: Mapping[str, Sequence[PinState]]) -> StoreError:
+    there = ", ".join([repr(each.name) for each in pin_summaries(answers)]) or "none"
+    return StoreError(f"store {store!r} has no pin {pin!r} on the disks of its servers; its pins: {there}")
+
+
+async def find_pin(
+    saved: SavedShards, store: str, pin: str, maps: Callable[[], ClusterMap], *, search_s: float = 0.0
+) -> FoundStore:
+    """Return the newest valid pin of a name.
+
+    Args:
+        maps: Returns the newest cluster map.
+        search_s: Time in which servers with parts of the pin may still start, in seconds.
+
+    Raises:
+        StoreError: The disks do not have the pin, or only some of its bundles.
+    """
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + search_s
+    while True:
+        survey = await saved.survey(store, cluster := maps(), pin=pin)
+        found = next((each for each in survey.stores if each.is_whole), None)
+        if found is not None:
+            return found
+        may_come = survey.stores or survey.absent or not cluster.live("ps")
+        if not may_come or loop.time() >= ends_at:
+            break
+        await asyncio.sleep(PAUSE_S)
+    if survey.stores:
+        missing = ", ".join(survey.stores[0].missing())
+        raise StoreError(
+            f"the disks lack the shards of {missing} of pin {pin!r} of store {store!r}: start all its "
+            f"servers with their folders{survey.faults_text}"
+        )
+    raise _absent(store, pin, await list_pins(store, cluster, saved.connect, saved.waits))
+
+
 class StorePins:
     """The pins of a store, for one client.
 
@@ -154,18 +189,22 @@ class StorePins:
         self._name = name
         self._store = store
         self._table = table
-        self._endpoint = endpoint
+        self._saved = SavedShards(endpoint, waits=waits)
         self._membership = membership
         self._waits = waits
         self._entropy = entropy
         self._copies = ShardCopies(endpoint, changes=membership.changes, waits=waits)
 
-    def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:
-        endpoint = self._endpoint
-        return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
-
     async def _answers(self) -> dict[str, tuple[PinState, ...]]:
-        return await list_pins(self._name, self._membership.map, self._connect, self._waits)
+        """Return the pins by server, once a server has answered. Raises DeadlineExceeded: none has."""
+        what = f"a server to list the pins of store {self._name!r}"
+        async with Within(self._waits.patience_s, what):
+            for pause_s in PAUSES.waits():
+                cluster = self._membership.map
+                if answers := await list_pins(self._name, cluster, self._saved.connect, self._waits):
+                    return answers
+                await asyncio.sleep(pause_s)
+        raise AssertionError("the pauses have no end")
 
     async def summaries(self) -> list[PinSummary]:
         """See `ParameterStore.pins`."""
@@ -198,14 +237,27 @@ class StorePins:
         """Check that enough servers of each bundle keep shards on a disk. Raises StoreError."""
         cluster, least = self._membership.map, self._store.min_in_sync_in_force
         for home in self._homes():
-            bundle = cluster.bundle(self._store.id, home)
-            members = [node for node, _ in bundle.in_sync] if bundle is not None else []
-            without = [node for node in members if not cluster.nodes[node].info.get(DISK)]
+            members = self._in_sync(home)
+            without = [node for node in sorted(members) if not cluster.nodes[node].info.get(DISK)]
             if without and len(members) - len(without) < least:
                 raise StoreError(
                     f"store {self._name!r} cannot be pinned: {', '.join(without)} has no folder; start it "
                     "again with --dir DIR, or open a store at 'local' with dir=FOLDER"
                 )
+
+    def _in_sync(self, home: str) -> set[str]:
+        bundle = self._membership.map.bundle(self._store.id, home)
+        return {node for node, _ in bundle.in_sync} if bundle is not None else set()
+
+    def _check_servers(self, home: str) -> None:
+        """Check that no further server must start before a bundle takes entries. Raises StoreError."""
+        cluster, least = self._membership.map, self._store.min_in_sync_in_force
+        servers = len(cluster.live("ps"))
+        if servers < least and lacks_copies(cluster, self._store.id, home):
+            raise StoreError(
+                f"store {self._name!r} cannot be pinned: {counted(least, 'copy')} of each shard must be in "
+                f"sync (min_in_sync), and {counted(servers, 'server')} are live: start one with adam-async ps"
+            )
 
     async def _make_room(self, name: str) -> None:
         """Check that a pin of this name can be made; remove what a loss of all servers left unfinished.
@@ -239,6 +291,8 @@ class StorePins:
 
         async def send(link: Link, specs: Sequence[ShardSpec]) -> None:
             home = self._store.buckets[specs[0].bucket]
+            if not removes:
+                self._check_servers(home)
             body = PinShards(store=self._store.id, home=home, name=name, pin=pin, removes=removes)
             unpack(await link.call(pack(body), timeout_s=self._waits.call_s), ShardsPinned)
 
@@ -249,41 +303,56 @@ class StorePins:
 
     async def _until_saved(self, pin: int) -> None:
         """Wait until enough servers have saved each bundle. Raises StoreError: they cannot."""
-        least, homes = self._store.min_in_sync_in_force, self._homes()
+        homes = self._homes()
+        seen: dict[str, set[str]] = {home: set() for home in homes}
         for pause_s in PAUSES.waits():
             answers = await self._answers()
-            found = _by_pin(answers).get(pin)
-            saved = found.saved if found is not None else {}
-            if all(len(saved.get(home, ())) >= least for home in homes):
+            saved = [self._is_saved(pin, home, answers, seen[home]) for home in homes]
+            if all(saved):
                 return
-            faults = [
-                (state.facts.home, f"{node}: {state.fault}")
-                for node, states in answers.items()
-                for state in states
-                if state.facts.pin == pin and state.fault
-            ]
-            for home, fault in faults:
-                bundle = self._membership.map.bundle(self._store.id, home)
-                failed = [each for each, _ in faults if each == home]
-                members = len(bundle.in_sync) if bundle is not None else 0
-                if members - len(failed) < least:
-                    raise StoreError(f"store {self._name!r} cannot be pinned: {fault}")
             await asyncio.sleep(pause_s)
+
+    def _is_saved(
+        self, pin: int, home: str, answers: Mapping[str, Sequence[PinState]], seen: set[str]
+    ) -> bool:
+        """Return whether enough servers have saved a bundle of a pin.
+
+        Args:
+            seen: Members in sync at earlier calls; the call adds those of now.
+
+        Raises:
+            StoreError: Too few servers can still save it.
+        """
+        least, in_sync = self._store.min_in_sync_in_force, self._in_sync(home)
+        states = {
+            node: state
+            for node, states in answers.items()
+            for state in states
+            if (state.facts.pin, state.facts.home) == (pin, home)
+        }
+        listed = {node for node, state in states.items() if not state.fault}
+        if sum([not states[node].writes for node in listed]) >= least:
+            return True
+        # A member that leaves the copies in sync before it lists the pin does not save it any more.
+        lost = dict.fromkeys(sorted(seen - in_sync - listed), "the copy was lost")
+        lost |= {node: state.fault for node, state in states.items() if state.fault}
+        if lost and len(in_sync - lost.keys() | listed) < least:
+            why = "; ".join([f"{node}: {each}" for node, each in lost.items()])
+            raise StoreError(f"store {self._name!r} cannot be pinned: {why}")
+        self._check_servers(home)
+        seen |= in_sync
+        return False
 
     # --- removing ----------------------------------------------------------------------------
 
     async def remove(self, name: str) -> None:
         """See `ParameterStore.unpin`."""
-        listed = _by_pin(await self._answers())
-        found = [pin for pin, each in listed.items() if name in [facts.name for facts in each.facts]]
+        listed = await self._answers()
+        found = [pin for pin, each in _by_pin(listed).items() if name in [facts.name for facts in each.facts]]
         if not found:
-            raise StoreError(await self._absent(name))
+            raise _absent(self._name, name, listed)
         for pin in found:
             await self._remove(name, pin)
-
-    async def _absent(self, name: str) -> str:
-        there = ", ".join([repr(each.name) for each in await self.summaries()]) or "none"
-        return f"store {self._name!r} has no pin {name!r} on the disks of its servers; its pins: {there}"
 
     async def _remove(self, name: str, pin: int) -> None:
         # Servers without a bundle of the present store may have the pin, too. Entries of a log may wait for
@@ -294,7 +363,7 @@ class StorePins:
         async def give_up(node: str) -> None:
             # A member that does not answer gets the removal from the log, perhaps when it returns.
             with contextlib.suppress(TransportError, ValueError):
-                async with self._connect(cluster.nodes[node].address) as link:
+                async with self._saved.connect(cluster.nodes[node].address) as link:
                     await link.call(pack(body), timeout_s=self._waits.call_s)
 
         async with asyncio.TaskGroup() as group:
@@ -306,14 +375,11 @@ class StorePins:
 
     async def read(self, name: str) -> dict[str, NDArray[Any]]:
         """See `ParameterStore.read_pin`."""
-        saved = SavedShards(self._endpoint, waits=self._waits)
-        cluster = self._membership.map
-        found = await self.find(saved, name)
+        found = await find_pin(self._saved, self._name, name, lambda: self._membership.map)
         tensors = WholeTensors(found.arrays, found.table)
+        source = self._saved.shards(found, self._membership.map)
         try:
-            async with contextlib.aclosing(
-                saved.shards(found, cluster).shards_of(found.table.shards)
-            ) as parts:
+            async with contextlib.aclosing(source.shards_of(found.table.shards)) as parts:
                 async for shards in parts:
                     for shard in shards:
                         tensors.take(shard)
@@ -322,17 +388,3 @@ class StorePins:
         for array in tensors.weights.values():
             array.flags.writeable = False
         return tensors.weights
-
-    async def find(self, saved: SavedShards, name: str) -> FoundStore:
-        """Return the newest valid pin of a name. Raises StoreError: the disks have none."""
-        survey = await saved.survey(self._name, self._membership.map, pin=name)
-        found = next((each for each in survey.stores if each.is_whole), None)
-        if found is not None:
-            return found
-        if survey.stores:
-            missing = ", ".join(survey.stores[0].missing())
-            raise StoreError(
-                f"the disks lack the shards of {missing} of pin {name!r} of store {self._name!r}: start all "
-                f"its servers with their folders{survey.faults_text}"
-            )
-        raise StoreError(await self._absent(name))

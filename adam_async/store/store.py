@@ -75,6 +75,7 @@ class ParameterStore:
         shard_bytes: int = SHARD_BYTES,
         reader: bool = False,
         durable: bool = False,
+        pin: str | None = None,
         dir: str | Path | None = None,
         token: str | None = None,
         waits: Waits = Waits(),  # noqa: B008 - a frozen value
@@ -106,6 +107,9 @@ class ParameterStore:
             reader: Whether this client only pulls. A reader never delays other clients.
             durable: Whether a push is acknowledged only when it is on the disks of all copies in sync; the
                 creator decides. All servers need a folder.
+            pin: Pin with which a new store begins, ``STORE/PIN``, or ``PIN`` of this store's name: its values
+                and the state of its rules take the place of the first values of `arrays`. Without `arrays`
+                the store has the arrays, rules, consistency and shards of the pin.
             dir: With ``local``, folder in which the server keeps its stores: a store that is opened again by
                 its name gets back its values and the state of its rules. None: in memory only. The servers of
                 a cluster have their own folders (``adam-async ps --dir``).
@@ -118,13 +122,14 @@ class ParameterStore:
         """
         if arrays is None:
             check_is_default(
-                rule=(rule, Sgd()),
-                consistency=(consistency, "asp"),
+                rule=(rule, Sgd()), consistency=(consistency, "asp"), shard_bytes=(shard_bytes, SHARD_BYTES)
+            )
+        if arrays is None and pin is None:
+            check_is_default(
                 replicas=(replicas, 0),
                 copies=(copies, None),
                 min_in_sync=(min_in_sync, 0),
                 servers=(servers, 0),
-                shard_bytes=(shard_bytes, SHARD_BYTES),
                 durable=(durable, False),
             )
         records, rules = records_of(arrays, rule) if arrays is not None else ((), ())
@@ -143,6 +148,7 @@ class ParameterStore:
             shard_bytes=shard_bytes,
             reader=reader,
             durable=durable,
+            pin=pin,
             waits=waits,
         )
         folder = None if dir is None else Path(dir).resolve()

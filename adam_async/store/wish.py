@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from adam_async.errors import ConfigError, check_flags
+from adam_async.messages.bounds import PinName
 from adam_async.model.rules import AnyRule
 from adam_async.option_types import fault_of
 from adam_async.run.config import Waits
@@ -59,12 +60,16 @@ class StoreWish(StoreNumbers, frozen=True, kw_only=True, eq=False):
     push."""
     reader: bool
     durable: bool = False
+    pin: str | None = None
+    """Pin with the first values of a new store: ``STORE/PIN``, or ``PIN`` of the store's own name."""
     waits: Waits
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise ConfigError(f"the name of a store is text, not {self.name!r:.80}")
         store_key(self.name)
+        if self.pin is not None:
+            self._check_pin()
         if fault := fault_of(self, StoreNumbers):
             raise ConfigError(fault)
         if self.copies is not None and self.min_in_sync > self.copies:
@@ -84,8 +89,34 @@ class StoreWish(StoreNumbers, frozen=True, kw_only=True, eq=False):
                 raise ConfigError(
                     "consistency='bsp' needs replicas=N, the number of clients of the first step"
                 )
-            if self.values is None or self.reader:
-                raise ConfigError("create='new' needs the arrays of the store, and no reader")
+            if (self.values is None and self.pin is None) or self.reader:
+                raise ConfigError("create='new' needs the arrays of the store, or a pin, and no reader")
+
+    def _check_pin(self) -> None:
+        if not isinstance(self.pin, str) or fault_of_pin_name(self.pinned[1]):
+            raise ConfigError(f"pin is 'STORE/PIN', or 'PIN' of this store's name, not {self.pin!r:.200}")
+        store_key(self.pinned[0])
+        if self.reader or self.create == "never":
+            raise ConfigError("pin begins a new store: leave it out for a reader, and with create='never'")
+
+    @property
+    def pinned(self) -> tuple[str, str]:
+        """Names of the pin's store and of the pin."""
+        assert self.pin is not None
+        store, _, pin = self.pin.rpartition("/")
+        return store or self.name, pin
+
+
+def fault_of_pin_name(name: object) -> str:
+    """Return why a value is no name of a pin; empty if it is one."""
+    try:
+        msgspec.convert(name, PinName)
+    except msgspec.ValidationError:
+        return (
+            "the name of a pin is 1 to 64 letters, digits, dots, hyphens and underscores, and begins with a "
+            f"letter or a digit, not {name!r:.80}"
+        )
+    return ""
 
 
 def check_is_default(**given: tuple[object, object]) -> None:
