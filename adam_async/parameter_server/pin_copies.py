@@ -31,12 +31,13 @@ class PinCopies:
     Attributes:
         copied_bytes: Size of the copies that the disk has not taken, in bytes.
         is_given_up: Whether `end` was called.
+        lacks_memory: Whether a copy failed for lack of memory, which gave the pin up.
     """
 
     def __init__(self, pin: Any, shards: Iterable[Shard]) -> None:
         self.pin = pin
         self.copied_bytes = 0
-        self.is_given_up = False
+        self.is_given_up = self.lacks_memory = False
         self._left: dict[ShardId, tuple[Shard, ShardState]] = {}
         """Shards that the disk has not taken, with their tables at the pin."""
         self._copies: dict[ShardId, Arrays] = {}
@@ -58,7 +59,12 @@ class PinCopies:
         """Copy the shards that work is about to change, and that the disk has not taken."""
         for shard in shards:
             if self._lacks_copy(shard):
-                self._copies[shard.spec.id] = _arrays(shard)
+                try:
+                    self._copies[shard.spec.id] = _arrays(shard)
+                except MemoryError:  # the work goes on without the pin
+                    self.end()
+                    self.lacks_memory = True
+                    return
                 self.copied_bytes += bytes_of(shard)
 
     def _lacks_copy(self, shard: Shard) -> bool:
@@ -85,7 +91,7 @@ class PinCopies:
 
     def end(self) -> None:
         """Drop all copies: the pin is given up, or its shards leave the server."""
-        self.is_given_up = True
+        self.is_given_up, self.lacks_memory = True, False
         self._left.clear()
         self._copies.clear()
         self.copied_bytes = 0

@@ -50,6 +50,9 @@ from transport import RemoteProtocolError
 PINNED, REMOVED = "pin-", "removed-"
 """Prefixes of the names of the folders of pins, and of folders that are being written or removed."""
 
+NO_MEMORY = "no memory is left"
+"""Reason why a server without memory has not saved a pin."""
+
 PIECE_S = 60.0
 """Maximum time for a piece of a pin. After it the pin is given up, because pushes may wait for the disk."""
 
@@ -214,8 +217,8 @@ class Pins:
                 await self.remove(facts.pin)
                 await disk.remove_folder(aside)
         except (OSError, MemoryError, DeadlineExceeded) as error:
-            why = getattr(error, "strerror", None) or str(error) or "no memory is left"
-            if not copies.is_given_up:
+            why = getattr(error, "strerror", None) or str(error) or NO_MEMORY
+            if copies.lacks_memory or not copies.is_given_up:
                 self.fail(catalogue.name, facts, f"{self._folder} cannot take it: {why}")
             copies.end()
             taken()
@@ -241,6 +244,8 @@ class Pins:
             number = copies.next_of(left)
             specs = left.pop(number)
             shards = copies.take(specs)
+            if copies.lacks_memory:
+                raise MemoryError
             if not shards:
                 return
             taken()
@@ -289,8 +294,11 @@ class Pins:
         found = [PinState(facts=saved.facts) for saved in self._found.values() if saved.store == name]
         found += [state for store, state in self._faults.values() if store == name]
         for key, writing in self._writing.items():
-            if writing.store == name and key not in self._found and not writing.copies.is_given_up:
-                found.append(PinState(facts=writing.facts, writes=True))
+            if writing.store == name and key not in self._found:
+                if writing.copies.lacks_memory:  # the disk may stand still, so `write` says it later
+                    found.append(PinState(facts=writing.facts, fault=NO_MEMORY))
+                elif not writing.copies.is_given_up:
+                    found.append(PinState(facts=writing.facts, writes=True))
         return found[:MOST_LISTED_PINS]
 
     def _named(self, name: str, pin: str) -> list[tuple[Key, _Saved]]:

@@ -255,8 +255,8 @@ class StorePins:
         servers = len(cluster.live("ps"))
         if servers < least and lacks_copies(cluster, self._store.id, home):
             raise StoreError(
-                f"store {self._name!r} cannot be pinned: {counted(least, 'copy')} of each shard must be in "
-                f"sync (min_in_sync), and {counted(servers, 'server')} are live: start one with adam-async ps"
+                f"store {self._name!r} cannot be pinned: min_in_sync is {least}, and the cluster has "
+                f"{counted(servers, 'live server')}: start one with adam-async ps"
             )
 
     async def _make_room(self, name: str) -> None:

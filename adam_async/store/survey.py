@@ -143,11 +143,14 @@ class Survey:
                 on_silence(
                     f"{primary.node}, the primary of bundle {home}, did not report its counts: {error}"
                 )
+        pins = await list_pins(name, cluster, self._connect, self._waits)
+        if not pins:
+            on_silence("no server listed the pins, so they are missing")
         return StoreDetails(
             store=_summary(name, store, cluster),
             arrays=_array_summaries(store, arrays, table, reports),
             clients=_client_summaries(store, cluster, reports),
-            pins=pin_summaries(await list_pins(name, cluster, self._connect, self._waits)),
+            pins=pin_summaries(pins),
         )
 
     def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:

@@ -103,7 +103,8 @@ class Fleet:
 
     def open(self, arrays, *, name="model", **options):
         """Open a store of the fleet."""
-        return ParameterStore.open("tcp://127.0.0.1:1", arrays, name=name, waits=self._waits, **options)
+        options = {"waits": self._waits, **options}
+        return ParameterStore.open("tcp://127.0.0.1:1", arrays, name=name, **options)
 
     def copies(self):
         """Return each copy of each bundle, by home and node."""

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 
 from adam_async import ParameterStore, sync
 from adam_async.errors import DeadlineExceeded, StoreError
-from adam_async.messages import MOST_PINS, PinFacts, PinShards, PinState, pack, pin_state_bytes
+from adam_async.messages import MOST_PINS, ListPins, PinFacts, PinShards, PinState, pack, pin_state_bytes
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import clock_snapshot, members_watch, pin_copies, pins, shard_pieces
 from adam_async.parameter_server.pins import store_of
+from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import is_saved
 from adam_async.run.config import Waits
 from adam_async.runtime.disk import Disk
@@ -83,6 +85,10 @@ def small_copies(monkeypatch):
         monkeypatch.setattr(module, "COPIES_BYTES", 2048)
     monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 2048)
     return {f"w{number}": np.zeros(512, np.float32) for number in range(8)}
+
+
+def _no_memory(shard):
+    raise MemoryError
 
 
 @pytest.fixture(autouse=True)
@@ -351,18 +357,101 @@ async def test_a_pin_that_was_given_up_leaves_no_fault_of_its_disk(monkeypatch, 
 
 async def test_a_server_without_memory_for_a_piece_refuses_the_pin_and_goes_on(monkeypatch, tmp_path):
     async with ParameterStore.open("local", ARRAYS, name="m", dir=tmp_path, **OPTIONS) as store:
-
-        def no_memory(shard):
-            raise MemoryError
-
         with monkeypatch.context() as patch:
-            patch.setattr(pin_copies, "_arrays", no_memory)
+            patch.setattr(pin_copies, "_arrays", _no_memory)
             with pytest.raises(StoreError, match="cannot take it: no memory is left"):
                 await store.pin("a-name")
         await until(lambda: not folders(tmp_path, "removed-"))
         await push_on(store, 2)
         await store.pin("a-name")
         assert same(await store.read_pin("a-name"), await store.pull())
+
+
+@pytest.mark.parametrize("is_stuck", [True, False])
+async def test_a_push_without_memory_for_its_copy_costs_the_pin_and_not_the_server(
+    monkeypatch, tmp_path, is_stuck
+):
+    stuck, arrays = StuckWrites(monkeypatch), small_copies(monkeypatch)
+    step = {name: -np.ones_like(array) for name, array in arrays.items()}
+    async with ParameterStore.open("local", arrays, name="m", dir=tmp_path, **OPTIONS) as store:
+        pinning = asyncio.create_task(store.pin("a-name"))
+        await stuck.begun.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(pin_copies, "_arrays", _no_memory)
+            await store.push(step)
+        if not is_stuck:
+            stuck.go_on.set()
+        with pytest.raises(StoreError, match=r"'m' cannot be pinned: ps-0: .*no memory is left"):
+            await pinning
+        stuck.go_on.set()
+        await until(lambda: not folders(tmp_path, "removed-"))
+        assert await store.pins() == []
+        await store.push(step)
+        await store.pin("a-name")
+        assert same(await store.read_pin("a-name"), await store.pull())
+
+
+async def test_no_server_that_lists_pins_is_an_error_with_its_wait(monkeypatch, tmp_path):
+    waits, answer = msgspec.structs.replace(WAITS, call_s=0.1, patience_s=0.5), SavedStores.answer
+    async with (
+        fleet(monkeypatch, "ps-0", network="local", disks=tmp_path) as running,
+        running.open(ARRAYS, waits=waits, **OPTIONS) as store,
+    ):
+        await store.pin("kept")
+
+        def silent(saved, request, body):
+            if not isinstance(body, ListPins):
+                answer(saved, request, body)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SavedStores, "answer", silent)
+            what = "waited 0.5 s for a server to list the pins of store 'model'"
+            for call in (store.pins, partial(store.pin, "more"), partial(store.unpin, "kept")):
+                with pytest.raises(DeadlineExceeded, match=what):
+                    await call()
+            silences = []
+            async with (
+                running.access() as access,
+                join(access.network, access.controllers, "reader", waits) as survey,
+            ):
+                assert (await survey.details("model", silences.append)).pins == []
+            assert silences == ["no server listed the pins, so they are missing"]
+        assert [pin.name for pin in await store.pins()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_writing", "error"),
+    [
+        (NODES[:2], False, "min_in_sync is 2, and the cluster has 1 live server: start one"),
+        (NODES[:2], True, "ps-1: the copy was lost"),
+        (NODES, True, "ps-1: the copy was lost"),
+    ],
+    ids=["before the pin", "while it is written", "beside another server"],
+)
+async def test_a_pin_that_too_few_servers_can_save_ends_early_with_the_reason(
+    monkeypatch, tmp_path, nodes, is_writing, error
+):
+    waits = msgspec.structs.replace(WAITS, call_s=1.0)
+    async with (
+        fleet(monkeypatch, *nodes, network="local", disks=tmp_path, waits=waits) as running,
+        running.open(ARRAYS, copies=2, **OPTIONS) as store,
+    ):
+        await store.pin("first")
+        stuck = StuckWrites(monkeypatch)
+        if not is_writing:
+            await running.end("ps-1")
+        pinning = asyncio.create_task(store.pin("second"))
+        if is_writing:
+            await running.until(lambda: stuck.begun.is_set(), "a server writes the pin")
+            await running.end("ps-1")
+        with pytest.raises(StoreError, match=f"store 'model' cannot be pinned: {error}"):
+            async with asyncio.timeout(20):  # instead of two minutes
+                await pinning
+        stuck.go_on.set()
+        await running.start("ps-1")
+        await store.push(STEP)
+        await store.pin("third")
+        assert [pin.name for pin in await store.pins()] == ["first", "third"]
 
 
 @pytest.mark.parametrize("during", ["a write", "the rename"])
