@@ -87,6 +87,9 @@ UNTYPED = Mark("untyped")
 ONE_WAY = Mark("one way")
 """The flag has no `--no-` form."""
 
+OBJECT = Mark("object")
+"""The value is an object of Python, such as an array, and its users check its type."""
+
 SECONDS, BYTES = Mark("s"), Mark("bytes")
 """Unit of a number."""
 
@@ -214,6 +217,8 @@ def check_types(options: msgspec.Struct, prefix: str = "") -> None:
         ConfigError: See `read_option`.
     """
     for option in options_of(type(options)).values():
+        if option.has(OBJECT):
+            continue
         value = getattr(options, option.name)
         checked = read_option(option, value, f"{prefix}{option.name}")
         if checked is not value:
@@ -439,12 +444,14 @@ def check_modes(
         for only in option.all(Only):
             is_given = value != option.default and (is_typed or not only.if_typed)
             counts = is_given if only.mode.option else is_typed
-            if counts and _held(kind, only.mode, found, outside, is_typed) == "":
+            if counts and _holds(kind, only.mode, found, outside) is False:
                 raise ConfigError(f"{spelled} {_lack(only, found, is_typed)}, or leave {out} out")
         for excluded in option.all(Not):
-            is_meant = _is_meant(excluded, value, option)
-            held = _held(kind, excluded.mode, found, outside, is_typed) if is_meant else ""
-            if held:
+            if _is_meant(excluded, value, option) and _holds(kind, excluded.mode, found, outside):
+                mode = excluded.mode
+                held = (
+                    _with_value(mode.option, found[mode.option], is_typed) if mode.option else outside[mode]
+                )
                 why, leave = (_in_spelling(text, is_typed) for text in (excluded.why, excluded.mode.leave))
                 raise ConfigError(f"{spelled} excludes {held}: {why}; leave {out} out, or {leave}")
 
@@ -463,19 +470,14 @@ def _is_meant(excluded: Not, value: Any, option: Option) -> bool:
     return value in excluded.values if excluded.values is not None else value != option.default
 
 
-def _held(
-    kind: type[msgspec.Struct],
-    mode: Mode,
-    values: Mapping[str, Any],
-    outside: Mapping[Mode, str],
-    is_typed: bool,
-) -> str | None:
-    """Return the text of a mode that holds; empty if it does not, and None if that is unknown."""
+def _holds(
+    kind: type[msgspec.Struct], mode: Mode, values: Mapping[str, Any], outside: Mapping[Mode, str]
+) -> bool | None:
+    """Return whether a mode holds; None if that is unknown."""
     if not mode.option:
-        return outside.get(mode)
+        return bool(outside[mode]) if mode in outside else None
     value = values[mode.option]
-    holds = value in mode.values if mode.values else value != options_of(kind)[mode.option].default
-    return _with_value(mode.option, value, is_typed) if holds else ""
+    return value in mode.values if mode.values else bool(value != options_of(kind)[mode.option].default)
 
 
 def _lack(only: Only, values: Mapping[str, Any], is_typed: bool) -> str:
@@ -511,4 +513,6 @@ def _spelled(name: str, is_typed: bool) -> str:
 
 
 def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value) if isinstance(value, str | int | float) else brief(value)

@@ -1,16 +1,20 @@
-"""The page of all options of a run, from the fields of `Config`.
+"""The page of all options of a run, from the fields of `Config`, and the table of arguments of a store.
 
 python -m tests.options_page > docs/reference/options.md
+python -m tests.options_page store    # the table of docs/reference/store.md
 """
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from docstring_parser import parse_from_object
 
+from adam_async.model.rules import AnyRule
 from adam_async.option_types import (
     CHANGES,
+    OBJECT,
     OF_DRIVER,
     OF_ROLES,
     UNTYPED,
@@ -26,6 +30,9 @@ from adam_async.option_types import (
 )
 from adam_async.run.config import OPTIONS, Config, Waits
 from adam_async.run.modes import MODES
+from adam_async.store.arguments import BY_CREATOR, OpenArguments
+
+STORE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "store.md"
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "options.md"
 
@@ -87,7 +94,7 @@ def values_of(option: Option) -> str:
 def default_of(option: Option) -> str:
     """Return the default of an option as a file has it; empty for none."""
     default = option.default
-    if default in ("", (), None) or is_table(option.kind):
+    if default in ("", (), None, msgspec.NODEFAULT) or is_table(option.kind):
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
@@ -132,6 +139,23 @@ def mode_rows() -> Iterator[tuple[str, ...]]:
             yield (f"`{name}`", *cells)
 
 
+def argument_rows() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each argument of `ParameterStore.open`."""
+    texts = text_of(OpenArguments)
+    for name, option in options_of(OpenArguments).items():
+        plain = not option.has(OBJECT) and not is_table(option.kind)
+        is_rule = isinstance(option.default, AnyRule)
+        default = f"`{option.default.text}`" if is_rule else default_of(option)
+        by_creator = "creator" if option.has(BY_CREATOR) or (option.all(Only) and name != "dir") else ""
+        text = texts[name].replace("``", "`")
+        yield (f"`{name}`", values_of(option) if plain else "", default, by_creator, text)
+
+
+def argument_table() -> str:
+    """Return the table of the arguments of `ParameterStore.open`."""
+    return "\n".join(rows(("argument", "values", "default", "decides", ""), argument_rows()))
+
+
 def page() -> str:
     """Return the page."""
     head = ("option", "values", "default", "unit", "resumed", "by hand", "commands", "")
@@ -153,4 +177,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(argument_table() + "\n" if sys.argv[1:] == ["store"] else page())

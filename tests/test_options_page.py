@@ -1,14 +1,20 @@
 """The page of options says what the fields of `Config` say, and each option is complete at its field."""
 
-from adam_async.option_types import Idle, Not, Only
+from adam_async.option_types import Idle, Not, Only, options_of
 from adam_async.run.config import OPTIONS, Config
 from adam_async.run.modes import MODES
 from adam_async.run.option_sources import PLAIN, from_environment, make_config, variable_of
-from tests.options_page import PAGE, page, text_of
+from adam_async.store.arguments import OpenArguments
+from tests.options_page import PAGE, STORE_PAGE, argument_table, page, text_of
 
 
 def test_the_page_of_options_is_made_from_the_fields() -> None:
     assert PAGE.read_text() == page(), "python -m tests.options_page > docs/reference/options.md"
+
+
+def test_the_table_of_a_store_is_made_from_the_arguments_of_its_opening() -> None:
+    assert argument_table() in STORE_PAGE.read_text(), "python -m tests.options_page store"
+    assert [name for name in options_of(OpenArguments) if not text_of(OpenArguments).get(name)] == []
 
 
 def test_each_option_has_a_text() -> None:

@@ -69,6 +69,9 @@ SHARD_BYTES = 1 << 20
 """Default maximum size of a shard of a run or a store, in bytes. The paper cuts parameters into shards of
 1 MB (AD-40)."""
 
+MOST_SLACK = 1 << 20
+"""Maximum number of steps by which a client may be ahead of the slowest."""
+
 GROUP_IMAGES = 16
 """Default number of training images of a group."""
 
@@ -173,11 +176,19 @@ def _check_bind(name: str, address: str) -> None:
         check_address(address, name)
 
 
-def _check_consistency(name: str, text: str) -> None:
-    if not re.fullmatch(r"asp|bsp|ssp:\d{1,9}", text):
+def check_consistency(name: str, text: str) -> None:
+    """Check the text of a consistency. Raises ConfigError: it is none of asp, ssp:S and bsp."""
+    found = re.fullmatch(r"asp|bsp|ssp:(\d{1,9})", text)
+    if found is None or int(found[1] or 0) > MOST_SLACK:
         raise ConfigError(
-            f"{name} must be asp, ssp:S with a whole number S of steps, or bsp, not {text!r:.200}"
+            f"{name} must be asp, ssp:S with a whole number S of steps up to {MOST_SLACK}, or bsp, not "
+            f"{text!r:.200}"
         )
+
+
+def slack_of(consistency: str) -> int | None:
+    """Return the number of steps by which a client may be ahead of the slowest; None for asp, 0 for bsp."""
+    return None if consistency == "asp" else int(consistency.partition(":")[2] or 0)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -276,7 +287,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Groups whose gradients are summed into one push."""
     pull_every: Annotated[int, Meta(ge=1), Not(IN_PLACE, _NO_PUSHES), Not(BSP, _READS_SUM)] = 1
     """Steps between two pulls."""
-    consistency: Annotated[str, _NOT_IN_PLACE, Check(_check_consistency)] = "asp"
+    consistency: Annotated[str, _NOT_IN_PLACE, Check(check_consistency)] = "asp"
     """Bound on the distance of replicas: asp (none), ssp:S (S steps), or bsp (lockstep)."""
     warm_start: Annotated[int, Meta(ge=0)] = 0
     """Groups that one replica trains alone, before the others begin."""
@@ -437,9 +448,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def slack(self) -> int | None:
         """Maximum number of steps by which a replica may be ahead of the slowest one; None for no bound."""
-        if self.consistency == "asp":
-            return None
-        return self.lag if self.synchronous else int(self.consistency.partition(":")[2])
+        return self.lag if self.synchronous else slack_of(self.consistency)
 
     @property
     def copies_in_force(self) -> int:

@@ -20,6 +20,7 @@ from msgspec import Meta
 from adam_async.errors import ConfigError
 from adam_async.model.rules import AnyRule
 from adam_async.run.bundle_record import MOST_COPIES
+from adam_async.run.config import MOST_SLACK
 
 STORE_PIECES = 64
 """Maximum number of pieces of a store's list of arrays."""
@@ -47,9 +48,6 @@ MOST_STORE_NAME = 128
 
 DTYPES: Mapping[str, int] = {"float32": 4, "float64": 8}
 """Types of values, with the bytes of one value."""
-
-MOST_SLACK = 1 << 20
-"""Maximum number of clocks by which a client may be ahead."""
 
 MOST_CLIENTS = 1 << 20
 """Maximum number of clients for which the first step of a store waits."""

@@ -6,7 +6,7 @@ A push of `ParameterStore` checks and gathers the arrays (`values.py`) by a cach
 
     store.py                      start here: `ParameterStore`, with `open`, `pull`, `push`, `tick`
     sync.py                       the same methods without `await`; one thread for all stores of a process
-    wish.py, arrays.py            arguments of `open`, checked: consistency (asp, ssp, bsp), arrays, rules;
+    arguments.py, arrays.py       arguments of `open`, checked: consistency (asp, ssp, bsp), arrays, rules;
                                   checks of gradients and factors
     joining.py                    the opening: the client finds or creates the store, loads its first values,
                                   perhaps from the servers' disks, and gets a place among the clients

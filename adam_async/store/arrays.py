@@ -18,7 +18,7 @@ from adam_async.run.store_record import DTYPES, ArrayRecord, check_arrays
 
 Gradient = ArrayLike | Factors
 
-InitialArrays = Mapping[str, "NDArray[Any] | ArraySpec"]
+InitialArrays = Mapping[str, NDArray[Any] | ArraySpec]
 """Arrays with their initial values, or specifications of arrays that begin at zero, by name."""
 
 

@@ -22,10 +22,10 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import ShardId
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.machine import available_bytes
+from adam_async.store.arguments import OpenArguments
 from adam_async.store.arrays import out_memory
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.values import Outgoing, PushMessages, PushOutcome, ReadVersions, RefusedShard, Values
-from adam_async.store.wish import StoreWish
 from transport import RemoteProtocolError
 
 LARGE_BYTES = 1 << 28
@@ -297,7 +297,8 @@ class Calls:
     cancelled push keeps its place.
 
     Args:
-        wish: Arguments of the caller.
+        name: Name of the store.
+        arguments: Arguments of the caller.
         store: The store.
         layout: Its shards.
         rates: Default rate of each rule.
@@ -307,30 +308,31 @@ class Calls:
 
     def __init__(
         self,
-        wish: StoreWish,
+        name: str,
+        arguments: OpenArguments,
         store: StoreRecord,
         layout: StoreLayout,
         rates: tuple[float, ...],
         servers: ParameterClient,
         membership: Membership,
     ) -> None:
-        self.name = wish.name
+        self.name = name
         self.store = store
         self.layout = layout
         self.loop = asyncio.get_running_loop()
         self.connections = servers.connections
-        self.clock_s = wish.waits.clock_s
+        self.clock_s = arguments.waits.clock_s
         self.clock = 0
         """Number of steps that this client has ended."""
-        self.is_reader = wish.reader
+        self.is_reader = arguments.reader
         self.is_summed = store.summed_weight > 0
         self.slack = store.slack
         self.has_begun = store.slack is None
         """Whether the clocks of the store have begun."""
-        self._has_clock = store.slack is None or wish.reader
+        self._has_clock = store.slack is None or arguments.reader
         """Whether the clock of this client has begun at the clock of the others."""
         self.gradients = PushMessages(layout, rates, is_summed=self.is_summed)
-        self._prepare_s = wish.waits.prepare_s
+        self._prepare_s = arguments.waits.prepare_s
         self.servers = servers
         self._membership = membership
         self._seen: NDArray[np.int64] = np.zeros(len(layout.table.shards), np.int64)

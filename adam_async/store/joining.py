@@ -33,9 +33,9 @@ from adam_async.run.shard_table import shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Within
+from adam_async.store.arguments import OpenArguments, consistency_of
 from adam_async.store.arrays import flat_values
 from adam_async.store.pins import find_pin
-from adam_async.store.wish import StoreWish, consistency_of
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class Joining:
     """The opening of a store by one client.
 
     Args:
-        wish: The arguments of the store's caller.
+        name: Name of the store.
+        arguments: Arguments of the store's caller.
         endpoint: Endpoint of the client.
         membership: Membership of the client; the caller runs it.
         entropy: Returns a number of random bytes.
@@ -72,20 +73,22 @@ class Joining:
 
     def __init__(
         self,
-        wish: StoreWish,
+        name: str,
+        arguments: OpenArguments,
         endpoint: Endpoint,
         membership: Membership,
         entropy: Callable[[int], bytes],
     ) -> None:
-        self._wish = wish
+        self._name = name
+        self._arguments = arguments
         self._endpoint = endpoint
         self._node = endpoint.identity.node
         self._membership = membership
         self._entropy = entropy
-        self._waits = wish.waits
+        self._waits = arguments.waits
         self._created = 0
         """Number of stores that this client has tried to create."""
-        self._saved = SavedShards(endpoint, waits=wish.waits)
+        self._saved = SavedShards(endpoint, waits=arguments.waits)
         self._found: FoundStore | None = None
         """Store on the disks of the servers, which this client creates again because it has no arrays of its
         own; None without such a store."""
@@ -99,23 +102,23 @@ class Joining:
             StoreError: The store exists and differs, or does not exist, or has failed.
             DeadlineExceeded: The store was not open within `prepare_s`; the error names the phase.
         """
-        wish, membership = self._wish, self._membership
+        arguments, membership = self._arguments, self._membership
         what = "the controllers to accept this client"
         await membership.wait_for(lambda _: membership.joined, what, self._waits.start_s + self._waits.call_s)
         ends_at = asyncio.get_running_loop().time() + self._waits.prepare_s
         while True:
-            store = membership.map.stores.get(wish.name)
+            store = membership.map.stores.get(self._name)
             if store is None or store.phase == "failed":
-                if not wish.reader and (wish.values is None or wish.pin is not None):
-                    wish = await self._look_on_disks()
+                if not arguments.reader and (arguments.arrays is None or arguments.pin is not None):
+                    arguments = await self._look_on_disks()
                 store = await self._create(store)
-            elif wish.create == "new":
+            elif arguments.create == "new":
                 raise StoreError(
-                    f"store {wish.name!r} exists: choose another name, delete it, or leave create out"
+                    f"store {self._name!r} exists: choose another name, delete it, or leave create out"
                 )
-            arrays = joined_arrays(wish.name, store, membership.map.arrays)
-            if wish.values is not None:
-                _compare(wish, store, arrays)
+            arrays = joined_arrays(self._name, store, membership.map.arrays)
+            if arguments.arrays is not None:
+                _compare(self._name, arguments, store, arrays)
             try:
                 opened = await self._wait_open(store, arrays, ends_at)
             except BaseException:
@@ -125,45 +128,43 @@ class Joining:
             if opened is not None:
                 return opened, arrays
 
-    async def _look_on_disks(self) -> StoreWish:
+    async def _look_on_disks(self) -> OpenArguments:
         """Look on the disks for the store, else for its pin; return the arguments, perhaps with arrays."""
-        wish, membership, found = self._wish, self._membership, None
-        if wish.create != "new":
-            found = await find_saved(self._saved, wish.name, lambda: membership.map)
-        if wish.values is None:
+        arguments, membership, found = self._arguments, self._membership, None
+        if arguments.create != "new":
+            found = await find_saved(self._saved, self._name, lambda: membership.map)
+        if arguments.arrays is None:
             self._found = found
-        if wish.pin is None or found is not None:
-            return wish
+        if arguments.pin is None or found is not None:
+            return arguments
         # Before the creation: a refusal leaves no store.
         pin = self._pin = await self._find_pin()
-        if wish.values is None:
-            self._wish = msgspec.structs.replace(
-                wish,
-                values={each.name: ArraySpec(each.shape, each.dtype, each.split) for each in pin.arrays},
-                records=pin.arrays,
-                rules=pin.record.rules,
-                slack=pin.record.slack,
-                is_summed=pin.record.summed_weight > 0,
-                replicas=wish.replicas or pin.record.replicas,
+        if arguments.arrays is None:
+            self._arguments = msgspec.structs.replace(
+                arguments,
+                arrays={each.name: ArraySpec(each.shape, each.dtype, each.split) for each in pin.arrays},
+                rule={each.name: pin.record.rules[each.rule] for each in pin.arrays},
+                consistency=consistency_of(pin.record.slack, is_summed=pin.record.summed_weight > 0),
+                replicas=arguments.replicas or pin.record.replicas,
                 shard_bytes=pin.record.shard_bytes,
             )
-        return self._wish
+        return self._arguments
 
     async def _find_pin(self) -> FoundStore:
         """Return the pin. Raises StoreError: it is not on the disks, or has other arrays or rules."""
-        wish = self._wish
-        store, pin = wish.pinned
+        arguments = self._arguments
+        store, pin = arguments.pinned
         found = await find_pin(self._saved, store, pin, lambda: self._membership.map, search_s=SEARCH_S)
-        if wish.values is not None:
+        if arguments.arrays is not None:
             whose, cure = f"pin {pin!r} of store {store!r}", "give those of the pin, or leave arrays out"
-            _compare_arrays(wish, found.record, found.arrays, whose, cure)
+            _compare_arrays(arguments, found.record, found.arrays, whose, cure)
         return found
 
     async def _delete(self, store: StoreRecord) -> None:
         """Delete a store that this client created and that did not open."""
         try:
             async with asyncio.timeout(DELETE_S):
-                await self._membership.delete_store(self._wish.name, store.id)
+                await self._membership.delete_store(self._name, store.id)
         except (AdamError, TimeoutError, TransportError) as error:
             logger.info("%s leaves store %s behind: %r", self._node, store.id, error)
 
@@ -171,57 +172,61 @@ class Joining:
     def _may_create(self) -> bool:
         if self._found is not None:
             return True
-        return self._wish.create != "never" and self._wish.values is not None and not self._wish.reader
+        return (
+            self._arguments.create != "never"
+            and self._arguments.arrays is not None
+            and not self._arguments.reader
+        )
 
     async def _create(self, failed: StoreRecord | None) -> StoreRecord:
-        wish, membership = self._wish, self._membership
+        arguments, membership = self._arguments, self._membership
         if not self._may_create:
             there = ", ".join(map(repr, sorted(membership.map.stores)[:8])) or "none"
             why = f"failed: {failed.reason}" if failed is not None else "does not exist"
-            hint = ONLY_ON_DISKS if wish.reader and failed is None else ""
-            raise StoreError(f"store {wish.name!r} {why}; stores of this cluster: {there}{hint}")
+            hint = ONLY_ON_DISKS if arguments.reader and failed is None else ""
+            raise StoreError(f"store {self._name!r} {why}; stores of this cluster: {there}{hint}")
         if self._found is not None:
             return await self._create_again(self._found)
-        if wish.is_summed and not wish.replicas:
+        if arguments.is_summed and not arguments.replicas:
             raise StoreError(
-                f"store {wish.name!r} does not exist, and with consistency='bsp' its creator needs "
+                f"store {self._name!r} does not exist, and with consistency='bsp' its creator needs "
                 "replicas=N, the number of clients of the first step"
             )
-        state = [len(rule.state_names) for rule in wish.rules]
+        state = [len(rule.state_names) for rule in arguments.rules]
         copies = await self._copies()
-        if wish.min_in_sync > copies:
+        if arguments.min_in_sync > copies:
             raise StoreError(
-                f"min_in_sync is {wish.min_in_sync}, and store {wish.name!r} would have "
+                f"min_in_sync is {arguments.min_in_sync}, and store {self._name!r} would have "
                 f"{'1 copy' if copies == 1 else f'{copies} copies'}: set copies"
             )
         record = StoreRecord(
-            id=f"{self._node}-{wish.name}{f'-{self._created}' if self._created else ''}",
+            id=f"{self._node}-{self._name}{f'-{self._created}' if self._created else ''}",
             creator=self._node,
-            rules=wish.rules,
-            arrays=len(wish.records),
-            nbytes=sum(record.nbytes for record in wish.records),
+            rules=arguments.rules,
+            arrays=len(arguments.records),
+            nbytes=sum(record.nbytes for record in arguments.records),
             state_arrays=max(state),
             pieces=0,
-            shard_bytes=wish.shard_bytes,
-            servers=wish.servers,
+            shard_bytes=arguments.shard_bytes,
+            servers=arguments.servers,
             copies=copies,
-            min_in_sync=wish.min_in_sync,
-            slack=wish.slack,
-            summed_weight=1 if wish.is_summed else 0,
-            durable=wish.durable,
-            replicas=max(wish.replicas, 1),
+            min_in_sync=arguments.min_in_sync,
+            slack=arguments.slack,
+            summed_weight=1 if arguments.is_summed else 0,
+            durable=arguments.durable,
+            replicas=max(arguments.replicas, 1),
         )
         self._created += 1
-        store = await self._create_once(record, wish.records)
-        if wish.create == "new" and store.id != record.id:
-            raise StoreError(f"store {wish.name!r} was just created by another client")
+        store = await self._create_once(record, arguments.records)
+        if arguments.create == "new" and store.id != record.id:
+            raise StoreError(f"store {self._name!r} was just created by another client")
         return store
 
     async def _create_again(self, found: FoundStore) -> StoreRecord:
         """Create a store from its record on the disks of the servers."""
         record = msgspec.structs.replace(
             found.record,
-            id=f"{self._node}-{self._wish.name}{f'-{self._created}' if self._created else ''}",
+            id=f"{self._node}-{self._name}{f'-{self._created}' if self._created else ''}",
             creator=self._node,
             pieces=0,
             servers=0,
@@ -237,22 +242,22 @@ class Joining:
         Raises:
             DeadlineExceeded: No server, or fewer than the wanted ones, were live within `prepare_s`.
         """
-        wish, membership = self._wish, self._membership
-        if wish.copies is not None:
-            return wish.copies
+        arguments, membership = self._arguments, self._membership
+        if arguments.copies is not None:
+            return arguments.copies
         if len(membership.controllers) == 1:
             return 1
-        wanted = max(wish.servers, 1)
+        wanted = max(arguments.servers, 1)
         cluster = await membership.wait_for(
             lambda cluster: len(cluster.live("ps")) >= wanted,
-            f"{counted(wanted, 'server')} for store {wish.name!r}; start one with adam-async ps",
+            f"{counted(wanted, 'server')} for store {self._name!r}; start one with adam-async ps",
             self._waits.prepare_s,
         )
         return min(DEFAULT_COPIES, len(cluster.live("ps")))
 
     async def _create_once(self, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> StoreRecord:
         """Create the store, or return the store that another client creates at the same time."""
-        name, membership = self._wish.name, self._membership
+        name, membership = self._name, self._membership
 
         def is_there(cluster: ClusterMap) -> bool:
             return name in cluster.stores and cluster.stores[name].phase != "failed"
@@ -281,8 +286,8 @@ class Joining:
         again: then its opening begins anew. A second client must not load the same store, because it would
         mix its values with those of the first.
         """
-        wish, membership = self._wish, self._membership
-        key = (wish.name, store.id)
+        arguments, membership = self._arguments, self._membership
+        key = (self._name, store.id)
         try:
             if store.creator == self._node:
                 await self._load(await self._placed(key, ends_at), arrays, key)
@@ -291,19 +296,19 @@ class Joining:
                 if now.phase == "open":
                     return now
                 if not _is_live(membership.map, now.creator):
-                    if self._may_create and wish.create == "auto":
-                        await membership.delete_store(wish.name, now.id)
+                    if self._may_create and arguments.create == "auto":
+                        await membership.delete_store(self._name, now.id)
                         return None
                     raise StoreError(
-                        f"the creator of store {wish.name!r} left before it had loaded the values: open it "
+                        f"the creator of store {self._name!r} left before it had loaded the values: open it "
                         "with arrays, which creates it anew"
                     )
                 await self._wait_change(key, now, ends_at)
         except StoreError as error:
-            there = membership.map.stores.get(wish.name)
+            there = membership.map.stores.get(self._name)
             if there is None or not self._may_create or (there.id == store.id and not there.lost):
                 raise
-            logger.warning("%s opens store %r again: %s", self._node, wish.name, error)
+            logger.warning("%s opens store %r again: %s", self._node, self._name, error)
             return None
 
     async def _placed(self, key: tuple[str, str], ends_at: float) -> StoreRecord:
@@ -341,7 +346,7 @@ class Joining:
         """
         copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         try:
-            async with Within(self._waits.prepare_s, f"servers to load store {self._wish.name!r}"):
+            async with Within(self._waits.prepare_s, f"servers to load store {self._name!r}"):
                 table = shard_table(arrays, shard_bytes=store.shard_bytes)
                 found = await self._first_state(store)
                 if found is not None:
@@ -351,14 +356,16 @@ class Joining:
                     if found is not self._pin:
                         logger.warning("store %r goes on from the disks of its servers", found.name)
                 else:
-                    assert self._wish.values is not None
-                    given = {each.name: _first_values(self._wish.values[each.name], each) for each in arrays}
+                    assert self._arguments.arrays is not None
+                    given = {
+                        each.name: _first_values(self._arguments.arrays[each.name], each) for each in arrays
+                    }
                     await copies.load(store, WholeTensors(arrays, table, values=given))
         except CheckpointError as error:
             raise StoreError(str(error)) from error
         except (ShardUnavailable, TransportError) as error:
             _present(self._membership.map, key)
-            raise StoreError(f"store {self._wish.name!r} cannot be loaded: {error}") from error
+            raise StoreError(f"store {self._name!r} cannot be loaded: {error}") from error
 
     async def _first_state(self, store: StoreRecord) -> FoundStore | None:
         """Return the store of this name on the disks of the servers, else the pin; None without both.
@@ -366,25 +373,25 @@ class Joining:
         Raises:
             StoreError: Its bundles are incomplete, or it has other arrays, rules or consistency.
         """
-        wish, membership = self._wish, self._membership
+        arguments, membership = self._arguments, self._membership
         found = self._found
-        if found is None and wish.create != "new":
-            found = await find_saved(self._saved, wish.name, lambda: membership.map, without=store.id)
+        if found is None and arguments.create != "new":
+            found = await find_saved(self._saved, self._name, lambda: membership.map, without=store.id)
         if found is not None:
-            if wish.values is not None:
-                _compare(wish, found.record, found.arrays)
+            if arguments.arrays is not None:
+                _compare(self._name, arguments, found.record, found.arrays)
             return found
-        return None if wish.pin is None else self._pin or await self._find_pin()
+        return None if arguments.pin is None else self._pin or await self._find_pin()
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
         """Return the session of this client; unless it is a reader, get a place among the store's clients."""
         incarnation, replica = self._endpoint.identity.incarnation, -1
         membership, node = self._membership, self._node
-        if not self._wish.reader:
+        if not self._arguments.reader:
             await membership.set_node(store=store.id)
             cluster = await membership.wait_for(
                 lambda cluster: node in cluster.nodes and bool(cluster.nodes[node].placed),
-                f"a place among the clients of store {self._wish.name!r}",
+                f"a place among the clients of store {self._name!r}",
                 self._waits.call_s,
             )
             placed = cluster.nodes[node]
@@ -405,7 +412,7 @@ def _first_values(given: Any, record: ArrayRecord) -> NDArray[Any]:
     return flat_values(record, given, "the first value")
 
 
-def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
+def _compare(name: str, arguments: OpenArguments, store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
     """Compare the arrays of a client with the arrays of the store.
 
     Raises:
@@ -413,22 +420,22 @@ def _compare(wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord])
             difference.
     """
     cure = "give the arrays and rules of the store, or open another store, under another name"
-    _compare_arrays(wish, store, arrays, f"store {wish.name!r}", cure)
+    _compare_arrays(arguments, store, arrays, f"store {name!r}", cure)
     used = consistency_of(store.slack, is_summed=store.summed_weight > 0)
-    asked = consistency_of(wish.slack, is_summed=wish.is_summed)
+    asked = consistency_of(arguments.slack, is_summed=arguments.is_summed)
     if used != asked:
         raise StoreError(
-            f"store {wish.name!r} has consistency {used}, not {asked}: open it with {used!r}, or open "
+            f"store {name!r} has consistency {used}, not {asked}: open it with {used!r}, or open "
             "another store, under another name"
         )
 
 
 def _compare_arrays(
-    wish: StoreWish, store: StoreRecord, arrays: Sequence[ArrayRecord], whose: str, cure: str
+    arguments: OpenArguments, store: StoreRecord, arrays: Sequence[ArrayRecord], whose: str, cure: str
 ) -> None:
     """Compare the arrays of a client with those of a store or a pin, see `_compare`."""
     there = {array.name: array for array in arrays}
-    for mine in wish.records:
+    for mine in arguments.records:
         other = there.pop(mine.name, None)
         shown = f"array {mine.name[:80]!r}"
         if other is None:
@@ -437,7 +444,7 @@ def _compare_arrays(
             raise StoreError(
                 f"{shown} is {other.dtype}{other.shape} in {whose}, and {mine.dtype}{mine.shape} here: {cure}"
             )
-        used_rule, my_rule = store.rules[other.rule], wish.rules[mine.rule]
+        used_rule, my_rule = store.rules[other.rule], arguments.rules[mine.rule]
         if msgspec.structs.replace(used_rule, rate=my_rule.rate) != my_rule:
             raise StoreError(f"{shown} has rule {used_rule.text} in {whose}, and {my_rule.text} here: {cure}")
     if there:

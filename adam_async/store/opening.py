@@ -18,22 +18,21 @@ from msgspec.structs import replace
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership
-from adam_async.errors import ConfigError, RunFailed, StoreError, first_cause
+from adam_async.errors import RunFailed, StoreError, first_cause
 from adam_async.model.rules import AnyRule
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cluster_map import NodeRecord, replica_generation
 from adam_async.run.shard_table import holders, shard_table
 from adam_async.run.store_record import StoreRecord
-from adam_async.run.token_file import check_token_is_for
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
+from adam_async.store.arguments import LOCAL, OpenArguments, consistency_of
 from adam_async.store.calls import Calls, check_loop
 from adam_async.store.joining import Joining
 from adam_async.store.layout import StoreLayout
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.pins import StorePins
-from adam_async.store.wish import StoreWish, consistency_of
 from transport import BufferPool, Identity
 
 LEAVE_S = 2.0
@@ -44,20 +43,23 @@ class StoreLink:
     """One client of a store, from its join to its end.
 
     Args:
-        wish: Arguments of the caller.
+        name: Name of the store.
+        arguments: Arguments of the caller.
         access: Access to the servers.
         group: Runs the background tasks.
     """
 
-    def __init__(self, wish: StoreWish, access: ServerAccess, group: asyncio.TaskGroup) -> None:
-        self._wish = wish
+    def __init__(
+        self, name: str, arguments: OpenArguments, access: ServerAccess, group: asyncio.TaskGroup
+    ) -> None:
+        self._arguments = arguments
         self._network = access.network
         self._entropy = access.entropy
-        self._waits = wish.waits
+        self._waits = arguments.waits
         self._group = group
         self.tasks: list[asyncio.Task[None]] = []
         """Background tasks, which the owner of this object cancels at the end."""
-        role = "reader" if wish.reader else "client"
+        role = "reader" if arguments.reader else "client"
         incarnation = int.from_bytes(access.entropy(7), "little")
         self._identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
         traffic = Traffic(self._identity.node, timeline=None)
@@ -67,10 +69,10 @@ class StoreLink:
             controller=access.controllers,
             identity=self._identity,
             record=NodeRecord(role=role, address="", incarnation=incarnation),
-            waits=wish.waits,
+            waits=arguments.waits,
             traffic=traffic,
         )
-        self.name = wish.name
+        self.name = name
         self.closed = False
         self.rules: Mapping[str, AnyRule]
         """Rule of each array, with the rate of this client."""
@@ -95,14 +97,14 @@ class StoreLink:
 
     async def start(self) -> None:
         """Join the cluster and the store, and begin to serve calls; for errors see `Joining.join`."""
-        wish, membership = self._wish, self._membership
+        arguments, membership = self._arguments, self._membership
         self._spawn("membership", membership.run())
-        joining = Joining(wish, self._endpoint, membership, self._entropy)
+        joining = Joining(self.name, arguments, self._endpoint, membership, self._entropy)
         store, arrays = await joining.join()
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
         self.store = store
         rates = [rule.rate for rule in store.rules]
-        mine = {record.name: wish.rules[record.rule].rate for record in wish.records}
+        mine = {record.name: arguments.rules[record.rule].rate for record in arguments.records}
         for array in arrays if mine else ():  # the rates of this client, for the rules of its arrays
             rates[array.rule] = mine[array.name]
         rules = [replace(rule, rate=rate) for rule, rate in zip(store.rules, rates, strict=True)]
@@ -116,9 +118,9 @@ class StoreLink:
             waits=self._waits,
         )
         layout = StoreLayout(arrays, table, store.buckets)
-        self.calls = Calls(wish, store, layout, tuple(rates), servers, membership)
+        self.calls = Calls(self.name, arguments, store, layout, tuple(rates), servers, membership)
         self.pins = StorePins(
-            wish.name,
+            self.name,
             store,
             table,
             endpoint=self._endpoint,
@@ -137,7 +139,7 @@ class StoreLink:
 
     async def _follow(self, session: SessionIdentity, servers: ParameterClient) -> None:
         """Follow the primaries of the store; fail if the store or this client's place ends."""
-        name, node = self._wish.name, self._identity.node
+        name, node = self.name, self._identity.node
         async for cluster in self._membership.changes():
             store = cluster.stores.get(name)
             if store is None or store.id != session.store:
@@ -148,7 +150,7 @@ class StoreLink:
                 raise StoreError(f"store {name!r} failed: {store.reason}")
             servers.map_changed(cluster)
             mine = cluster.nodes.get(node)
-            if mine is None or self._wish.reader:
+            if mine is None or self._arguments.reader:
                 continue
             if (
                 mine.placed
@@ -164,11 +166,11 @@ class StoreLink:
     async def delete(self) -> None:
         """See `ParameterStore.delete`."""
         self.calls.check()
-        if self._wish.reader:
+        if self._arguments.reader:
             raise StoreError("this client is a reader: open the store without reader=True to delete it")
         self._deleting = True
         try:
-            await self._membership.delete_store(self._wish.name, self.store.id)
+            await self._membership.delete_store(self.name, self.store.id)
         except BaseException:
             self._deleting = False
             raise
@@ -203,10 +205,6 @@ HOW_TO_OPEN = "use `async with` or `await`; without an event loop use adam_async
 class Opening(Generic[S]):
     """A store before its opening: `async with` or `await` opens it.
 
-    Raises:
-        ConfigError: The address is invalid, a local store wants several servers or copies, another store has
-            a `dir`, or the token has keys of another role.
-
     `async with` and `await` raise:
         StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
             for example because it exceeds the memory of its servers; or this client would create it with bsp
@@ -221,41 +219,21 @@ class Opening(Generic[S]):
 
         def __getattr__(self, name: str) -> NoReturn:
             if hasattr(self._store, name) and not name.startswith("_"):
-                raise AttributeError(f"store {self._wish.name!r} is not open for {name!r}: {HOW_TO_OPEN}")
+                raise AttributeError(f"store {self._name!r} is not open for {name!r}: {HOW_TO_OPEN}")
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
         def __enter__(self) -> NoReturn:
-            raise TypeError(f"store {self._wish.name!r} is not open: {HOW_TO_OPEN}")
+            raise TypeError(f"store {self._name!r} is not open: {HOW_TO_OPEN}")
 
         def __exit__(self, *_: object) -> None:
             """Do nothing: Python only looks up this method before it calls `__enter__`."""
 
-    def __init__(
-        self,
-        store: "Callable[[StoreLink, Opening[S]], S]",
-        where: str,
-        wish: StoreWish,
-        token: str | None,
-        folder: Path | None,
-        *,
-        is_own: bool,
-    ) -> None:
+    def __init__(self, store: "Callable[[StoreLink, Opening[S]], S]", arguments: OpenArguments) -> None:
         self._store = store
-        if folder is not None and where != "local":
-            raise ConfigError(
-                f"dir={str(folder)!r} is for 'local': the servers of a cluster have their own folders, "
-                "adam-async ps --dir"
-            )
-        self._servers = local_servers(folder, wish.name, is_own=is_own)
-        if token is not None:
-            check_token_is_for(token, "reader" if wish.reader else "client", origin="token")
-        self._where = _checked_where(where, wish)
-        if is_own:
-            _check_needs_no_name(self._where, wish, folder)
-        if wish.durable and where == "local" and folder is None:
-            raise ConfigError("durable is True, and the server of 'local' has no folder: add dir=FOLDER")
-        self._wish = wish
-        self._token = token
+        self._arguments = arguments
+        self._name = arguments.name or f"unnamed-{system_entropy(6).hex()}"
+        folder = None if arguments.dir is None else Path(arguments.dir).resolve()
+        self._servers = local_servers(folder, self._name, is_own=arguments.name is None)
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 
@@ -271,10 +249,10 @@ class Opening(Generic[S]):
         await self.close()
 
     def __getstate__(self) -> NoReturn:
-        raise TypeError(NO_COPY.format(name=self._wish.name))
+        raise TypeError(NO_COPY.format(name=self._name))
 
     def __repr__(self) -> str:
-        return f"<Opening of store {self._wish.name!r}: {HOW_TO_OPEN}>"
+        return f"<Opening of store {self._name!r}: {HOW_TO_OPEN}>"
 
     async def _open(self) -> S:
         """Start the background work, and wait until the store is open.
@@ -286,7 +264,7 @@ class Opening(Generic[S]):
         opened: asyncio.Future[StoreLink] = asyncio.get_running_loop().create_future()
         # `await` has no block, so `close` ends the task in place of a group. A group that this call enters
         # would cancel the caller at any later `await` if a link fails, and `close` may run in another task.
-        self._task = asyncio.create_task(self._run(opened), name=f"store-{self._wish.name}")
+        self._task = asyncio.create_task(self._run(opened), name=f"store-{self._name}")
         try:
             link = await asyncio.shield(opened)
         except asyncio.CancelledError:
@@ -301,7 +279,7 @@ class Opening(Generic[S]):
         if self._task is not None and (self._task.done() or self._task.get_loop().is_closed()):
             return
         if self._task is not None:
-            check_loop(self._wish.name, self._task.get_loop())
+            check_loop(self._name, self._task.get_loop())
         self._closing.set()
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -310,15 +288,15 @@ class Opening(Generic[S]):
         """Do the background work of the store, from its opening to its end."""
         link: StoreLink | None = None
         try:
-            access_to = _access_to(self._where, self._token, self._servers)
+            access_to = _access_to(self._arguments, self._servers)
             async with access_to as access, asyncio.TaskGroup() as group:
-                link = StoreLink(self._wish, access, group)
+                link = StoreLink(self._name, self._arguments, access, group)
                 await self._serve(link, opened, group)
         except BaseException as error:
             cause = _shown(first_cause(error))
             if isinstance(cause, asyncio.CancelledError):  # no caller of the store is cancelled
                 cause = StoreError(
-                    f"store {self._wish.name!r} ended with its event loop, or its task was cancelled: open "
+                    f"store {self._name!r} ended with its event loop, or its task was cancelled: open "
                     "it again, in the loop that uses it"
                 )
             if link is not None:
@@ -330,7 +308,7 @@ class Opening(Generic[S]):
         finally:
             if link is not None:
                 link.closed = True
-                link.fail(StoreError(f"store {self._wish.name!r} is closed: open it again"))
+                link.fail(StoreError(f"store {self._name!r} is closed: open it again"))
 
     async def _serve(
         self, link: StoreLink, opened: "asyncio.Future[StoreLink]", group: asyncio.TaskGroup
@@ -344,8 +322,8 @@ class Opening(Generic[S]):
             except Exception as error:
                 failures.append(error)
 
-        stopping = group.create_task(self._closing.wait(), name=f"store-{self._wish.name}/closing")
-        opening = group.create_task(attempt(), name=f"store-{self._wish.name}/open")
+        stopping = group.create_task(self._closing.wait(), name=f"store-{self._name}/closing")
+        opening = group.create_task(attempt(), name=f"store-{self._name}/open")
         await asyncio.wait({stopping, opening}, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             opening.cancel()
@@ -362,47 +340,6 @@ class Opening(Generic[S]):
             opened.cancel()
 
 
-def _checked_where(where: str, wish: StoreWish) -> str:
-    """Return the address of a store: ``local``, or those of controllers joined by commas.
-
-    Raises:
-        ConfigError: The address is neither, or a local store wants several servers or copies.
-    """
-    if not isinstance(where, str):
-        raise ConfigError(f"where is 'local' or addresses of controllers, not {where!r:.80}")
-    if where == "local":
-        for name, value in (("servers", wish.servers), ("copies", wish.copies or 1)):
-            if value > 1:
-                raise ConfigError(f"{name} is {value}: local has one server; leave {name} out")
-        return where
-    try:
-        return check_addresses(where, "where")
-    except ConfigError as error:
-        raise ConfigError(f"{error}; 'local' stands for a server in this loop") from None
-
-
-def _check_needs_no_name(where: str, wish: StoreWish, folder: Path | None) -> None:
-    """Check that a store without a name is new, local, in memory, and for one client.
-
-    Raises:
-        ConfigError: The store needs a name; the error proposes one.
-    """
-    for word, value, fits in (
-        ("where", where, where == "local"),
-        ("dir", str(folder), folder is None),
-        ("arrays", None, wish.values is not None),
-        ("create", wish.create, wish.create != "never"),
-        ("reader", wish.reader, not wish.reader),
-        ("replicas", wish.replicas, wish.replicas <= 1),
-        ("pin", wish.pin, wish.pin is None),
-    ):
-        if not fits:
-            raise ConfigError(
-                f"name is missing, and {word} is {value!r:.80}: only a new store at 'local', in memory and "
-                "for one client, needs no name. Add name='model', in each client of the store"
-            )
-
-
 def _shown(cause: BaseException) -> BaseException:
     """Return the error that the caller of a store gets: a StoreError for a refusal of a controller."""
     if not isinstance(cause, RunFailed):
@@ -414,12 +351,12 @@ def _shown(cause: BaseException) -> BaseException:
 
 @asynccontextmanager
 async def _access_to(
-    where: str, token: str | None, local: AbstractAsyncContextManager[ServerAccess]
+    arguments: OpenArguments, local: AbstractAsyncContextManager[ServerAccess]
 ) -> AsyncIterator[ServerAccess]:
     """Give access to servers: the servers of this loop, or of the cluster at the addresses of controllers."""
-    if where == "local":
+    if arguments.where == LOCAL:
         async with local as access:
             yield access
         return
-    network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())
-    yield ServerAccess(network=network, controllers=where)
+    network = cluster_network(arguments.token, entropy=system_entropy, buffers=BufferPool())
+    yield ServerAccess(network=network, controllers=check_addresses(arguments.where, "where"))

@@ -38,7 +38,7 @@ from adam_async.run.shard_table import ShardSpec, ShardTable, holders
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Within
-from adam_async.store.wish import fault_of_pin_name
+from adam_async.store.arguments import fault_of_pin_name
 from transport import Link, RemoteError, TransportError
 
 Connect = Callable[[str], AbstractAsyncContextManager[Link]]

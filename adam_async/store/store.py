@@ -29,16 +29,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from adam_async.errors import StoreError, counted
-from adam_async.model.rules import AnyRule, Sgd
+from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec
-from adam_async.run.config import SHARD_BYTES, Waits
-from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
-from adam_async.store.arrays import Gradient, InitialArrays, records_of
+from adam_async.store.arguments import OpenArguments, with_arguments
+from adam_async.store.arrays import Gradient
 from adam_async.store.opening import NO_COPY, Opening, StoreLink
 from adam_async.store.pins import PinSummary, StorePins, check_pin_name
 from adam_async.store.values import PushOutcome, Rate, ReadVersions, Values
-from adam_async.store.wish import Create, StoreWish, check_is_default, slack_of
 
 RESERVED = "__metadata__"
 """Name that the safetensors format reserves."""
@@ -59,100 +57,13 @@ class ParameterStore:
         self.name = link.name
 
     @classmethod
-    def open(
-        cls,
-        where: str,
-        arrays: InitialArrays | None = None,
-        *,
-        name: str | None = None,
-        create: Create = "auto",
-        rule: AnyRule | Mapping[str, AnyRule] = Sgd(),  # noqa: B008 - a frozen value
-        consistency: str = "asp",
-        replicas: int = 0,
-        copies: int | None = None,
-        min_in_sync: int = 0,
-        servers: int = 0,
-        shard_bytes: int = SHARD_BYTES,
-        reader: bool = False,
-        durable: bool = False,
-        pin: str | None = None,
-        dir: str | Path | None = None,
-        token: str | None = None,
-        waits: Waits = Waits(),  # noqa: B008 - a frozen value
-    ) -> "Opening[ParameterStore]":
+    @with_arguments(OpenArguments)
+    def open(cls, arguments: OpenArguments) -> "Opening[ParameterStore]":
         """Open a store: `async with` it (`with` it in `adam_async.sync`), or `await` it and `close` it.
 
-        Args:
-            where: ``local`` for servers in this loop, or addresses of controllers, ``tcp://host:port``,
-                joined by commas.
-            arrays: Names to arrays with their first values, or to `ArraySpec` for zeros; None joins an
-                existing store, or restores it from the disks of servers. Joining compares names, shapes,
-                types, rules and consistency, but neither values nor rates.
-            name: Name of the store in its cluster. All clients that pass one name share the store. With
-                ``local`` and neither `name` nor `dir`, each call opens a new store, with this client alone.
-            create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and ``never``
-                only joins.
-            rule: Update rule of all arrays, or of each by name.
-            consistency: ``asp`` without clocks; ``ssp:S``, in which a pull at step t waits until every client
-                has ended step t - S; or ``bsp``, in which the servers apply the mean of the clients'
-                gradients at each step.
-            replicas: With clocks, the number of clients that the first step waits for; with bsp the creator
-                needs it, and with ssp it is 1 by default.
-            copies: Number of servers with each shard, 1 to 8. The default is 1 with one controller. With
-                several it is 3, or the number of live servers if that is lower.
-            min_in_sync: Number of copies that must have a push before it is applied; 0 means 2, or 1 with one
-                copy.
-            servers: Number of servers to use; 0 for all servers live at the creation of the store.
-            shard_bytes: Maximum size of a shard, in bytes.
-            reader: Whether this client only pulls. A reader never delays other clients.
-            durable: Whether a push is acknowledged only when it is on the disks of all copies in sync; the
-                creator decides. All servers need a folder.
-            pin: Pin with which a new store begins, ``STORE/PIN``, or ``PIN`` of this store's name: its values
-                and the state of its rules take the place of the first values of `arrays`. Without `arrays`
-                the store has the arrays, rules, consistency and shards of the pin.
-            dir: With ``local``, folder in which the server keeps its stores: a store that is opened again by
-                its name gets back its values and the state of its rules. None: in memory only. The servers of
-                a cluster have their own folders (``adam-async ps --dir``).
-            token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``.
-            waits: Deadlines, in seconds.
-
-        Raises:
-            ConfigError: An argument is invalid; the message has its name and value. `Opening` lists the
-                errors of `async with` and `await`.
+        `Opening` lists the errors of `async with` and `await`.
         """
-        if arrays is None:
-            check_is_default(
-                rule=(rule, Sgd()), consistency=(consistency, "asp"), shard_bytes=(shard_bytes, SHARD_BYTES)
-            )
-        if arrays is None and pin is None:
-            check_is_default(
-                replicas=(replicas, 0),
-                copies=(copies, None),
-                min_in_sync=(min_in_sync, 0),
-                servers=(servers, 0),
-                durable=(durable, False),
-            )
-        records, rules = records_of(arrays, rule) if arrays is not None else ((), ())
-        wish = StoreWish(
-            name=f"unnamed-{system_entropy(6).hex()}" if name is None else name,
-            create=create,
-            values=arrays,
-            records=records,
-            rules=rules,
-            slack=slack_of(consistency),
-            is_summed=consistency == "bsp",
-            replicas=replicas,
-            copies=copies,
-            min_in_sync=min_in_sync,
-            servers=servers,
-            shard_bytes=shard_bytes,
-            reader=reader,
-            durable=durable,
-            pin=pin,
-            waits=waits,
-        )
-        folder = None if dir is None else Path(dir).resolve()
-        return Opening(cls, where, wish, token, folder, is_own=name is None)
+        return Opening(cls, arguments)
 
     # --- facts ---------------------------------------------------------------------------------
 

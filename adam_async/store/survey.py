@@ -20,9 +20,9 @@ from adam_async.run.counts import Histogram, StoreCounts
 from adam_async.run.run_copies import RunCopies, primary_of, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord, joined_arrays
+from adam_async.store.arguments import consistency_of
 from adam_async.store.joining import ONLY_ON_DISKS
 from adam_async.store.pins import PinSummary, list_pins, pin_summaries
-from adam_async.store.wish import consistency_of
 from transport import Identity, Link, Network, RemoteProtocolError, TransportError
 
 

@@ -23,19 +23,19 @@ import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from adam_async.cluster.sync import LocalCluster, load_checkpoint
 from adam_async.errors import StoreError
 from adam_async.runtime.loop_thread import Call, LoopThread
 from adam_async.store import store as face
+from adam_async.store.arguments import OpenArguments, with_arguments
 from adam_async.store.opening import NO_COPY, Opening
 
 __all__ = ["LocalCluster", "ParameterStore", "load_checkpoint"]
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
-_S = TypeVar("_S", bound="ParameterStore")
 
 
 class StoreThread(LoopThread):
@@ -106,26 +106,6 @@ def _fact(fact: Callable[[face.ParameterStore], _T]) -> _T:
     return cast(_T, property(lambda self: read(self._store), doc=fact.__doc__))
 
 
-class _Opener(Generic[_P]):
-    """A class method that opens a store as an asynchronous one does, and waits for it."""
-
-    def __init__(self, make: Callable[_P, Opening[face.ParameterStore]]) -> None:
-        self._make = make
-
-    def __get__(self, instance: object, owner: "type[_S]") -> Callable[_P, "_S"]:
-        @wraps(self._make)
-        def open(*args: _P.args, **options: _P.kwargs) -> "_S":
-            opening = self._make(*args, **options)
-            thread = _SHARED.enter()
-            try:
-                return owner(thread, opening, thread.run(_opened(opening)).wait())
-            except BaseException:
-                _SHARED.leave(thread)
-                raise
-
-        return open
-
-
 class ParameterStore:
     """One client of a store, for programs without a loop; `open` makes it. See `store.ParameterStore`.
 
@@ -143,7 +123,17 @@ class ParameterStore:
         self._unclosed = weakref.finalize(self, _abandon, thread, opening)
         self.name = store.name
 
-    open = _Opener(face.ParameterStore.open)
+    @classmethod
+    @with_arguments(OpenArguments)
+    def open(cls, arguments: OpenArguments) -> "ParameterStore":
+        """Open a store, and wait until it is open; `with` closes it. See `store.ParameterStore.open`."""
+        opening = Opening(face.ParameterStore, arguments)
+        thread = _SHARED.enter()
+        try:
+            return cls(thread, opening, thread.run(_opened(opening)).wait())
+        except BaseException:
+            _SHARED.leave(thread)
+            raise
 
     def __enter__(self) -> Self:
         return self

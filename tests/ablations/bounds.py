@@ -229,7 +229,7 @@ BOUNDS = (
     _training(
         "a client learns of the end of its store",
         "adam_async/store/opening.py",
-        "name, node = self._wish.name, self._identity.node\n        async for",
+        "name, node = self.name, self._identity.node\n        async for",
         "return\n        async for",
         "tests/test_simulation/scenarios/test_store_clients.py::"
         "test_clients_of_a_deleted_store_open_the_next_one",

@@ -74,7 +74,10 @@ from adam_async.run.store_record import NUM_BUCKETS
             {"copies_bind": "10.1.0.1:0"},
             "copies_bind: address '10.1.0.1:0' is not of the form tcp://host:port",
         ),
-        ({"consistency": "ssp"}, "consistency must be asp, ssp:S with a whole number S of steps, or bsp"),
+        (
+            {"consistency": "ssp"},
+            "consistency must be asp, ssp:S with a whole number S of steps up to 1048576, or bsp",
+        ),
         ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
         ({"lag": 1}, "lag=1 has no effect with consistency=asp, only with bsp: give consistency=bsp too"),
         ({"lag": 2, "consistency": "bsp"}, "lag must be within 0 and 1, not 2"),

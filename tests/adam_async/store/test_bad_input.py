@@ -172,34 +172,41 @@ FAR = "tcp://127.0.0.1:1"
         ({"name": ""}, "a store's name has 1 to 128 bytes of printable characters"),
         ({"name": "a/b"}, "no slash"),
         ({"name": "x" * 10_240}, "1 to 128"),
-        ({"name": 5}, "the name of a store is text, not 5"),
+        ({"name": 5}, "name must be text, not 5"),
         ({"where": "10.0.0.1:7000"}, "where: address '10.0.0.1:7000' is not of the form tcp"),
         ({"where": "tcp://host"}, "'tcp://host' is not of the form"),
         ({"where": "http://127.0.0.1:1"}, "is not of the form"),
-        ({"where": None}, "where is 'local' or addresses of controllers, not None"),
-        ({"create": "maybe"}, "create is one of auto, new, never, not 'maybe'"),
+        ({"where": None}, "where must be text, not None"),
+        ({"create": "maybe"}, "create must be one of auto, new, never, not 'maybe'"),
         ({"create": "new", "reader": True}, "create='new' needs the arrays"),
-        ({"consistency": "ssp"}, "consistency is asp, ssp:S with a number S, or bsp, not 'ssp'"),
+        (
+            {"consistency": "ssp"},
+            "consistency must be asp, ssp:S with a whole number S .*, or bsp, not 'ssp'",
+        ),
         ({"consistency": "ssp:-1"}, "not 'ssp:-1'"),
-        ({"consistency": None}, "consistency is asp, ssp:S with a number S, or bsp, not None"),
+        ({"consistency": "ssp:1048577"}, "whole number S of steps up to 1048576, or bsp, not 'ssp:1048577'"),
+        ({"consistency": None}, "consistency must be text, not None"),
         ({"consistency": "bsp", "create": "new"}, "consistency='bsp' needs replicas=N"),
         ({"replicas": True}, "replicas must be a whole number, not True"),
-        ({"reader": "no"}, "reader is True or False, not 'no'"),
-        ({"durable": 1}, "durable is True or False, not 1"),
+        ({"reader": "no"}, "reader must be true or false, not 'no'"),
+        ({"durable": 1}, "durable must be true or false, not 1"),
         ({"durable": True}, "durable is True, and the server of 'local' has no folder: add dir=FOLDER"),
         ({"servers": "2"}, "servers must be a whole number, not '2'"),
-        ({"waits": None}, "waits is an adam_async.Waits, not None"),
-        ({"min_in_sync": 3, "copies": 2}, "min_in_sync is 3, and copies 2: raise copies, or leave"),
-        ({"copies": 2}, "copies is 2: local has one server; leave copies out"),
+        ({"waits": None}, "waits must be a table of seconds, not None"),
+        ({"copies": 2}, "copies=2 excludes where=local: local has one server; leave copies out, or open"),
         ({"where": FAR, "copies": 0}, "copies must be within 1 and 8, not 0"),
         ({"where": FAR, "copies": 9}, "copies must be within 1 and 8, not 9"),
         ({"where": FAR, "min_in_sync": -1}, "min_in_sync must be within 0 and 8, not -1"),
         ({"where": FAR, "copies": 2, "min_in_sync": 3}, "min_in_sync is 3, and copies 2: raise copies, or"),
         ({"replicas": -1}, "replicas must be within 0 and 1048576, not -1"),
-        ({"servers": 3}, "servers is 3: local has one server; leave servers out"),
+        ({"servers": 3}, "servers=3 excludes where=local: local has one server; leave servers out, or open"),
         ({"where": "locl"}, "'locl' is not of the form .*; 'local' stands for a server in this loop"),
         ({"servers": 1.5}, "servers must be a whole number, not 1.5"),
         ({"where": FAR}, "name is missing, and where is 'tcp.*'.* Add name='model', in each client"),
+        (
+            {"where": FAR, "name": "model", "dir": "shards"},
+            "dir=shards has no effect with where=tcp.*, only with where=local, because .* folders",
+        ),
         ({"where": FAR, "reader": True}, "name is missing, and where is 'tcp"),
         ({"dir": "shards"}, "name is missing, and dir is '.*shards'"),
         ({"arrays": None}, "name is missing, and arrays is None"),
@@ -509,7 +516,9 @@ async def test_no_copy_or_pickle_of_a_client_is_made() -> None:
 @pytest.mark.parametrize("rule", [Adam(), Sgd(rate=0.5), {"w": Sgd()}])
 async def test_a_rule_without_arrays_is_refused_because_the_store_has_its_own(rule: Any) -> None:
     async with ParameterStore.open("local", {"w": W}, name="model", rule=Adagrad()) as store:
-        with pytest.raises(ConfigError, match=r"rule is .* without arrays, .*: leave rule out, or give"):
+        with pytest.raises(
+            ConfigError, match=r"rule=.* without arrays, .*: give the arrays .*, or leave rule out"
+        ):
             ParameterStore.open("local", name="model", rule=rule)
         async with ParameterStore.open("local", name="model") as joined:
             assert joined.rules == store.rules
@@ -531,5 +540,7 @@ async def test_a_rule_without_arrays_is_refused_because_the_store_has_its_own(ru
 @pytest.mark.parametrize("reader", [False, True])
 def test_what_the_creator_decides_is_refused_without_arrays(given: dict[str, Any], reader: bool) -> None:
     (name,) = given
-    with pytest.raises(ConfigError, match=rf"{name} is .* without arrays, .*: leave {name} out, or give"):
+    with pytest.raises(
+        ConfigError, match=rf"{name}=.* without arrays, .*: give the arrays .*, or leave {name} out"
+    ):
         ParameterStore.open(FAR, name="model", reader=reader, **given)

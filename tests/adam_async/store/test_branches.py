@@ -195,11 +195,11 @@ async def test_a_branch_that_differs_from_its_pin_is_refused_and_leaves_no_store
     [
         ({"pin": ""}, "pin is 'STORE/PIN', or 'PIN' of this store's name, not ''"),
         ({"pin": "model/"}, "pin is 'STORE/PIN'"),
-        ({"pin": 3}, "pin is 'STORE/PIN'"),
+        ({"pin": 3}, "pin must be text, not 3"),
         ({"pin": "a/b/best"}, "a store's name has .* no slash, not 'a/b'"),
         ({"pin": "best", "reader": True}, "pin begins a new store: leave it out for a reader"),
         ({"pin": "best", "create": "never"}, "leave it out for a reader, and with create='never'"),
-        ({"pin": "best", "rule": Adam()}, "rule is .* without arrays"),
+        ({"pin": "best", "rule": Adam()}, "rule=.* without arrays"),
         ({"pin": "best", "name": None, "arrays": ARRAYS}, "name is missing, and pin is 'best'"),
     ],
     ids=str,

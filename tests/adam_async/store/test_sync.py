@@ -106,7 +106,7 @@ def test_errors_are_those_of_the_asynchronous_store_with_their_cause() -> None:
             sync.ParameterStore.open("local", START, name="model", create="new")
     with pytest.raises(StoreError, match="is closed: open it again"):
         store.push(ONES)
-    with pytest.raises(ConfigError, match="copies is 2"):
+    with pytest.raises(ConfigError, match="copies=2 excludes where=local"):
         sync.ParameterStore.open("local", START, name="model", copies=2)
     with pytest.raises(RoleUnreachable) as caught:
         sync.ParameterStore.open("tcp://127.0.0.1:9", START, name="model", waits=Waits(dial_s=0.2))

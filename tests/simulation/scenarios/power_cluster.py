@@ -21,8 +21,8 @@ from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.server_disk import ServerDisk, is_saved
 from adam_async.persistence.keys import State
 from adam_async.persistence.settings import FlushSettings
+from adam_async.store.arguments import OpenArguments
 from adam_async.store.store import ParameterStore
-from adam_async.store.wish import StoreWish
 from tests.simulation.checkers.saved_pins import LoggedStates, SavedPins
 from tests.simulation.checkers.saved_pushes import Losses, SavedPushes, SavedStates
 from tests.simulation.checkers.store_pushes import StorePushes
@@ -256,10 +256,12 @@ class PowerClients(StoreClients):
                 if self.pins.must_be_there(name, rotten):
                     raise Violation("pin kept", f"pin {name} cannot be read: {error}") from error
 
-    def _wish(self, *, reader: bool) -> StoreWish:
+    def _arguments(self, controllers: str, *, reader: bool) -> OpenArguments:
+        arguments = super()._arguments(controllers, reader=reader)
+        if reader:
+            return arguments
         # All servers must be back before the store is: the newest states may be on any of them.
-        wish = super()._wish(reader=reader)
-        return msgspec.structs.replace(wish, durable=self._is_durable, servers=len(SERVERS))
+        return msgspec.structs.replace(arguments, durable=self._is_durable, servers=len(SERVERS))
 
     def _check_new(self, id: str) -> None:
         """Accept a store without pushes: the last reader may be the first that opens a returned store."""

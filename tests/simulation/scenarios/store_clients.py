@@ -23,15 +23,15 @@ from adam_async.errors import AdamError, first_cause
 from adam_async.model.rules import Sgd
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import Waits
+from adam_async.run.config import Waits, slack_of
 from adam_async.run.ids import Replica
 from adam_async.runtime.random_streams import RandomStream
-from adam_async.store.arrays import Gradient, InitialArrays, records_of
+from adam_async.store.arguments import OpenArguments
+from adam_async.store.arrays import Gradient, InitialArrays
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.opening import StoreLink
 from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
-from adam_async.store.wish import StoreWish, slack_of
 from tests.simulation.checkers.store_pushes import Pulled, StorePushes
 from tests.simulation.plan import Setting
 from tests.simulation.scenario import Ledger, Node, Violation, World, settle
@@ -232,7 +232,8 @@ class StoreClients:
         self._cluster = cluster
         self._ledger = ledger
         self._workload = workload
-        self._slack = slack_of(str(settings["consistency"]))
+        self._consistency = str(settings["consistency"])
+        self._slack = slack_of(self._consistency)
         self._copies = int(settings["copies"])
         self._min_in_sync = int(settings["min_in_sync"])
         self._momentum = MOMENTUM if settings["momentum"] else 0.0
@@ -277,7 +278,9 @@ class StoreClients:
         controllers = ",".join(self._cluster.addresses.values())
         access = ServerAccess(network=network_of(node), controllers=controllers, entropy=node.entropy)
         async with asyncio.TaskGroup() as group:
-            link = StoreLink(self._wish(reader=is_reader), access, group)
+            link = StoreLink(
+                self._workload.store, self._arguments(controllers, reader=is_reader), access, group
+            )
             await link.start()
             pushes = self._pushes_to(link.store.id, node.name)
             opened = OpenStore(node.name, link, pushes, dice, link.calls.clock)
@@ -293,28 +296,27 @@ class StoreClients:
             for task in link.tasks:
                 task.cancel()
 
-    def _wish(self, *, reader: bool) -> StoreWish:
+    def _arguments(self, controllers: str, *, reader: bool) -> OpenArguments:
+        if reader:
+            return OpenArguments(
+                where=controllers, name=self._workload.store, create="never", reader=True, waits=WAITS
+            )
         values: InitialArrays = {
             name: np.zeros((array.rows, self._workload.columns), array.dtype)
             if array.split
             else ArraySpec((array.rows, self._workload.columns), split=False)
             for name, array in self._workload.arrays.items()
         }
-        records, rules = records_of(values, Sgd(rate=1.0, momentum=self._momentum))
-        return StoreWish(
+        return OpenArguments(
+            where=controllers,
+            arrays=values,
             name=self._workload.store,
-            create="never" if reader else "auto",
-            values=None if reader else values,
-            records=() if reader else records,
-            rules=() if reader else rules,
-            slack=self._slack,
-            is_summed=self._slack == 0,
+            rule=Sgd(rate=1.0, momentum=self._momentum),
+            consistency=self._consistency,
             replicas=BEGUN_WITH,
             copies=self._copies,
             min_in_sync=self._min_in_sync,
-            servers=0,
             shard_bytes=self._workload.shard_bytes,
-            reader=reader,
             waits=WAITS,
         )
 
