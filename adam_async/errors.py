@@ -29,7 +29,8 @@ docs/reference/exit-codes.md lists them all.
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from urllib.parse import unquote, urlsplit
 
 RESUME = "--resume DIR picks the run up at its last checkpoint, if --checkpoint DIR kept one"
@@ -44,6 +45,10 @@ _RECREATE = "open the store again with arrays to create it anew"
 
 LOST_STORE = f"{_ONLY_COPY}; {_RECREATE}"
 """Text on the consequence of a lost parameter server for a store of clients."""
+
+
+OTHER_BIND = "choose another with --bind"
+"""Remedy for an address that a role cannot listen on."""
 
 
 def check_flags(**flags: object) -> None:
@@ -217,7 +222,7 @@ class BindFailed(AdamError):
 
     exit_code = 7
 
-    def __init__(self, address: str, why: str, remedy: str = "choose another with --bind") -> None:
+    def __init__(self, address: str, why: str, remedy: str = OTHER_BIND) -> None:
         super().__init__(f"cannot listen on {address}: {why}; {remedy}")
         self.address = address
 
@@ -241,6 +246,33 @@ class LayerFailed(ModelError):
 
 class GradientMismatchError(ModelError):
     """A gradient differs from its finite difference."""
+
+
+@contextmanager
+def failing_as(kind: Callable[[str], AdamError], what: str, cure: str = "") -> Iterator[None]:
+    """Raise an error of the system in the block as an error of this kind.
+
+    Args:
+        what: Text on what cannot be done, before the system's reason.
+        cure: Text after the reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{cure}") from None
+
+
+@contextmanager
+def binding(address: str, remedy: str = OTHER_BIND) -> Iterator[None]:
+    """Raise an error of the system in the block, which listens on the address, as `BindFailed`."""
+    try:
+        yield
+    except (OSError, ExceptionGroup) as error:
+        cause = first_cause(error)
+        if not isinstance(cause, OSError):
+            raise
+        # Loops put "error while attempting to bind on address (...): " before the system's words.
+        raise BindFailed(address, (cause.strerror or str(cause)).split("): ")[-1], remedy) from None
 
 
 def first_cause(error: BaseException) -> BaseException:

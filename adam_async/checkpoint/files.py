@@ -32,6 +32,7 @@ from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.checkpoint.new_checkpoint import NewCheckpoint
 from adam_async.checkpoint.reader import checkpoint_manifest, in_memory, read_checkpoint
+from adam_async.errors import failing_as
 from adam_async.parameter_server.piece_states import CONTENTS
 from adam_async.parameter_server.store_disk import PREFIX
 from adam_async.persistence.keys import Identity
@@ -98,7 +99,7 @@ class CheckpointFolder:
         """
         self.latest, self._left, self._known, self._unsure, self._runs = "", set(), set(), set(), set()
         continued = None
-        try:
+        with failing_as(CheckpointError, f"checkpoints cannot be written to {self.path}"):
             await self._disk.make_folder(self.path)
             names = await self._disk.names(self.path)
             if any(map(is_folder_name, names)):
@@ -113,10 +114,6 @@ class CheckpointFolder:
                 self._left = set(_newer(names, self.latest))
                 await self._sort_out()
                 await self._disk.write_atomic(self.path / LATEST_FILE, [self.latest.encode()])
-        except OSError as error:
-            raise CheckpointError(
-                f"checkpoints cannot be written to {self.path}: {error.strerror or error}"
-            ) from None
         return continued
 
     async def _continued(self, resumed: Manifest | None, runs: Collection[str]) -> Manifest:
@@ -350,12 +347,9 @@ async def has_checkpoints(folder: Path, disk: Disk) -> bool:
     Raises:
         CheckpointError: The folder cannot be read.
     """
-    try:
+    with failing_as(CheckpointError, f"{folder} cannot be read"), suppress(FileNotFoundError):
         return any(map(is_folder_name, await disk.names(folder)))
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error.strerror or error}") from None
+    return False
 
 
 async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
@@ -476,10 +470,8 @@ async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -
 
 
 async def _names(folder: Path, disk: Disk) -> list[str]:
-    try:
+    with failing_as(CheckpointError, f"no checkpoint in {folder}"):
         return await disk.names(folder)
-    except OSError as error:
-        raise CheckpointError(f"no checkpoint in {folder}: {error.strerror or error}") from None
 
 
 def _newer(names: Iterable[str], name: str) -> list[str]:

@@ -34,7 +34,7 @@ from adam_async.checkpoint.model_head import (
 )
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.data_server.dataset import Dataset
-from adam_async.errors import ConfigError, ModelError, SpecError
+from adam_async.errors import ConfigError, ModelError, SpecError, failing_as
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.network import PREDICT_BATCH, Network
@@ -292,12 +292,10 @@ class Model:
         """
         path = Path(folder) / FILE_NAME
         aside = path.with_name(f".{FILE_NAME}.part")
-        try:
+        with failing_as(ConfigError, f"model {path} cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             aside.write_bytes(dump_model(self.network, self.weights, self.trained_names))
             aside.replace(path)
-        except OSError as error:
-            raise ConfigError(f"model {path} cannot be written: {error.strerror or error}") from None
         return path
 
     @property

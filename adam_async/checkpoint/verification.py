@@ -16,6 +16,7 @@ from adam_async.checkpoint.files import candidates_in, named_checkpoint, without
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order
 from adam_async.checkpoint.reader import CheckpointHead, checkpoint_head, read_shards
+from adam_async.errors import failing_as
 from adam_async.persistence.written_once import DamagedFile, check_sizes
 from adam_async.runtime.clock import utc_time
 from adam_async.runtime.disk import Disk
@@ -134,10 +135,8 @@ async def checkpoints_in(
     """
     folder, name = named_checkpoint(path)
     if name:
-        try:
+        with failing_as(CheckpointError, f"no checkpoint {path}"):
             await disk.names(path)
-        except OSError as error:
-            raise CheckpointError(f"no checkpoint {path}: {error.strerror or error}") from None
         return folder, [name], []
     names, problems = await candidates_in(folder, disk, most=most)
     if names:

@@ -9,7 +9,7 @@ from adam_async.checkpoint.model_head import cannot_read, check_head
 from adam_async.checkpoint.names import FILE_NAME, is_folder_name
 from adam_async.cli.terminal import Terminal
 from adam_async.driver.replay.record_head import check_record
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, failing_as
 from adam_async.model.named import check_model
 from adam_async.model.spec import ModelSpec
 from adam_async.model.toml_text import MOST_TEXT_BYTES
@@ -60,10 +60,8 @@ def check_model_path(option: str, path: Path) -> None:
 
 def check_replay(option: str, path: Path) -> None:
     """Check that a file begins as a record. Raises ConfigError or RecordError: it does not."""
-    try:
+    with failing_as(ConfigError, f"{option} {path} cannot be read"):
         check_record(path)
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
 
 
 def check_model_option(model: str) -> None:
@@ -76,10 +74,8 @@ def check_model_option(model: str) -> None:
 def check_checkpoints(option: str, path: Path) -> None:
     """Check that a path is a checkpoint, or a folder with one. Raises ConfigError: it has none."""
     check_present(option, path)
-    try:
+    with failing_as(ConfigError, f"no checkpoint in {path}"):
         names = os.listdir(path)
-    except OSError as error:
-        raise ConfigError(f"no checkpoint in {path}: {error.strerror or error}") from None
     # Of a server, or a renamed checkpoint: read it, to name its content.
     if any(any(path.glob(each)) for each in ("lock", "*/lock", "*.segment")):
         return
@@ -128,10 +124,8 @@ def check_spill(config: Config) -> None:
 def make_folder(folder: Path, option: str) -> None:
     """Make the folder that an option names. Raises ConfigError: it cannot be made or written to."""
     check_folder(folder, option)
-    try:
+    with failing_as(ConfigError, f"{option}: {folder} cannot be made"):
         os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{option}: {folder} cannot be made: {error.strerror or error}") from None
     check_folder(folder, option)
 
 
@@ -163,9 +157,8 @@ async def read_file(path: Path, option: str, disk: Disk) -> str:
 def text_of(path: Path, option: str) -> str:
     """Read the text file that an option names. Blocks. For errors see `read_file`."""
     try:
-        return read_ordinary(path, MOST_TEXT_BYTES).decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror or error}") from None
+        with failing_as(ConfigError, f"{option} {path} cannot be read"):
+            return read_ordinary(path, MOST_TEXT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{option} {path} is not text in UTF-8") from None
 
@@ -178,7 +171,5 @@ async def write_file(
     Raises:
         ConfigError: The file cannot be written.
     """
-    try:
+    with failing_as(ConfigError, f"{option} {path} cannot be written"):
         await disk.write_atomic(path, parts)
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be written: {error.strerror or error}") from None

@@ -10,7 +10,7 @@ from adam_async.cli.files import text_of
 from adam_async.cli.options import ExportOptions, InspectOptions
 from adam_async.data_server.sources.kinds import check_source
 from adam_async.data_server.transforms.steps import check_steps
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, failing_as
 from adam_async.report.schema import check_schema
 from adam_async.runtime.ordinary_files import read_ordinary
 
@@ -58,10 +58,8 @@ def read_checked(file: Path) -> bytes:
     Raises:
         ConfigError: The file cannot be read, or is no report of this version.
     """
-    try:
+    with failing_as(ConfigError, f"{file} cannot be read"):
         data = read_ordinary(file, MOST_REPORT_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
     check_schema(data, str(file))
     return data
 

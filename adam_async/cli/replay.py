@@ -17,7 +17,7 @@ from adam_async.data_server.dataset import Dataset
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.recording import Header, RecordedEpoch, Recording
 from adam_async.driver.replay.run import Replay
-from adam_async.errors import ConfigError, counted
+from adam_async.errors import ConfigError, counted, failing_as
 from adam_async.run.user_code import NamedStep, check_named, named_functions
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import numerics
@@ -64,11 +64,9 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         await announce_replaced(options.out, disk, terminal)
         replay = await repeat(recording, dataset, terminal, functions, step)
         if options.out is not None:
-            try:
-                names = dataset.class_names
+            names = dataset.class_names
+            with failing_as(ConfigError, f"{options.out} cannot be written to"):
                 await save_model(replay.network, replay.weights(), options.out, disk, class_names=names)
-            except OSError as error:
-                raise ConfigError(f"{options.out} cannot be written to: {error.strerror or error}") from None
     terminal.print(
         f"{counted(replay.groups, 'group')} repeated; all weights are those of the run, to the last bit"
     )
@@ -98,10 +96,8 @@ async def read_record(path: Path, disk: Disk, step: NamedStep | None = None) -> 
         ConfigError: The file cannot be read, or is the record of a run with another step.
         RecordError: The file is no record, or damaged.
     """
-    try:
+    with failing_as(ConfigError, f"--replay {path} cannot be read"):
         data = await disk.read_bytes(path)
-    except OSError as error:
-        raise ConfigError(f"--replay {path} cannot be read: {error.strerror or error}") from None
     return await disk.run(lambda: read_recording(data, origin=str(path), step=step))
 
 

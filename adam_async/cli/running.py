@@ -9,7 +9,7 @@ from typing import Any
 from adam_async.cli.options import LogLevel, RoleOptions, TrainOptions
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import JsonLine, NodeLine, OneLine, RoleLine, Terminal, log_to_stderr
-from adam_async.errors import BindFailed, first_cause
+from adam_async.errors import binding
 from adam_async.run.addresses import check_address
 from adam_async.run.option_sources import PLAIN, check_variables
 from adam_async.runtime.health import Health, health_endpoint
@@ -83,14 +83,8 @@ async def with_health(address: str | None, work: Callable[[Health], Awaitable[in
         return await work(health)
     host, port = parse_tcp_address(check_address(address, "--health", everywhere=True))
     async with AsyncExitStack() as stack:
-        try:
+        with binding(address, "choose another with --health"):
             await stack.enter_async_context(health_endpoint(host, port, health))
-        except (OSError, ExceptionGroup) as error:
-            cause = first_cause(error)
-            if isinstance(cause, OSError):
-                why = (cause.strerror or str(cause)).split("): ")[-1]
-                raise BindFailed(address, why, remedy="choose another with --health") from None
-            raise
         return await work(health)
 
 

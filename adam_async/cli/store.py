@@ -11,7 +11,7 @@ from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.terminal import Terminal, new_table, print_json
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import cluster_network
-from adam_async.errors import ConfigError, counted
+from adam_async.errors import ConfigError, counted, failing_as
 from adam_async.run.addresses import check_addresses
 from adam_async.run.token_file import holds_keys_of
 from adam_async.runtime.clock import system_entropy
@@ -165,10 +165,8 @@ async def _save(
         token=token,
         waits=waits_at_start(options.wait),
     ) as store:
-        try:
+        with failing_as(ConfigError, f"{file} cannot be written"):
             await store.save(file)
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from None
         count = len(store.arrays)
     if options.json:
         print_json({"store": name, "file": str(file), "arrays": count}, terminal)

@@ -5,7 +5,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, failing_as
 from adam_async.messages.body import ROLES
 from adam_async.run.token_file import check_token_is_for, derived_text
 from adam_async.runtime.clock import system_entropy
@@ -61,9 +61,8 @@ async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str 
         return environment.get("ADAM_TOKEN", "").strip() or None
     async with Disk() as disk:
         try:
-            token = (await disk.read_secret(file)).decode("utf-8-sig").strip()
-        except OSError as error:
-            raise ConfigError(f"--token-file {file} cannot be used: {error.strerror or error}") from None
+            with failing_as(ConfigError, f"--token-file {file} cannot be used"):
+                token = (await disk.read_secret(file)).decode("utf-8-sig").strip()
         except UnicodeDecodeError:
             raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
     if not token:
@@ -77,10 +76,9 @@ async def _write(line: str, out: Path | None) -> int:
         sys.stdout.flush()
         return 0
     async with Disk() as disk:
-        try:
-            await disk.write_private(out, f"{line}\n".encode())
-        except FileExistsError:
-            raise ConfigError(f"--out {out} exists: remove it, or name another file") from None
-        except OSError as error:
-            raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
+        with failing_as(ConfigError, f"--out {out} cannot be written"):
+            try:
+                await disk.write_private(out, f"{line}\n".encode())
+            except FileExistsError:
+                raise ConfigError(f"--out {out} exists: remove it, or name another file") from None
     return 0

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from adam_async.cluster.external_data import address_for
 from adam_async.cluster.networks import LOOPBACK
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, failing_as
 from adam_async.run.config import Config
 from adam_async.run.role_memory import asked_bytes, check_room, read_memory
 from adam_async.runtime.child_process import ChildProcess
@@ -215,17 +215,13 @@ class LocalLauncher:
         folder = self._temporary / f"{FOLDER_PREFIX}{name}"
         made = folder.with_name(f".{folder.name}")
         async with Disk(name="controllers") as disk, AsyncExitStack() as stack:
+            what = f"the logs of the controllers cannot be kept in {self._temporary}"
             try:
-                try:
+                with failing_as(ConfigError, what, "; let TMPDIR name another folder"):
                     await _remove_left_behind(disk, self._temporary)
                     await disk.run(_make_own_folder, made)
                     await stack.enter_async_context(disk.hold(made / LOCK))
                     await disk.rename(made, folder)
-                except OSError as error:
-                    raise ConfigError(
-                        f"the logs of the controllers cannot be kept in {self._temporary}: "
-                        f"{error.strerror or error}; let TMPDIR name another folder"
-                    ) from error
                 yield str(folder)
             finally:
                 for each in (made, folder):

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import numpy as np
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, failing_as
 from adam_async.messages import role_table, table_among
 from adam_async.model.keyed_random import Dice
 from adam_async.parameter_server.piece_link import PIECES_CONFIG
@@ -180,13 +180,11 @@ async def address_towards(peers: str) -> str:
         return LOOPBACK
     peer, host, port = remote[0]
     loop = asyncio.get_running_loop()
-    try:
+    with failing_as(ConfigError, f"no way to {peer}"):
         # Connecting a datagram socket sends nothing and only asks the routing table.
         probe, _ = await loop.create_datagram_endpoint(
             asyncio.DatagramProtocol, remote_addr=(host, port or 9)
         )
-    except OSError as error:
-        raise ConfigError(f"no way to {peer}: {error.strerror or error}") from None
     try:
         own = str(probe.get_extra_info("sockname")[0])
     finally:

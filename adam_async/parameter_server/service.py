@@ -19,7 +19,7 @@ import msgspec
 
 from adam_async.controller.client import Confirmation
 from adam_async.controller.role import Role, RoleSettings
-from adam_async.errors import BindFailed, ConfigError, DeadlineExceeded, RunFailed, counted
+from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, binding, counted
 from adam_async.messages import (
     USERS,
     Body,
@@ -149,14 +149,10 @@ class ParameterServer(Role):
         path = self._copies
         if path is None:
             return
-        try:
+        with binding(path.address, "choose another with --copies-bind"):
             listener = await stack.enter_async_context(
                 path.network.listen(path.address, self._identity, self._on_link)
             )
-        except OSError as error:
-            # Loops put "error while attempting to bind on address (...): " before the system's words.
-            why = (error.strerror or str(error)).split("): ")[-1]
-            raise BindFailed(path.address, why, "choose another with --copies-bind") from None
         self._info[COPIES] = listener.address
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:

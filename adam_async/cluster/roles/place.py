@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from adam_async.controller.role import RoleSettings
-from adam_async.errors import BindFailed, first_cause
+from adam_async.errors import binding
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.run.config import Waits
 from adam_async.runtime.timeline import Timeline
@@ -65,12 +65,6 @@ async def listening(role: AbstractAsyncContextManager[_R], place: Place) -> Asyn
         BindRefused: Other machines can reach the address, and the role has no token.
     """
     async with AsyncExitStack() as stack:
-        try:
+        with binding(place.bind):
             running = await stack.enter_async_context(role)
-        except (OSError, ExceptionGroup) as error:
-            cause = first_cause(error)
-            if isinstance(cause, OSError):
-                # Loops put "error while attempting to bind on address (...): " before the system's words.
-                raise BindFailed(place.bind, (cause.strerror or str(cause)).split("): ")[-1]) from None
-            raise
         yield running

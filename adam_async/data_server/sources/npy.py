@@ -15,7 +15,7 @@ from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.files import check_kind
 from adam_async.data_server.sources.kinds import Files
 from adam_async.data_server.sources.samples import LoadRequest
-from adam_async.errors import DataError
+from adam_async.errors import DataError, failing_as
 from adam_async.run.cache_size import CacheLimits
 
 MAX_FILE_BYTES = 1 << 42
@@ -62,10 +62,8 @@ def _train(
 
     def read(number: int) -> NDArray[np.uint8]:
         """Read one image, shape (C, H, W), from the file."""
-        try:
+        with failing_as(DataError, f"{path}: image {number} cannot be read"):
             data = read_piece(path, offset + number * size, size)
-        except OSError as error:
-            raise DataError(f"{path}: image {number} cannot be read: {error.strerror or error}") from None
         if len(data) < size:
             raise DataError(f"{path} has become shorter: files must not change in use")
         image: NDArray[np.uint8] = as_images(np.frombuffer(data, np.uint8).reshape(1, *shape), str(path))[0]

@@ -26,7 +26,7 @@ from adam_async.data_server.sources.file_ranges import read_piece
 from adam_async.data_server.sources.files import check_kind
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
-from adam_async.errors import DataError, counted
+from adam_async.errors import DataError, counted, failing_as
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import ChosenSize, Size, choose_size
 from adam_async.runtime.disk import Disk
@@ -109,10 +109,8 @@ class StoredSample:
             DataError: The file has changed or cannot be read.
         """
         size = self.size if size is None else min(size, self.size)
-        try:
+        with failing_as(DataError, f"{self.origin} cannot be read"):
             data = read_piece(self.path, self.offset, size)
-        except OSError as error:
-            raise DataError(f"{self.origin} cannot be read: {error.strerror or error}") from None
         if len(data) < size:
             raise DataError(
                 f"{self.origin} has become shorter than {self.size} bytes: files must not change in use"

@@ -26,7 +26,7 @@ from typing import Self
 import msgspec
 
 from adam_async.data_server.staging.plan import DIGEST_BYTES, File
-from adam_async.errors import DataError
+from adam_async.errors import DataError, failing_as
 from adam_async.runtime.disk import Disk
 
 ASIDE = ".staging"
@@ -200,16 +200,15 @@ class Copy:
             DataError: Another server has locked the folder, or it cannot be used.
         """
         async with contextlib.AsyncExitStack() as stack:
-            try:
+            with self._in_folder():
                 await self._disk.make_folder(self._aside)
-                await stack.enter_async_context(self._disk.hold(self._aside / "lock"))
-            except BlockingIOError:
-                raise DataError(
-                    f"{self.folder} is in use: another data server stages into it or serves from it; give "
-                    "each server a folder of its own, or end the other one first"
-                ) from None
-            except OSError as error:
-                raise self._useless(error) from None
+                try:
+                    await stack.enter_async_context(self._disk.hold(self._aside / "lock"))
+                except BlockingIOError:
+                    raise DataError(
+                        f"{self.folder} is in use: another data server stages into it or serves from it; "
+                        "give each server a folder of its own, or end the other one first"
+                    ) from None
             yield
 
     async def take_up(self) -> dict[int, str]:
@@ -219,7 +218,7 @@ class Copy:
             DataError: The folder has other files than the source, or cannot be used.
         """
         files = self._found.files
-        try:
+        with self._in_folder():
             there = {path: size for path, size, _ in await _below(self.folder, self._disk)}
             numbers = {file.path: number for number, file in enumerate(files)}
             strange = next((path for path in sorted(there) if path not in numbers), None)
@@ -240,13 +239,11 @@ class Copy:
             for name in await self._disk.names(self._aside):
                 if name.endswith(PART):
                     await self._disk.run((self._aside / name).unlink)
-        except OSError as error:
-            raise self._useless(error) from None
         self._noted = len(text)
         return {numbers[note.path]: note.checksum for note in kept}
 
-    def _useless(self, error: OSError) -> DataError:
-        return DataError(f"{self.folder} cannot be used: {error.strerror or error}")
+    def _in_folder(self) -> contextlib.AbstractContextManager[None]:
+        return failing_as(DataError, f"{self.folder} cannot be used")
 
     async def _read_notes(self) -> list[_Note]:
         try:

@@ -47,7 +47,7 @@ from adam_async.data_server.staging.peer import (
     damaged,
 )
 from adam_async.data_server.staging.plan import Staging, Step
-from adam_async.errors import BindFailed, DataError, counted, first_cause
+from adam_async.errors import BindFailed, DataError, counted, failing_as, first_cause
 from adam_async.messages import Body, FilePart, ManifestPart, ReadFile, ReadManifest, pack, text_tensor
 from adam_async.run.config import Waits
 from adam_async.run.counts import Counts
@@ -275,15 +275,12 @@ class Stager(Role):
                 expected = checksum
 
             pieces = self._peers[step.server].pieces(file, patient=step.patient, on_checksum=on_checksum)
-        try:
+        with failing_as(DataError, f"{self._copy.folder} cannot be written"):
             async with contextlib.aclosing(pieces):
                 checksum = await self._copy.write(file, self._counted(pieces))
             if expected and checksum != expected:
                 raise damaged(checksum, expected)
             await self._copy.keep(file, checksum)
-        except OSError as error:
-            text = f"{self._copy.folder} cannot be written: {error.strerror or error}"
-            raise DataError(text) from None
         if step.server == self.plan.server:
             self._read_files += 1
             self._read_bytes += size
