@@ -49,7 +49,7 @@ test-torch:  ## modules of PyTorch on parameter servers, if the extra torch is i
 	$(BIN)/python -m pytest tests/adam_async/torch tests/adam_async/cli/test_export.py tests/test_examples.py tests/processes/test_torch_*.py --timeout=600
 
 bench:  ## every benchmark; rows go to benchmarks/results/latest-NAME.json
-	set -e; for file in $$(grep -l -e '"--json"' benchmarks/[a-z]*.py); do name=$$(basename $$file .py); \
+	set -e; for file in $$(grep -l -e '"--json"' -e '^    run($$' -e '^    run(__doc__' benchmarks/[a-z]*.py); do name=$$(basename $$file .py); \
 	  $(BIN)/python -m benchmarks.$$name --json benchmarks/results/latest-$$name.json; done
 
 demo:  ## train on one machine with every role in a process of its own

@@ -13,6 +13,7 @@ from adam_async.controller.consensus import messages as consensus
 from adam_async.controller.learned_map import StoresReport
 from adam_async.data_server.staging.plan import File
 from adam_async.messages import bounds
+from adam_async.messages.pins import MOST_PINS_BYTES
 from adam_async.messages.saved_shards import MOST_SAVED_BYTES
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.map_changes import Change
@@ -57,6 +58,7 @@ MOST_BYTES = {
     "Profile": bounds.MOST_PROFILE_BYTES,
     "ManifestPart": bounds.MOST_MANIFEST_BYTES,
     "SavedList": MOST_SAVED_BYTES,
+    "PinList": MOST_PINS_BYTES,
     "Agree": bounds.MOST_AGREE_BYTES,
 }
 """Maximum size of the record attached to a message, in bytes, by name of the message."""

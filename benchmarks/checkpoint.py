@@ -1,7 +1,7 @@
 """Checkpoints of a model of 100 MB: the time for which training stands still, writing, and resuming.
 
     python -m benchmarks.checkpoint --json checkpoint.json [--rounds 2] [--folder DIR]
-    python -m benchmarks.checkpoint --turns 9 [--json FILE]
+    python -m benchmarks.checkpoint --pairs 20 [--json FILE]
 
 An MLP of 25 million parameters learns noise with plain SGD, 64 images per group: in asp in one process (in
 place) and as processes (two workers, two servers, a pull every 4 steps), and in bsp as processes. Each run
@@ -16,41 +16,34 @@ pause for a checkpoint is the longest time over a reading less the longest one o
 Resuming lasts from the start of the interpreter to the beginning of the first group, with kernels and modules
 compiled before, as those of an installed package are.
 
-Rows: case, ours, peer, ratio (peer / ours: above 1 we are better), unit. Peers: the goals for the longest
-pause and the longest resumption, 20 ms and 5 s; and one plain file of the same bytes, written and synced to
-the same disk. A pause below 1 ms counts as 1 ms.
+Peers: the goals for the longest pause and the longest resumption, 20 ms and 5 s; and one plain file of the
+same bytes, written and synced to the same disk. A pause below 1 ms counts as 1 ms.
 
-With `--turns` runs as processes begin and resume in turns, each for one epoch of four groups. The row has the
+With `--pairs` runs as processes begin and resume in turns, each for one epoch of four groups. The row has the
 median seconds from the start of the interpreter to the first group of both, and their difference, of which at
 most 1.5 s are wanted.
 """
 
 import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
-import asyncio
-import json
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import uvloop
 
 from adam_async import Config, Disk, LocalCluster, ProcessCluster, Timeline, load_dataset
 from adam_async.model.named import mlp
 from adam_async.runtime.clock import fine_clock
-from adam_async.runtime.kernel_cache import use_kernel_cache
 from adam_async.runtime.trace_events import Carried, Event, Fired
+from benchmarks.harness import Option, Row, apart, compared, rounded, run, turns
+from benchmarks.images import save_noise
 
 SIZES = (784, 4608, 4608, 10)
 GROUP = 64
@@ -58,8 +51,8 @@ PAUSE_S, RESUME_S = 0.02, 5.0
 LONGER_S = 1.5
 """Longest time by which resuming may take longer than beginning, in seconds."""
 
-TURN_GROUPS = 4
-"""Number of groups of an epoch of `--turns`."""
+PAIR_GROUPS = 4
+"""Number of groups of an epoch of `--pairs`."""
 MARGIN_S = 0.05
 """Time before and after the shards of a checkpoint that belongs to its reading, in seconds."""
 
@@ -73,7 +66,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Run:
     """One run in a separate process."""
 
     options: dict[str, Any]
@@ -83,7 +77,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Found:
     """Measured times of one run."""
 
     first_at: float
@@ -199,23 +194,10 @@ def longest(periods: Iterable[Period], read: Sequence[Period]) -> tuple[tuple[fl
     return tuple(over), outside
 
 
-def with_bytecode(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which Python keeps the modules that it compiles.
-
-    Otherwise each of the seven processes of a checkout compiles all of its modules again, which no process of
-    an installed package does.
-    """
-    return {name: text for name, text in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
-
-
 def ours(run: Run) -> tuple[Found, float]:
-    """One run, and the seconds from its start to its first group."""
-    command = [sys.executable, "-m", "benchmarks.checkpoint", "--run", msgspec.json.encode(run).decode()]
+    """One run in a process of its own, and the seconds from its start to its first group."""
     begin = fine_clock()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=with_bytecode(os.environ))
-    if done.returncode:
-        raise SystemExit(f"{run} failed: {done.stderr[-2000:]}")
-    found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Found)
+    found = apart(perform, run)
     return found, found.first_at - begin
 
 
@@ -232,132 +214,76 @@ def plain_write(folder: Path, size: int) -> float:
     return seconds
 
 
-def save_noise(file: Path, images: int) -> None:
-    """Write images that are easy to make and hard to learn."""
-    dice = np.random.default_rng(0)
-    shape = (28, 28)
-    np.savez(
-        file,
-        x_train=dice.integers(0, 256, (images, *shape), dtype=np.uint8),
-        y_train=np.arange(images) % 10,
-        x_test=dice.integers(0, 256, (256, *shape), dtype=np.uint8),
-        y_test=np.arange(256) % 10,
-    )
-
-
-def row(case: str, ours: float, peer: float, **more: Any) -> dict[str, Any]:
-    """One row of the result."""
-    return {
-        "case": case,
-        "ours": round(ours, 3),
-        "peer": round(peer, 3),
-        "ratio": round(peer / ours, 2),
-        "unit": "s",
-        **more,
-    }
-
-
-def measure(case: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of one case."""
+def rows_of(case: str, options: Namespace) -> Iterator[Row]:
+    """Yield the rows of one case."""
     first: list[Found] = []
     plain_s, back_s = [], []
-    for _ in range(arguments.rounds):
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            save_noise(Path(folder) / "images.npz", arguments.groups * GROUP)
-            options = {**CASES[case], "checkpoint_every": arguments.every}
-            found, _ = ours(Run(options=options, folder=folder))
-            first.append(found)
-            plain_s.append(plain_write(Path(folder), found.bytes))
-            back_s.append(ours(Run(options=options, folder=folder, resume=True))[1])
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            save_noise(Path(folder) / "images.npz", options.groups * GROUP, side=28, tests=256)
+            words = {**CASES[case], "checkpoint_every": options.every}
+            first.append(ours(Run(options=words, folder=folder))[0])
+            plain_s.append(plain_write(Path(folder), first[-1].bytes))
+            back_s.append(ours(Run(options=words, folder=folder, resume=True))[1])
     size = f"{first[-1].bytes / 1e6:.0f} MB, {case}"
-    written = [seconds for found in first for seconds in found.written_s]
-    read = [round(seconds, 3) for found in first for seconds in found.read_s]
-    pauses = [
-        (
-            "no thread trains",
-            [seconds for found in first for seconds in found.idle_s],
-            max(found.idle_outside_s for found in first),
-        ),
+    for what, over, outside in (
+        ("no thread trains", [each.idle_s for each in first], [each.idle_outside_s for each in first]),
         (
             "a push waits for its acknowledgement",
-            [seconds for found in first for seconds in found.waits_s],
-            max(found.waits_outside_s for found in first),
+            [each.waits_s for each in first],
+            [each.waits_outside_s for each in first],
         ),
-    ]
-    return [
-        *(
-            row(
-                f"longest pause for a checkpoint of {size}: {what}",
-                max(max(over, default=0.0) - outside, 0.001),
-                PAUSE_S,
-                over_readings=[round(seconds, 3) for seconds in over],
-                longest_outside=round(outside, 3),
-                read_s=read,
-            )
-            for what, over, outside in pauses
-        ),
-        row(f"writing a checkpoint of {size}", statistics.median(written), statistics.median(plain_s)),
-        row(f"resuming from a checkpoint of {size}, longest", max(back_s), RESUME_S),
-    ]
+    ):
+        seconds = [second for each in over for second in each]
+        pause = max(max(seconds, default=0.0) - max(outside), 0.001)
+        yield compared(
+            f"longest pause for a checkpoint of {size}: {what}", [pause], [PAUSE_S], "s", less_is_better=True,
+            over_readings=[rounded(each) for each in seconds], longest_outside=rounded(max(outside)),
+            read_s=[rounded(each) for found in first for each in found.read_s],
+        )  # fmt: skip
+    written = [statistics.median(found.written_s) for found in first]
+    yield compared(f"writing a checkpoint of {size}", written, plain_s, "s", less_is_better=True)
+    longest = f"resuming from a checkpoint of {size}, longest"
+    yield compared(longest, [max(back_s)], [RESUME_S], "s", less_is_better=True)
 
 
-def turns(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Begin and resume the same run in turns; return the row."""
-    options = CASES["asp, processes"]
+def pairs(options: Namespace) -> Row:
+    """Begin and resume the same run in turns; returns the row."""
+    words = CASES["asp, processes"]
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as first:
-        save_noise(Path(first) / "images.npz", TURN_GROUPS * GROUP)
-        found, _ = ours(Run(options=options, folder=first))
-        for resume in (False, True) * arguments.turns:
-            with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+    with tempfile.TemporaryDirectory(dir=options.folder) as first:
+        save_noise(Path(first) / "images.npz", PAIR_GROUPS * GROUP, side=28, tests=256)
+        found, _ = ours(Run(options=words, folder=first))
+        for resume in turns(seconds, options.pairs):
+            with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                 shutil.copy(Path(first) / "images.npz", folder)
                 if resume:
                     shutil.copytree(Path(first) / "checkpoints", Path(folder) / "checkpoints")
-                seconds[resume].append(ours(Run(options=options, folder=folder, resume=resume))[1])
-    begin, back = (statistics.median(seconds[resume]) for resume in (False, True))
-    return {
-        "case": f"resuming {found.bytes / 1e6:.0f} MB as processes, longer than beginning",
-        "begin_s": [round(each, 2) for each in seconds[False]],
-        "resume_s": [round(each, 2) for each in seconds[True]],
-        "longer": round(back - begin, 3),
-        "goal": LONGER_S,
-        "unit": "s",
-        "met": back - begin <= LONGER_S,
-    }
+                seconds[resume].append(ours(Run(options=words, folder=folder, resume=resume))[1])
+    case = f"resuming {found.bytes / 1e6:.0f} MB as processes, longer than beginning"
+    row = compared(case, seconds[True], seconds[False], "s", less_is_better=True)
+    longer = statistics.median(seconds[True]) - statistics.median(seconds[False])
+    return row | {"longer": rounded(longer), "goal": LONGER_S, "met": longer <= LONGER_S}
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=0, help="runs that begin and resume, and nothing else")
-    parser.add_argument("--groups", type=int, default=48, help="training images of one epoch")
-    parser.add_argument("--every", type=int, default=16, help="groups between two checkpoints")
-    parser.add_argument(
-        "--folder", type=Path, help="folder for checkpoints; by default that of temporary files"
-    )
-    arguments = parser.parse_args()
-    use_kernel_cache()
-    if arguments.run is not None:
-        run = msgspec.json.decode(arguments.run, type=Run)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            print(msgspec.json.encode(runner.run(perform(run))).decode())
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield the rows of all cases, or that of `--pairs`."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package compiles no module again
+    if options.pairs:
+        yield pairs(options)
         return
-    rows = [turns(arguments)] if arguments.turns else []
-    for each in rows:
-        print(json.dumps(each), flush=True)
-    for case in arguments.only if not arguments.turns else ():
-        for each in measure(case, arguments):
-            rows.append(each)
-            print(json.dumps(each), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    for case in options.only:
+        yield from rows_of(case, options)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        only=Option(list(CASES), choices=list(CASES)),
+        rounds=2,
+        pairs=Option(0, "runs that begin and resume, and nothing else"),
+        groups=Option(48, "training images of one epoch, in groups"),
+        every=Option(16, "groups between two checkpoints"),
+        folder=Option(None, "folder for checkpoints; by default that of temporary files", type=Path),
+    )

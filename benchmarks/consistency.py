@@ -4,8 +4,8 @@
     ... --only slack --pairs 15
 
 Every run is one epoch of `mnist-adam`, in one or more separate processes, with 16 images per group, plain
-SGD, float32, one compute thread per worker, and two workers. The two runs of a ratio have the same seed, and
-the ratio of a row is the median of the ratios of all rounds. Cases:
+SGD, float32, one compute thread per worker, and two workers. The two runs of a ratio have the same seed.
+Cases:
 
 - `lockstep`: bsp as processes, and in one process, against PyTorch DDP over gloo with two processes of 16
   images each: the same batch of 32, the same rate on both sides.
@@ -21,54 +21,38 @@ Two cores run five busy processes here (two workers, a server, the data server, 
 full speed get less than a core each, and a stopped process leaves its core to the others. Only in `paced` do
 the shares leave room; `cpu_s` has the processor time that each worker got.
 
-Rows: case, ours and peer, ratio (above 1 ours is faster), unit, test accuracy of both. If both are ours, the
-row also has the ratio of the processor time of the workers, or of the one process, which other programs
-disturb less.
+If both sides are ours, the row also has the ratio of the processor time of the workers, or of the one
+process, which other programs disturb less.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
-import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import uvloop
 
-from adam_async import Config, Disk, LocalCluster, ProcessCluster, RunResult, load_dataset
-from adam_async.data_server.dataset import Dataset
+from adam_async import Config, LocalCluster, ProcessCluster, RunResult
 from adam_async.run.counts import ServerCounts
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.series import add_up, waited_s
 from adam_async.runtime.child_process import ChildProcess
-from adam_async.runtime.kernel_cache import use_kernel_cache
+from benchmarks.harness import Option, Row, apart, compared, interleaved, printed, run
+from benchmarks.images import mnist, save
 from benchmarks.pacing import Order, Pacer, cpu_seconds, duties, stalls
 
 POLL_S = 0.005
 
 
-class Stalls(msgspec.Struct, frozen=True, kw_only=True):
-    """See `pacing.stalls`."""
-
-    seed: int
-    every_s: float
-    longest_s: float
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in a separate process."""
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run in a process of its own."""
 
     options: dict[str, Any]
     """Options of `Config`."""
@@ -76,22 +60,24 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Number of training images; 0 takes all."""
     first_s: float = 0.0
     """Length of the beginning of the run whose rate is reported too, in seconds; 0 for none."""
-    stalls: Stalls | None = None
+    stalls: dict[str, Any] | None = None
+    """Arguments of `pacing.stalls`."""
     shares: tuple[float, ...] = ()
     """Share of a core that each worker may use; empty: no limit."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Found:
     """Measured rates of one run."""
 
     images_per_s: float
-    first_images_per_s: float | None
     test_accuracy: float
-    staleness_mean: float
-    clock_wait_s: float
-    cpu_s: tuple[float, ...]
-    """Processor seconds of each worker process during training, or of the one process."""
     rate: float
+    first_images_per_s: float = 0.0
+    staleness_mean: float = 0.0
+    clock_wait_s: float = 0.0
+    cpu_s: tuple[float, ...] = ()
+    """Processor seconds of each worker process during training, or of the one process."""
 
 
 # --- one run, in its own process -------------------------------------------------------------
@@ -100,14 +86,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 async def perform(run: Run) -> Found:
     """Train one epoch with the given options."""
     config = Config(model="mnist-adam", epochs=1, threads=1, schedule="constant", **run.options)
-    dataset = await load_images(run.images)
-    cpu_s: tuple[float, ...] = ()
+    dataset = await mnist(run.images)
     if not config.processes:
         async with LocalCluster(config, dataset=dataset) as local:
             before = time.process_time()
             result = await local.train()
-            cpu_s = (round(time.process_time() - before, 2),)
-        return found(run, result, local.driver.config, cpu_s)
+            used_s = round(time.process_time() - before, 2)
+        return found(run, result, local.driver.config, (used_s,))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "images.npz"
         save(dataset, file)
@@ -119,33 +104,6 @@ async def perform(run: Run) -> Found:
         return found(run, result, processes.driver.config, cpu_s)
 
 
-async def load_images(count: int) -> Dataset:
-    """The first `count` training images, or all, with all test images."""
-    async with Disk() as disk:
-        dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    count = count or len(dataset.train_labels)
-    return Dataset(
-        name=dataset.name,
-        source=dataset.source,
-        train_images=dataset.train_images[:count],
-        train_labels=dataset.train_labels[:count],
-        test_images=dataset.test_images,
-        test_labels=dataset.test_labels,
-        num_classes=dataset.num_classes,
-    )
-
-
-def save(dataset: Dataset, file: Path) -> None:
-    """Write images to a file that a data server of another process can read."""
-    np.savez(
-        file,
-        x_train=np.asarray(dataset.train_images[:]),
-        y_train=dataset.train_labels,
-        x_test=dataset.test_images,
-        y_test=dataset.test_labels,
-    )
-
-
 async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
     """Hold the workers back from the first group to the last; return the processor seconds of each."""
     progress = cluster.driver.progress
@@ -155,7 +113,7 @@ async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
     pids = [each.pid for each in workers if isinstance(each, ChildProcess) and each.pid is not None]
     orders: Iterator[Order] = iter(())
     if run.stalls is not None:
-        orders = stalls(workers=len(pids), **msgspec.to_builtins(run.stalls))
+        orders = stalls(workers=len(pids), **run.stalls)
     elif run.shares:
         orders = duties(run.shares)
     before = [cpu_seconds(pid) for pid in pids]
@@ -173,7 +131,7 @@ def found(run: Run, result: RunResult, config: Config, cpu_s: tuple[float, ...])
     (epoch,) = result.epochs
     return Found(
         images_per_s=epoch.images_per_s,
-        first_images_per_s=early[-1].images / early[-1].s if early else None,
+        first_images_per_s=early[-1].images / early[-1].s if early else 0.0,
         test_accuracy=epoch.test_accuracy,
         staleness_mean=round(add_up(each.staleness for each in servers).mean, 2),
         clock_wait_s=round(waited_s(counted)[2], 2),
@@ -185,138 +143,103 @@ def found(run: Run, result: RunResult, config: Config, cpu_s: tuple[float, ...])
 # --- the cases -------------------------------------------------------------------------------
 
 
-def ours(run: Run) -> Found:
-    """Perform one run of ours in a separate process."""
-    command = [sys.executable, "-m", "benchmarks.consistency", "--run", msgspec.json.encode(run).decode()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if done.returncode:
-        raise SystemExit(f"{run} failed: {done.stderr[-2000:]}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Found)
-
-
 def peer(command: str, *, rate: float, seed: int) -> Found:
     """One epoch of the peer: its rate, and its accuracy."""
     words = f"--mode ddp --batch 16 --momentum 0 --lr {rate} --seed {seed} --to-accuracy 2 --max-epochs 1"
-    done = subprocess.run(
-        [*shlex.split(command), *words.split()], capture_output=True, text=True, timeout=600
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        raise SystemExit(f"the peer printed no rows: {done.stderr[-2000:]}")
-    return Found(
-        images_per_s=60_000 / lines[-1]["seconds"],
-        first_images_per_s=None,
-        test_accuracy=lines[-1]["reached"],
-        staleness_mean=0.0,
-        clock_wait_s=0.0,
-        cpu_s=(),
-        rate=rate,
-    )
+    row = printed(command, *words.split())[-1]
+    return Found(images_per_s=60_000 / row["seconds"], test_accuracy=row["reached"], rate=rate)
 
 
-def row(case: str, pairs: Sequence[tuple[Found, Found]], *, first: bool = False) -> dict[str, Any]:
+def row(case: str, ours: Sequence[Found], peer: Sequence[Found], *, first: bool = False) -> Row:
     """One row, over the runs of all rounds."""
-    rates = [
-        (one.first_images_per_s or 0.0, other.first_images_per_s or 0.0)
-        if first
-        else (one.images_per_s, other.images_per_s)
-        for one, other in pairs
-    ]
-    used = [sum(other.cpu_s) / sum(one.cpu_s) for one, other in pairs if one.cpu_s and other.cpu_s]
-    last = pairs[-1][0]
-    return {
-        "case": case,
-        "ours": round(statistics.median(one for one, _ in rates)),
-        "peer": round(statistics.median(other for _, other in rates)),
-        "ratio": round(statistics.median(one / other for one, other in rates), 3),
-        "unit": "images/s",
-        "accuracy": round(statistics.median(one.test_accuracy for one, _ in pairs), 4),
-        "peer_accuracy": round(statistics.median(other.test_accuracy for _, other in pairs), 4),
-        "rate": last.rate,
-        "staleness": last.staleness_mean,
-        "clock_wait_s": last.clock_wait_s,
-        "cpu_s": last.cpu_s,
-        "cpu_ratio": round(statistics.median(used), 3) if used else None,
-        "ratios": [round(one / other, 3) for one, other in rates],
-    }
+    mine, theirs = (
+        [each.first_images_per_s if first else each.images_per_s for each in side] for side in (ours, peer)
+    )
+    used = [sum(b.cpu_s) / sum(a.cpu_s) for a, b in zip(ours, peer, strict=True) if a.cpu_s and b.cpu_s]
+    last = ours[-1]
+    return compared(
+        case,
+        mine,
+        theirs,
+        "images/s",
+        accuracy=round(statistics.median(each.test_accuracy for each in ours), 4),
+        peer_accuracy=round(statistics.median(each.test_accuracy for each in peer), 4),
+        rate=last.rate,
+        staleness=last.staleness_mean,
+        clock_wait_s=last.clock_wait_s,
+        cpu_s=last.cpu_s,
+        cpu_ratio=round(statistics.median(used), 3) if used else None,
+    )
 
 
-def lockstep(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def lockstep(arguments: Namespace) -> Iterator[Row]:
     """bsp against PyTorch DDP."""
     if not arguments.torch:
         print("no --torch: lockstep is left out", flush=True)
-        return []
-    cases: dict[str, list[tuple[Found, Found]]] = {"2 worker processes": [], "one process": []}
+        return
     options: dict[str, Any] = {"consistency": "bsp", "replicas": 2}
     rate = default_rate(Config(schedule="constant", **options))
+    cases = {"2 worker processes": True, "one process": False}
+    found: dict[str, list[Found]] = {case: [] for case in (*cases, "peer")}
     for seed in range(arguments.rounds):
-        other = peer(arguments.torch, rate=rate, seed=seed)
-        for case, pairs in cases.items():
-            processes = case != "one process"
-            run = Run(options={**options, "processes": processes, "seed": seed, "rate": rate}, images=0)
-            pairs.append((ours(run), other))
-    return [row(f"bsp, {case}, beside PyTorch DDP", pairs) for case, pairs in cases.items()]
+        found["peer"].append(peer(arguments.torch, rate=rate, seed=seed))
+        for case, processes in cases.items():
+            more = {"processes": processes, "seed": seed, "rate": rate}
+            found[case].append(apart(perform, Run(options=options | more, images=0)))
+    for case in cases:
+        yield row(f"bsp, {case}, beside PyTorch DDP", found[case], found["peer"])
 
 
-def pair(turn: int, one: Run, other: Run) -> tuple[Found, Found]:
-    """Both runs, in alternating order."""
-    if turn % 2:
-        second = ours(other)
-        return ours(one), second
-    return ours(one), ours(other)
-
-
-def slack(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def slack(arguments: Namespace) -> Iterator[Row]:
     """ssp with more slack than any replica uses, against asp."""
-    runs = [
-        Run(options={"consistency": mode, "replicas": 2, "weights": "copy"}, images=arguments.images)
+    sides = {
+        mode: partial(
+            apart,
+            perform,
+            Run(options={"consistency": mode, "replicas": 2, "weights": "copy"}, images=arguments.images),
+        )
         for mode in ("ssp:1000", "asp")
-    ]
-    pairs = [pair(turn, *runs) for turn in range(arguments.pairs)]
-    return [row("ssp:1000 beside asp, one process, into copies", pairs)]
+    }
+    found = interleaved(sides, arguments.pairs)
+    yield row("ssp:1000 beside asp, one process, into copies", found["ssp:1000"], found["asp"])
 
 
-def stalled(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def stalled(arguments: Namespace) -> Iterator[Row]:
     """ssp:S against asp under the same stalls."""
-    pairs = []
+    bounded = f"ssp:{arguments.steps}"
+    found: dict[str, list[Found]] = {bounded: [], "asp": []}
     for seed in range(arguments.rounds):
-        plan = Stalls(seed=seed, every_s=0.5, longest_s=arguments.longest)
-        runs = [
-            Run(
-                options={"consistency": mode, "replicas": 2, "processes": True},
-                images=arguments.images,
-                stalls=plan,
-            )
-            for mode in (f"ssp:{arguments.steps}", "asp")
-        ]
-        pairs.append(pair(seed, *runs))
-    case = f"ssp:{arguments.steps} beside asp, stalls of up to {arguments.longest:g} s"
-    return [row(case, pairs)]
-
-
-def paced(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """asp, ssp:4 and bsp, with both workers paced equally, then one at a fifth of the other's share."""
-    share = arguments.share
-    even: dict[str, Found] = {}
-    uneven: dict[str, Found] = {}
-    for runs, shares in ((even, (share, share)), (uneven, (share, share / 5))):
-        for mode in ("asp", "ssp:4", "bsp"):
+        plan = {"seed": seed, "every_s": 0.5, "longest_s": arguments.longest}
+        for mode in (bounded, "asp") if seed % 2 == 0 else ("asp", bounded):
             options = {"consistency": mode, "replicas": 2, "processes": True}
-            runs[mode] = ours(
-                Run(options=options, images=arguments.paced_images, first_s=arguments.first, shares=shares)
+            found[mode].append(apart(perform, Run(options=options, images=arguments.images, stalls=plan)))
+    case = f"{bounded} beside asp, stalls of up to {arguments.longest:g} s"
+    yield row(case, found[bounded], found["asp"])
+
+
+def paced(arguments: Namespace) -> Iterator[Row]:
+    """asp, ssp:4 and bsp, with both workers paced equally, then one at a fifth of the other's share."""
+    share, found = arguments.share, dict[tuple[str, bool], Found]()
+    for uneven in (False, True):
+        for mode in ("asp", "ssp:4", "bsp"):
+            run = Run(
+                options={"consistency": mode, "replicas": 2, "processes": True},
+                images=arguments.paced_images,
+                first_s=arguments.first,
+                shares=(share, share / 5 if uneven else share),
             )
-    held = f"workers at {share:g} of a core"
-    rows = [row(f"{mode} beside asp, {held}", [(even[mode], even["asp"])]) for mode in ("ssp:4", "bsp")]
+            found[mode, uneven] = apart(perform, run)
+    for mode in ("ssp:4", "bsp"):
+        case = f"{mode} beside asp, workers at {share:g} of a core"
+        yield row(case, [found[mode, False]], [found["asp", False]])
     for first in (False, True):
         part = f", first {arguments.first:g} s" if first else ""
-        rows += [
-            row(f"{mode}, one at a fifth, beside both at {share:g} of a core{part}", [both], first=first)
-            for mode, both in ((mode, (uneven[mode], even[mode])) for mode in even)
-        ]
-    return rows
+        for mode in ("asp", "ssp:4", "bsp"):
+            case = f"{mode}, one at a fifth, beside both at {share:g} of a core{part}"
+            yield row(case, [found[mode, True]], [found[mode, False]], first=first)
 
 
-CASES: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+CASES: dict[str, Callable[[Namespace], Iterator[Row]]] = {
     "lockstep": lockstep,
     "slack": slack,
     "stalls": stalled,
@@ -324,38 +247,24 @@ CASES: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
 }
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--run", help=argparse.SUPPRESS)
-    parser.add_argument("--torch", help="command of the peer")
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--images", type=int, default=0, help="training images of slack and stalls; 0: all")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of lockstep and stalls")
-    parser.add_argument("--pairs", type=int, default=15, help="rounds of slack")
-    parser.add_argument("--steps", type=int, default=256, help="bound S of the runs with stalls")
-    parser.add_argument("--longest", type=float, default=0.4, help="longest stall, in seconds")
-    parser.add_argument("--share", type=float, default=0.4, help="share of a core for each paced worker")
-    parser.add_argument("--paced-images", type=int, default=24_000, help="training images of paced")
-    parser.add_argument("--first", type=float, default=3.0, help="seconds of the paced runs' second rate")
-    arguments = parser.parse_args()
-    use_kernel_cache()
-    if arguments.run is not None:
-        run = msgspec.json.decode(arguments.run, type=Run)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            print(msgspec.json.encode(runner.run(perform(run))).decode())
-        return
-    rows = []
+def measure(arguments: Namespace) -> Iterator[Row]:
+    """Yield the rows of the wanted cases."""
     for case in arguments.only:
-        for each in CASES[case](arguments):
-            rows.append(each)
-            print(json.dumps(each), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+        yield from CASES[case](arguments)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        torch=Option(None, "command of the peer"),
+        only=Option(list(CASES), choices=list(CASES)),
+        images=Option(0, "training images of slack and stalls; 0: all"),
+        rounds=Option(3, "rounds of lockstep and stalls"),
+        pairs=Option(20, "rounds of slack"),
+        steps=Option(256, "bound S of the runs with stalls"),
+        longest=Option(0.4, "longest stall, in seconds"),
+        share=Option(0.4, "share of a core for each paced worker"),
+        paced_images=Option(24_000, "training images of paced"),
+        first=Option(3.0, "seconds of the paced runs' second rate"),
+    )

@@ -16,24 +16,22 @@ uses a quarter of a core, because a controller that starts again needs processor
 second within the epoch, their ratio to the undisturbed rate, of which at least 0.98 is wanted.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import json
+import os
 import re
 import signal
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
-import numpy as np
+from benchmarks.harness import ADAM, Option, Row, compared, program, run, turns
+from benchmarks.images import save_noise
+from benchmarks.pacing import cpu_seconds
 
 WITHIN_S, BETWEEN_S = 1.0, 4.0
 LEAST_RATE = 0.98
@@ -96,33 +94,38 @@ def controllers_of(parent: int) -> list[int]:
     return children_of(parent, b"controller")
 
 
-def run(arguments: argparse.Namespace, every_s: float, folder: Path) -> dict[str, Any]:
+def ended(training: "Popen[str]", log: Path) -> str:
+    """Wait for the end of a training; returns its output."""
+    code, text = training.wait(), log.read_text()
+    if code:
+        raise SystemExit(f"training ended with {code}: {text}")
+    return text
+
+
+def pause(arguments: Namespace, every_s: float, folder: Path) -> Row:
     """Train once; kill a controller every `every_s` seconds, none if that is 0."""
-    profile = folder / "profile.json"
+    profile, log = folder / "profile.json", folder / "log"
     words = ["train", "--data", arguments.data, "--epochs", str(arguments.epochs), "--replicas", "2"]
     words += ["--processes", "--controllers", "3", "--profile", str(profile), "--quiet"]
-    command = [sys.executable, "-m", "adam_async", *words]
-    training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    kills = 0
-    begun = time.monotonic()
-    while training.poll() is None:
-        time.sleep(0.05)
-        if every_s and time.monotonic() - begun > arguments.after + kills * every_s:
-            pids = controllers_of(training.pid)
-            if len(pids) == 3:
-                os.kill(pids[kills % 3], signal.SIGKILL)
-                kills += 1
-    said, errors = training.communicate()
-    if training.returncode:
-        raise SystemExit(f"training ended with {training.returncode}: {said}{errors}")
+    kills, begun = 0, time.monotonic()
+    with log.open("wb") as file, program(*ADAM, *words, stdout=file, stderr=file) as training:
+        while training.poll() is None:
+            time.sleep(0.05)
+            if every_s and time.monotonic() - begun > arguments.after + kills * every_s:
+                pids = controllers_of(training.pid)
+                if len(pids) == 3:
+                    os.kill(pids[kills % 3], signal.SIGKILL)
+                    kills += 1
+        text = ended(training, log)
     within, between = gaps(json.loads(profile.read_text())["traceEvents"])
-    accuracy = re.search(r"([\d.]+)%", said)
+    accuracy = re.search(r"([\d.]+)%", text)
     return {
         "case": f"{kills} kills" if every_s else "none killed",
         "kills": kills,
         "within_s": round(within, 3),
         "between_s": round(between, 3),
         "accuracy": float(accuracy[1]) if accuracy is not None else None,
+        "met": within <= WITHIN_S and between <= BETWEEN_S,
     }
 
 
@@ -138,39 +141,29 @@ def gaps(events: list[dict[str, Any]]) -> tuple[float, float]:
 # --- the rate within an epoch --------------------------------------------------------------------
 
 
-def save_noise(file: Path, images: int) -> None:
-    """Write random images with labels."""
-    dice = np.random.default_rng(0)
-    train, test = (dice.integers(0, 256, (count, 8, 8), dtype=np.uint8) for count in (images, 64))
-    np.savez(file, x_train=train, y_train=np.arange(images) % 10, x_test=test, y_test=np.arange(64) % 10)
-
-
 def epoch_rate(folder: Path, rule: str, case: str, *, images: int, every_s: float) -> float:
     """Train one epoch under the faults of a case; return its images per second."""
-    data, model, report = folder / "noise.npz", folder / "wide.toml", folder / "report.json"
-    save_noise(data, images)
+    data, model, report, log = (folder / name for name in ("noise.npz", "wide.toml", "report.json", "log"))
+    save_noise(data, images, side=8, tests=64)
     model.write_text(MODEL)
     words = ["train", "--data", str(data), "--model", str(model), "--epochs", "1", "--epoch-fraction", "1"]
     words += ["--replicas", "2", "--threads", "1", "--slow", "worker-0:0.25", "--slow", "worker-1:0.25"]
     words += ["--epoch-rule", RULES[rule], "--processes", "--controllers", "3", "--rate", "0.001"]
     words += ["--report", str(report)]
-    command = [sys.executable, "-m", "adam_async", *words]
-    with (folder / "log").open("wb") as log:
-        training = subprocess.Popen(command, stdout=log, stderr=log)
+    with log.open("wb") as file, program(*ADAM, *words, stdout=file, stderr=file) as training:
         try:
             faults(training, case, every_s)
         finally:
             for pid in controllers_of(training.pid):
                 os.kill(pid, signal.SIGCONT)
-        if training.wait():
-            raise SystemExit(f"training ended with {training.returncode}: {(folder / 'log').read_text()}")
+        ended(training, log)
     (epoch,) = json.loads(report.read_text())["epochs"]
     if epoch["images"] != images:
         raise SystemExit(f"the epoch has {epoch['images']} of {images} images")
     return float(epoch["images_per_s"])
 
 
-def faults(training: "subprocess.Popen[bytes]", case: str, every_s: float) -> None:
+def faults(training: "Popen[str]", case: str, every_s: float) -> None:
     """Strike the controllers of a training until it ends."""
     while training.poll() is None and not is_busy(training.pid):
         time.sleep(0.05)
@@ -192,71 +185,45 @@ def faults(training: "subprocess.Popen[bytes]", case: str, every_s: float) -> No
 
 def is_busy(parent: int) -> bool:
     """Return whether the workers of a training have started, by their processor time."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    used = []
-    for pid in children_of(parent, b"worker"):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        used.append((int(fields[11]) + int(fields[12])) / ticks)
+    used = [cpu_seconds(pid) for pid in children_of(parent, b"worker")]
     return len(used) == 2 and min(used) > WORKER_START_S
 
 
-def rates(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the rates within an epoch."""
-    rows = []
+def rates(arguments: Namespace) -> Iterator[Row]:
+    """Yield the rows of the rates within an epoch."""
     for rule in RULES:
         found: dict[str, list[float]] = {"none": [], "killed": [], "no majority": []}
         with tempfile.TemporaryDirectory() as folder:
             first = epoch_rate(Path(folder), rule, "none", images=CALIBRATION_IMAGES, every_s=0.0)
         images = int(first * arguments.epoch_s) // 16 * 16
-        for _ in range(arguments.rounds):
-            for case, each in found.items():
-                with tempfile.TemporaryDirectory() as folder:
-                    each.append(epoch_rate(Path(folder), rule, case, images=images, every_s=arguments.every))
-        undisturbed = statistics.median(found["none"])
-        for case, each in found.items():
-            ratio = statistics.median(each) / undisturbed
-            rows.append(
-                {
-                    "case": f"{rule}, {case}",
-                    "images_per_s": [round(rate, 1) for rate in each],
-                    "ratio": round(ratio, 3),
-                    "met": ratio >= LEAST_RATE,
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+        for case in turns(found, arguments.rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                rate = epoch_rate(Path(folder), rule, case, images=images, every_s=arguments.every)
+            found[case].append(rate)
+        for case in ("killed", "no majority"):
+            name = f"{rule}, {case} / undisturbed"
+            yield compared(name, found[case], found["none"], "images/s", goal=LEAST_RATE)
 
 
-def pauses(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of the longest pauses."""
-    rows = []
+def measure(arguments: Namespace) -> Iterator[Row]:
+    """Yield the rows of pauses, or of rates."""
+    if arguments.rate:
+        yield from rates(arguments)
+        return
     for every_s in (0.0, arguments.every):
         with tempfile.TemporaryDirectory() as folder:
-            row = run(arguments, every_s, Path(folder))
-        row["met"] = row["within_s"] <= WITHIN_S and row["between_s"] <= BETWEEN_S
-        rows.append(row)
-        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-    return rows
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", default="mnist")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--every", type=float, default=4.0)
-    parser.add_argument("--after", type=float, default=10.0, help="seconds before the first kill")
-    parser.add_argument("--rate", action="store_true", help="rates within an epoch, in place of pauses")
-    parser.add_argument(
-        "--epoch-s", type=float, default=26.0, help="length of the epoch of --rate in seconds"
-    )
-    parser.add_argument("--rounds", type=int, default=1, help="epochs of each case of --rate")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    rows = rates(arguments) if arguments.rate else pauses(arguments)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+            yield pause(arguments, every_s, Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        data="mnist",
+        epochs=12,
+        every=Option(4.0, "seconds from one kill to the next"),
+        after=Option(10.0, "seconds before the first kill"),
+        rate=Option(False, "rates within an epoch, in place of pauses"),
+        epoch_s=Option(26.0, "length of the epoch of --rate in seconds"),
+        rounds=Option(1, "epochs of each case of --rate"),
+    )

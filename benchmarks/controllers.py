@@ -19,27 +19,19 @@ multiplies matrices without a pause for this many seconds, under a light load of
 of changes of leader, and the growth of terms; the goal is no change.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
-import shutil
+import os
 import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
-
-import uvloop
+from subprocess import DEVNULL, Popen
 
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.map_client import MapClient
@@ -49,6 +41,7 @@ from adam_async.run.counts import ControllerCounts
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.machine import usable_cores
 from adam_async.runtime.traffic import Traffic
+from benchmarks.harness import ADAM, Option, Row, program, run
 from transport import BufferPool, Identity
 
 WAITS = Waits(dial_s=60.0, call_s=60.0)
@@ -63,20 +56,20 @@ SPIN = "import numpy as np; a = np.ones((400, 400), np.float32)\nwhile True: a @
 
 
 class Controllers:
-    """Three controllers, each a process with a folder.
+    """Three controllers, each a process with a folder, until the block ends.
 
     Args:
         folder: Folder for the controllers' folders.
     """
 
     def __init__(self, folder: Path) -> None:
-        with _free_ports(3) as ports:
-            self.addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
-        self._peers = ",".join(
-            f"{number}={address}" for number, address in enumerate(self.addresses, start=1)
-        )
+        with ExitStack() as stack:
+            free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            self.addresses = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in free]
+        self._peers = ",".join(f"{n}={address}" for n, address in enumerate(self.addresses, start=1))
         self._folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stack = ExitStack()
+        self._processes: dict[str, Popen[str]] = {}
 
     def __enter__(self) -> "Controllers":
         for address in self.addresses:
@@ -84,22 +77,19 @@ class Controllers:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        self._stack.close()
 
     def start(self, address: str) -> None:
         """Start a controller, again after a kill."""
         number = str(self.addresses.index(address) + 1)
         words = ["--id", number, "--peers", self._peers, "--dir", str(self._folder / number)]
-        self.processes[address] = subprocess.Popen(
-            [sys.executable, "-m", "adam_async", "controller", *words], stdout=subprocess.DEVNULL
-        )
+        process = program(*ADAM, "controller", *words, stdout=DEVNULL, stderr=None)
+        self._processes[address] = self._stack.enter_context(process)
 
     def kill(self, address: str) -> None:
         """Kill one controller with SIGKILL."""
-        self.processes[address].send_signal(signal.SIGKILL)
-        self.processes[address].wait()
+        self._processes[address].send_signal(signal.SIGKILL)
+        self._processes[address].wait()
 
     def client(self, name: str) -> MapClient:
         """A client that asks the current leader."""
@@ -123,18 +113,6 @@ class Controllers:
             finally:
                 link.abort()
         return found
-
-
-@contextmanager
-def _free_ports(count: int) -> Iterator[list[int]]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        yield [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class Setter:
@@ -180,22 +158,28 @@ def bare_rate(folder: Path, seconds: float) -> float:
     return count / seconds
 
 
-async def rate(controllers: Controllers, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Compare-and-sets a second."""
-    bare = bare_rate(folder, 2.0)
-    setters = [
-        Setter(controllers.client(f"client-{n}"), f"nodes/client-{n}") for n in range(arguments.clients)
-    ]
-    await asyncio.gather(*(setter.set() for setter in setters))
-    tasks = [asyncio.create_task(setter.run()) for setter in setters]
-    loop = asyncio.get_running_loop()
-    begun, before = loop.time(), sum(setter.done for setter in setters)
-    await asyncio.sleep(arguments.seconds)
-    sets = sum(setter.done for setter in setters) - before
-    took_s = loop.time() - begun
-    await _end(tasks)
+@asynccontextmanager
+async def running(setters: list[Setter], pause_s: float = 0.0) -> AsyncIterator[None]:
+    """Let clients set their keys until the block ends."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(setter.run(pause_s), name="set") for setter in setters]
+        yield
+        for task in tasks:
+            task.cancel()
     for setter in setters:
         setter.client.close()
+
+
+async def rate(controllers: Controllers, arguments: Namespace, folder: Path) -> Row:
+    """Compare-and-sets a second."""
+    bare = bare_rate(folder, 2.0)
+    names = [f"client-{number}" for number in range(arguments.clients)]
+    setters = [Setter(controllers.client(name), f"nodes/{name}") for name in names]
+    await asyncio.gather(*(setter.set() for setter in setters))
+    async with running(setters):
+        begun, before = time.monotonic(), sum(setter.done for setter in setters)
+        await asyncio.sleep(arguments.seconds)
+        sets, took_s = sum(setter.done for setter in setters) - before, time.monotonic() - begun
     return {
         "case": f"3 durable controllers, {arguments.clients} clients",
         "sets_per_s": round(sets / took_s, 1),
@@ -203,7 +187,7 @@ async def rate(controllers: Controllers, arguments: argparse.Namespace, folder: 
     }
 
 
-async def gaps(controllers: Controllers, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+async def gaps(controllers: Controllers, arguments: Namespace, folder: Path) -> Row:
     """Seconds without an answer after kills of leaders."""
     setter = Setter(controllers.client("client"), "nodes/client")
     loop = asyncio.get_running_loop()
@@ -227,33 +211,24 @@ async def gaps(controllers: Controllers, arguments: argparse.Namespace, folder: 
     }
 
 
-def _spin(count: int) -> "list[subprocess.Popen[bytes]]":
-    return [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
-
-
-async def saturate(controllers: Controllers, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+async def saturate(controllers: Controllers, arguments: Namespace, folder: Path) -> Row:
     """Changes of leader while no core is free."""
     setter = Setter(controllers.client("client"), "nodes/client")
     await setter.set()
     await asyncio.sleep(SETTLE_S)
     before, leader = await controllers.terms(), setter.client.leader.address
-    spinners = _spin(arguments.spinners)
     changes = 0
-    tasks = [asyncio.create_task(setter.run(CALM_S))]
-    try:
-        until = asyncio.get_running_loop().time() + arguments.saturate
-        while asyncio.get_running_loop().time() < until:
+    async with AsyncExitStack() as stack:
+        for _ in range(arguments.spinners):
+            stack.enter_context(program(sys.executable, "-c", SPIN, stdout=DEVNULL))
+        await stack.enter_async_context(running([setter], CALM_S))
+        until = time.monotonic() + arguments.saturate
+        while time.monotonic() < until:
             await asyncio.sleep(0.05)
             now = setter.client.leader.address
             changes += bool(now) and now != leader
             leader = now or leader
-    finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
-        await _end(tasks)
     after = await controllers.terms()
-    setter.client.close()
     return {
         "case": f"{usable_cores()} cores saturated for {arguments.saturate:g} s",
         "changes_of_leader": changes,
@@ -263,42 +238,22 @@ async def saturate(controllers: Controllers, arguments: argparse.Namespace, fold
     }
 
 
-async def _end(tasks: "list[asyncio.Task[None]]") -> None:
-    for task in tasks:
-        task.cancel()
-    for ended in await asyncio.gather(*tasks, return_exceptions=True):
-        if ended is not None and not isinstance(ended, asyncio.CancelledError):
-            raise ended
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--folder", type=Path, help="folder on the disk; by default that of temporary files")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--saturate", type=float, default=0.0)
-    parser.add_argument("--spinners", type=int, default=usable_cores())
-    arguments = parser.parse_args()
-    measure = gaps if arguments.kills else saturate if arguments.saturate else rate
-    folder = Path(tempfile.mkdtemp(prefix="adam-async-controllers-", dir=arguments.folder))
-    try:
-        with (
-            Controllers(folder) as controllers,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            row = runner.run(measure(controllers, arguments, folder))
-    finally:
-        shutil.rmtree(folder)
-    print(", ".join(f"{name} {value}" for name, value in row.items()))
-    print(json.dumps(row), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([row], indent=1) + "\n")
+async def measure(arguments: Namespace) -> AsyncIterator[Row]:
+    """Yield the row of the wanted measurement."""
+    work = gaps if arguments.kills else saturate if arguments.saturate else rate
+    with tempfile.TemporaryDirectory(prefix="adam-async-controllers-", dir=arguments.folder) as folder:
+        with Controllers(Path(folder)) as controllers:
+            yield await work(controllers, arguments, Path(folder))
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        folder=Option(None, "folder on the disk; by default that of temporary files", type=Path),
+        seconds=10.0,
+        clients=32,
+        kills=Option(0, "kills of leaders, in place of sets a second"),
+        saturate=Option(0.0, "seconds with busy cores, in place of sets a second"),
+        spinners=Option(usable_cores(), "processes that keep cores busy"),
+    )

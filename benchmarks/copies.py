@@ -2,8 +2,7 @@
 
     ADAM_DATA_DIR=DIR python -m benchmarks.copies --json FILE [--part latency rate]
 
-All processes of a case run on this machine, and the cases take turns; ratios are medians of the ratios to one
-copy within a round.
+All processes of a case run on this machine, and the cases take turns; the peer is one copy.
 
 - `latency`: a cluster of three servers, and for each number of copies a store with the arrays of a model. A
   client pushes the gradients of the model at a fixed rate, with the factors that a worker sends for 16
@@ -15,34 +14,25 @@ copy within a round.
   per byte of pushes: about C - 1 with C copies.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
-import statistics
-import tempfile
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from adam_async import ParameterStore, Sgd
+from benchmarks.harness import Option, Row, compared, run, trained, turns
 from benchmarks.store_disk import (
+    EPOCH_S,
     SETTLE_S,
+    TRAINING,
     busy,
     gradients_of,
-    median_interval,
     paced,
     row_of,
     specs_of,
     started,
-    train,
 )
 
 COPIES = (1, 2, 3)
@@ -51,8 +41,8 @@ RATE_GOAL = 0.7
 """Goal: minimum ratio of the training rate with three copies to that with one copy."""
 
 
-async def latency(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of acknowledgements, by copies."""
+async def latency(model: str, options: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows of acknowledgements, by copies."""
     gradients = gradients_of(model)
     found: dict[int, list[list[float]]] = {copies: [] for copies in COPIES}
     fastest: dict[int, list[float]] = {copies: [] for copies in COPIES}
@@ -71,40 +61,20 @@ async def latency(model: str, options: argparse.Namespace) -> list[dict[str, Any
             )
             for copies in COPIES
         }
-        for number in range(-1, options.rounds):
-            for copies in in_turn(number):
-                store = stores[copies]
-                await asyncio.sleep(SETTLE_S)
-                latencies = await paced(store, gradients, options.per_s, options.seconds)
-                rate, _ = await busy(store, gradients, options.seconds)
-                if number >= 0:  # the first round compiles the kernels of the rule
-                    found[copies].append(latencies)
-                    fastest[copies].append(rate)
-    return [
-        {
-            "case": f"latency: {model}, --copies {copies}",
-            "paced_per_s": options.per_s,
-            **row_of([each for one in found[copies] for each in one]),
-            "pushes_per_s": round(statistics.median(fastest[copies]), 1),
-            **_ratio_of(fastest[copies], fastest[1]),
-        }
-        for copies in COPIES
-    ]
-
-
-def in_turn(number: int) -> tuple[int, ...]:
-    """Return the numbers of copies in the order of a round, so that each comes first in turn."""
-    turn = number % len(COPIES)
-    return COPIES[turn:] + COPIES[:turn]
-
-
-def _ratio_of(mine: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    ratios = [each / other for each, other in zip(mine, theirs, strict=True)]
-    return {
-        "ratio": round(statistics.median(ratios), 3),
-        "ratios": [round(each, 3) for each in ratios],
-        "interval": median_interval(ratios),
-    }
+        for copies in turns(COPIES, options.rounds + 1):
+            await asyncio.sleep(SETTLE_S)
+            found[copies].append(await paced(stores[copies], gradients, options.per_s, options.seconds))
+            fastest[copies].append((await busy(stores[copies], gradients, options.seconds))[0])
+    for copies in COPIES:
+        # The first round compiles the kernels of the rule.
+        yield compared(
+            f"latency: {model}, --copies {copies}",
+            fastest[copies][1:],
+            fastest[1][1:],
+            "pushes/s",
+            paced_per_s=options.per_s,
+            **row_of([each for one in found[copies][1:] for each in one]),
+        )
 
 
 def traffic_of(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -130,63 +100,44 @@ def traffic_of(report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         }
 
 
-def rates(model: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of trainings of a model, by copies."""
-    found: dict[int, list[float]] = {copies: [] for copies in COPIES}
-    servers: dict[int, list[dict[str, Any]]] = {}
-    for number in range(options.rounds):
-        for copies in in_turn(number):
-            words = ["--servers", str(SERVERS), "--controllers", "3", "--copies", str(copies)]
-            report = train(model, options.epochs, words, folder)
-            found[copies].append(report["totals"]["images_per_s"])
-            servers[copies] = list(traffic_of(report))
-            print(f"{model}, {copies} copies: {found[copies][-1]:.0f} images/s", flush=True)
-    rows = []
+def rates(model: str, options: Namespace) -> Iterator[Row]:
+    """Yield the rows of trainings of a model, by copies."""
+    found: dict[int, list[Mapping[str, Any]]] = {copies: [] for copies in COPIES}
+    for copies in turns(COPIES, options.rounds):
+        words = ["--servers", str(SERVERS), "--controllers", "3", "--copies", str(copies)]
+        words += [*TRAINING, "--model", model, "--epochs", str(options.epochs)]
+        found[copies].append(trained(*words, within_s=options.epochs * EPOCH_S))
+    rate = {copies: [each["totals"]["images_per_s"] for each in found[copies]] for copies in COPIES}
     for copies in COPIES:
-        ratio = _ratio_of(found[copies], found[1])
-        row = {"case": f"rate: {model}, --copies {copies}", "ours": round(statistics.median(found[copies]))}
-        row |= {"unit": "images/s", "rates": [round(each) for each in found[copies]], **ratio}
-        row |= {"epochs": options.epochs, "servers": servers[copies]}
-        if copies == max(COPIES):
-            row |= {"goal": RATE_GOAL, "met": ratio["ratio"] >= RATE_GOAL}
-        rows.append(row)
-    return rows
+        yield compared(
+            f"rate: {model}, --copies {copies}",
+            rate[copies],
+            rate[1],
+            "images/s",
+            goal=RATE_GOAL if copies == max(COPIES) else None,
+            servers=list(traffic_of(found[copies][-1])),
+        )
 
 
-async def run(folder: Path, options: argparse.Namespace) -> None:
-    rows: list[dict[str, Any]] = []
+async def measure(options: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows of the wanted parts."""
     for model in options.model:
-        for part in options.part:
-            if part == "latency":
-                new = await latency(model, options)
-            else:
-                new = await asyncio.to_thread(rates, model, folder, options)
-            for row in new:
-                print(json.dumps(row), flush=True)
-            rows += new
-            if options.json is not None:
-                options.json.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--part", nargs="+", choices=("latency", "rate"), default=["latency", "rate"])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each part")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of a window of latency")
-    parser.add_argument("--per-s", type=float, default=50.0, help="pushes per second of latency")
-    parser.add_argument("--epochs", type=int, default=1, help="epochs of a training of rate")
-    parser.add_argument("--model", nargs="+", default=["mnist-adam"])
-    options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="adam-async-copies-") as folder,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        runner.run(run(Path(folder), options))
+        if "latency" in options.part:
+            async for row in latency(model, options):
+                yield row
+        if "rate" in options.part:
+            for row in await asyncio.to_thread(list, rates(model, options)):
+                yield row
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        part=Option(["latency", "rate"], choices=["latency", "rate"]),
+        rounds=Option(5, "rounds of each part"),
+        seconds=Option(4.0, "length of a window of latency"),
+        per_s=Option(50.0, "pushes per second of latency"),
+        epochs=Option(1, "epochs of a training of rate"),
+        model=["mnist-adam"],
+    )

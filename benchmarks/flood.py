@@ -8,22 +8,20 @@ attackers have the member's address, or 127.0.0.2. The first row is a listener w
     python -m benchmarks.flood --json FILE [--attackers 500] [--joins 10] [--loop uvloop] [--limit 256]
 """
 
-import argparse
 import asyncio
-import json
-import multiprocessing
 import os
-import platform
 import statistics
-import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
+import uvloop
+
+from benchmarks.harness import Option, Row, beside, run
 from transport import Identity, LinkConfig, RoleTable, TcpNetwork, TransportError
 from transport.handshake import RECORD_BYTES, ClientHandshake
 from transport.sockets import parse_tcp_address
@@ -58,13 +56,9 @@ JOIN_LIMIT_S = 10.0
 """Time-out of a join, in seconds."""
 
 
-def entropy(count: int) -> bytes:
-    return os.urandom(count)
-
-
 def hello() -> bytes:
     """Return a valid first record, which needs no token."""
-    return ClientHandshake(WORKER, token=b"x" * 16, entropy=entropy, rules=RULES).hello()
+    return ClientHandshake(WORKER, token=b"x" * 16, entropy=os.urandom, rules=RULES).hello()
 
 
 class Attacker(asyncio.Protocol):
@@ -129,23 +123,27 @@ async def flood(
                 group.create_task(attack(address, source, kind, most, made), name=f"{kind}-{number}")
 
 
-def flood_process(address: str, source: str, kinds: tuple[str, ...], attackers: int, made: Any) -> None:
-    import uvloop
+def flood_process(channel: Connection, address: str, source: str, kinds: tuple[str, ...], n: int) -> None:
+    """Flood with `n` attackers of each kind; answer each message with the number of connections so far."""
+    made = 0
 
     def count() -> None:
-        made.value += 1
+        nonlocal made
+        made += 1
 
     async def main() -> None:
-        await flood(address, source, kinds, attackers=attackers, most=MOST, made=count)
+        asyncio.get_running_loop().add_reader(channel.fileno(), lambda: channel.send((channel.recv(), made)))
+        await flood(address, source, kinds, attackers=n, most=MOST, made=count)
+        await asyncio.Event().wait()
 
     uvloop.run(main())
 
 
 def listener_process(channel: Connection, loop: str, config: LinkConfig) -> None:
-    import uvloop
+    """Listen until a message, and answer it with the longest stall of the loop, in seconds."""
 
     async def main() -> None:
-        network = TcpNetwork(token=TOKEN, entropy=entropy, rules=RULES, config=config)
+        network = TcpNetwork(token=TOKEN, entropy=os.urandom, rules=RULES, config=config)
         async with network.listen(f"tcp://{OWN}:0", SERVER, lambda link: link.wait_closed()) as listener:
             channel.send(listener.address)
             longest_s = 0.0
@@ -162,7 +160,7 @@ def listener_process(channel: Connection, loop: str, config: LinkConfig) -> None
 
 async def join(address: str, joins: int) -> list[float]:
     """Dial this many times in sequence; return the seconds of each dial, infinite for a failed one."""
-    network = TcpNetwork(token=TOKEN, entropy=entropy, rules=RULES)
+    network = TcpNetwork(token=TOKEN, entropy=os.urandom, rules=RULES)
     times = []
     for _ in range(joins):
         begun = time.perf_counter()
@@ -177,56 +175,36 @@ async def join(address: str, joins: int) -> list[float]:
     return times
 
 
-@contextmanager
-def started(target: Any, *args: Any) -> Iterator[BaseProcess]:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
-    process.start()
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.join()
-
-
-def measure(
-    kinds: tuple[str, ...], source: str, attackers: int, joins: int, loop: str, config: LinkConfig
-) -> tuple[list[float], float, float]:
+def joined(kinds: tuple[str, ...], source: str, options: Namespace) -> tuple[list[float], float, float]:
     """Return the seconds of each join, the listener's longest stall, and attackers' connections per s."""
-    ours, theirs = multiprocessing.Pipe()
-    made = multiprocessing.get_context("spawn").Value("Q", 0)
-    with started(listener_process, theirs, loop, config):
-        address = ours.recv()
-        with started(flood_process, address, source, kinds, attackers, made):
-            while kinds and not made.value:
+    config = LinkConfig(max_unauthenticated=options.limit)
+
+    def connections() -> int:
+        attackers.send(None)
+        return int(attackers.recv()[1])
+
+    with beside(listener_process, options.loop, config) as listener:
+        address = listener.recv()
+        with beside(flood_process, address, source, kinds, options.attackers) as attackers:
+            while kinds and not connections():
                 time.sleep(0.01)
             time.sleep(SETTLE_S)
-            before, begun = made.value, time.perf_counter()
-            times = asyncio.run(join(address, joins))
-            rate = (made.value - before) / (time.perf_counter() - begun)
-        ours.send("end")
-        return times, ours.recv(), rate
+            before, begun = connections(), time.perf_counter()
+            times = asyncio.run(join(address, options.joins))
+            rate = (connections() - before) / (time.perf_counter() - begun)
+        listener.send("end")
+        return times, listener.recv(), rate
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", metavar="FILE", help="file for the rows, as JSON")
-    parser.add_argument("--attackers", type=int, default=500, help="connections of each kind")
-    parser.add_argument("--joins", type=int, default=10)
-    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="uvloop")
-    parser.add_argument("--limit", type=int, default=LinkConfig().max_unauthenticated)
-    parser.add_argument("--floods", nargs="+", choices=FLOODS, default=list(FLOODS))
-    args = parser.parse_args()
-    config = LinkConfig(max_unauthenticated=args.limit)
-    rows = []
-    for flood_name in args.floods:
-        kinds = FLOODS[flood_name]
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield a row for each flood and address."""
+    for name in options.floods:
+        kinds = FLOODS[name]
         for source in (OWN, OTHER) if kinds else (OWN,):
-            times, stall_s, rate = measure(kinds, source, args.attackers, args.joins, args.loop, config)
+            times, stall_s, rate = joined(kinds, source, options)
             whose = "the member's address" if source == OWN else "another address"
-            row = {
-                "case": f"join beside {args.attackers} x {flood_name} from {whose}",
+            yield {
+                "case": f"join beside {options.attackers} x {name} from {whose}",
                 "median_ms": round(statistics.median(times) * 1e3, 1),
                 "longest_ms": round(max(times) * 1e3, 1),
                 "failed": times.count(float("inf")),
@@ -234,24 +212,15 @@ def main() -> None:
                 "longest_stall_ms": round(stall_s * 1e3, 1),
                 "connections_per_s": round(rate),
             }
-            rows.append(row)
-            print(
-                f"{row['case']:62s} median {row['median_ms']:8} ms  longest {row['longest_ms']:8} ms  "
-                f"failed {row['failed']}  stall {row['longest_stall_ms']:7} ms  "
-                f"{row['connections_per_s']:6} connections/s",
-                flush=True,
-            )
-    if args.json:
-        report = {
-            "python": sys.version.split()[0],
-            "machine": platform.platform(),
-            "loop": args.loop,
-            "limit": args.limit,
-            "rows": rows,
-        }
-        with open(args.json, "w") as file:
-            json.dump(report, file, indent=1)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        attackers=Option(500, "connections of each kind"),
+        joins=10,
+        loop=Option("uvloop", choices=["asyncio", "uvloop"]),
+        limit=Option(LinkConfig().max_unauthenticated, "unauthenticated connections of the listener"),
+        floods=Option(list(FLOODS), choices=list(FLOODS)),
+    )

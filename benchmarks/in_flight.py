@@ -26,31 +26,24 @@ later (groups that began together stay together). Bounds: within 15 % of the pre
 factor of 2 of the knee, which is at n = B(n) (c d + t1). The last rows are accuracies after 3 epochs with
 most groups in flight over the slowest link, at the rates of `RATES`.
 
-Rows: case, ours and peer (the prediction) in groups/s, ratio, unit, knee (n over the knee's n), bound and
-whether it is met, delays in ms.
+Rows: ours and peer (the prediction) in groups/s, knee (n over the knee's n), bound and whether it is met,
+delays in ms.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
 import json
 import math
 import random
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import uvloop
-
-from adam_async import Config, Disk, LocalCluster, load_dataset
+from adam_async import Config, LocalCluster
 from adam_async.data_server.dataset import Dataset
 from adam_async.messages import Greet, pack, role_table, unpack
 from adam_async.model import Network as NeuralNetwork
@@ -59,7 +52,8 @@ from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import Halo, vertical_plan
 from adam_async.run.counts import ServerCounts
 from adam_async.run.series import add_up
-from adam_async.runtime.kernel_cache import use_kernel_cache
+from benchmarks.harness import Option, Row, compared, run
+from benchmarks.images import first_images, mnist
 from benchmarks.in_flight_plot import picture
 from transport import Identity, LocalNetwork, Network, TransportError
 from transport.link import Link
@@ -171,28 +165,20 @@ def config_of(images: int, in_flight: int, halo: Halo, **more: Any) -> Config:
     )
 
 
-async def measure(
-    dataset: Dataset,
-    *,
-    images: int,
-    in_flight: int,
-    halo: Halo,
-    delay_s: float,
-    trip_s: float,
-    seconds: float,
+async def measured(
+    dataset: Dataset, options: Namespace, *, images: int, in_flight: int, delay_s: float, trip_s: float
 ) -> Found:
     """The rate of one point.
 
     Args:
         dataset: Enough images that no epoch ends.
+        options: Arguments of the command line.
         images: Number of images of a group.
         in_flight: Number of groups in flight.
-        halo: Kind of the plan's halos.
         delay_s: Delay of the slow links, in seconds.
         trip_s: Time of all crossings of a group, in seconds; the warm-up is at least twice as long.
-        seconds: Minimum length of the window, in seconds.
     """
-    config = config_of(images, in_flight, halo, epochs=1)
+    config = config_of(images, in_flight, options.halo, epochs=1)
     async with (
         slow_network(delay_s) as network,
         Pings(network) as pings,
@@ -206,7 +192,7 @@ async def measure(
             await asyncio.sleep(max(WARM_UP_S, 2 * trip_s))
             first = finished(cluster) + 1
             begin = await reach(cluster, training, first)
-            while time.perf_counter() - begin < seconds:
+            while time.perf_counter() - begin < options.seconds:
                 await pings.send(1, 0.05)
             groups = ((finished(cluster) - first) // in_flight + 1) * in_flight
             end = await reach(cluster, training, first + groups)
@@ -272,149 +258,95 @@ def crossings_of(halo: Halo) -> float:
     return slot_chain([Partition(model, plan, worker) for worker in range(2)])
 
 
-async def curves(arguments: argparse.Namespace, images: int, dataset: Dataset) -> list[dict[str, Any]]:
-    """All points of one group size; points of one number in flight one after the other."""
-    crossings = crossings_of(arguments.halo)
+async def curves(options: Namespace, images: int, dataset: Dataset) -> AsyncIterator[Row]:
+    """Yield all points of one group size; points of one number in flight one after the other."""
+    crossings = crossings_of(options.halo)
 
     async def point(n: int, delay_s: float) -> Found:
-        return await measure(
-            dataset,
-            images=images,
-            in_flight=n,
-            halo=arguments.halo,
-            delay_s=delay_s,
-            trip_s=crossings * delay_s,
-            seconds=arguments.seconds,
-        )
+        trip_s = crossings * delay_s
+        return await measured(dataset, options, images=images, in_flight=n, delay_s=delay_s, trip_s=trip_s)
 
-    rows: list[dict[str, Any]] = []
     alone_s = 1 / (await point(1, 0.0)).groups_per_s
-    for n in arguments.in_flight:
+    for n in options.in_flight:
         free = await point(n, 0.0)
-        rows.append(
-            point_row(images, n, 0.0, free, free.groups_per_s, n / (free.groups_per_s * alone_s), alone_s)
-        )
-        print(json.dumps(rows[-1]), flush=True)
-        for delay_ms in (each for each in arguments.delays if each):
-            found = await point(n, delay_ms / 1e3)
+        for delay_ms in sorted({0, *options.delays}):
+            found = await point(n, delay_ms / 1e3) if delay_ms else free
             trip_s = crossings * found.delay_s + alone_s
-            predicted = min(free.groups_per_s, n / trip_s)
-            rows.append(
-                point_row(images, n, delay_ms, found, predicted, n / (free.groups_per_s * trip_s), alone_s)
+            predicted = min(free.groups_per_s, n / trip_s) if delay_ms else free.groups_per_s
+            knee = n / (free.groups_per_s * trip_s)
+            bound = BOUND_AT_KNEE if 0.5 <= knee <= 2 else BOUND
+            yield compared(
+                f"{images} images per group, {n} in flight, {delay_ms:g} ms",
+                [found.groups_per_s],
+                [predicted],
+                "groups/s",
+                images=images,
+                in_flight=n,
+                asked_ms=delay_ms,
+                delay_ms=round(found.delay_s * 1e3, 3),
+                busy_ms=round(found.busy_s * 1e3, 3),
+                alone_ms=round(alone_s * 1e3, 3),
+                knee=round(knee, 3),
+                bound=bound,
+                met=abs(found.groups_per_s / predicted - 1) <= bound,
             )
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
 
 
-def point_row(
-    images: int, n: int, delay_ms: float, found: Found, predicted: float, knee: float, alone_s: float
-) -> dict[str, Any]:
-    """The row of one point."""
-    bound = BOUND_AT_KNEE if 0.5 <= knee <= 2 else BOUND
-    ratio = found.groups_per_s / predicted
-    return {
-        "case": f"{images} images per group, {n} in flight, {delay_ms:g} ms",
-        "ours": round(found.groups_per_s, 2),
-        "peer": round(predicted, 2),
-        "ratio": round(ratio, 3),
-        "unit": "groups/s",
-        "images": images,
-        "in_flight": n,
-        "asked_ms": delay_ms,
-        "delay_ms": round(found.delay_s * 1e3, 3),
-        "busy_ms": round(found.busy_s * 1e3, 3),
-        "alone_ms": round(alone_s * 1e3, 3),
-        "knee": round(knee, 3),
-        "bound": bound,
-        "met": abs(ratio - 1) <= bound,
-    }
-
-
-async def accuracy(
-    images: int, in_flight: int, halo: Halo, delay_ms: float, dataset: Dataset
-) -> dict[str, Any]:
+async def accuracy(images: int, options: Namespace, dataset: Dataset) -> Row:
     """Train three epochs with gradients as stale as in the measurement."""
-    config = config_of(images, in_flight, halo, epochs=3, rate=RATES[images])
-    dataset = first_images(dataset, ACCURACY_IMAGES[images])
+    in_flight, delay_ms = max(options.in_flight), max(options.delays)
+    config = config_of(images, in_flight, options.halo, epochs=3, rate=RATES[images])
     async with (
         slow_network(delay_ms / 1e3) as network,
         LocalCluster(config, dataset=dataset, network=network, address="local://") as cluster,
     ):
         result = await cluster.train()
-    staleness = add_up(
-        each.staleness for each in result.statistics.values() if isinstance(each, ServerCounts)
-    )
+    servers = [each for each in result.statistics.values() if isinstance(each, ServerCounts)]
     return {
         "case": f"{images} images per group, {in_flight} in flight, {delay_ms:g} ms: accuracy after 3 epochs",
         "ours": result.test_accuracy,
-        "peer": None,
-        "ratio": None,
         "unit": "test accuracy",
         "rate": config.rate,
         "train_images": len(dataset.train_labels),
-        "staleness": round(staleness.mean, 1),
+        "staleness": round(add_up(each.staleness for each in servers).mean, 1),
         "images_per_s": round(result.epochs[-1].images_per_s),
     }
 
 
-def first_images(dataset: Dataset, count: int) -> Dataset:
-    """The first training images."""
-    return with_training(dataset, dataset.train_images[:count], dataset.train_labels[:count])
+async def measure(options: Namespace) -> AsyncIterator[Row]:
+    """Yield every row, and draw them; with `--draw` the rows of a file."""
+    rows: list[Row] = []
+    async for row in all_rows(options):
+        rows.append(row)
+        yield row
+    if options.picture:
+        options.picture.write_text(picture(rows))
 
 
-def with_training(dataset: Dataset, images: Any, labels: Any) -> Dataset:
-    """The same tests with other training images."""
-    return Dataset(
-        name=dataset.name,
-        source=dataset.source,
-        train_images=images,
-        train_labels=labels,
-        test_images=dataset.test_images,
-        test_labels=dataset.test_labels,
-        num_classes=dataset.num_classes,
-    )
-
-
-async def measure_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure and return every row."""
-    async with Disk() as disk:
-        dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    pictures = np.tile(np.asarray(dataset.train_images[:]), (TIMES, 1, 1, 1))
-    many = with_training(dataset, pictures, np.tile(dataset.train_labels, TIMES))
-    rows = [row for images in arguments.images for row in await curves(arguments, images, many)]
-    for images in arguments.images if arguments.accuracy else ():
-        deepest = max(arguments.in_flight), arguments.halo, max(arguments.delays)
-        rows.append(await accuracy(images, *deepest, dataset))
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--picture", type=Path, help="draw the rates into this SVG file")
-    parser.add_argument("--draw", type=Path, help="measure nothing, and draw the rows of this file")
-    parser.add_argument("--images", type=int, nargs="+", default=[16, 1], choices=list(RATES))
-    parser.add_argument("--delays", type=float, nargs="+", default=[0, 2, 5, 10, 20], help="ms")
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
-    parser.add_argument("--halo", choices=["exchange", "recompute"], default="exchange")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each window, at least")
-    parser.add_argument("--accuracy", action=argparse.BooleanOptionalAction, default=True)
-    arguments = parser.parse_args()
-    if arguments.draw is None:
-        use_kernel_cache()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rows = runner.run(measure_all(arguments))
-    else:
-        rows = json.loads(arguments.draw.read_text())
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if arguments.picture:
-        arguments.picture.write_text(picture(rows))
+async def all_rows(options: Namespace) -> AsyncIterator[Row]:
+    """Yield every row, or those of the file to draw."""
+    if options.draw is not None:
+        for row in json.loads(options.draw.read_text())["rows"]:
+            yield row
+        return
+    many = await mnist(times=TIMES)
+    for images in options.images:
+        async for row in curves(options, images, many):
+            yield row
+    for images in options.images if options.accuracy else ():
+        yield await accuracy(images, options, first_images(many, ACCURACY_IMAGES[images]))
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        draw=Option(None, "measure nothing, and take the rows of this file", type=Path),
+        images=Option([16, 1], "images per group", choices=list(RATES)),
+        delays=Option([0.0, 2.0, 5.0, 10.0, 20.0], "ms"),
+        in_flight=[1, 2, 4, 8, 16, 32, 64],
+        halo=Option("exchange", choices=["exchange", "recompute"]),
+        seconds=Option(3.0, "of each window, at least"),
+        accuracy=True,
+        picture=Option(None, "draw the rates into this SVG file", type=Path),
+    )

@@ -5,11 +5,11 @@ Points are measured, lines are predictions; both axes are logarithmic.
 
 import math
 from typing import Any
-from xml.sax.saxutils import escape
+
+from benchmarks import svg
 
 WIDTH, HEIGHT = 980, 440
 LEFT, RIGHT, TOP, BOTTOM, BETWEEN = 70, 30, 76, 60, 80
-INK, PAPER, PALE = "#1f2933", "#ffffff", "#dfe4ea"
 COLOURS = ("#6b7785", "#1f5fa8", "#3c8d40", "#d9732f", "#c2185b")
 
 Row = dict[str, Any]
@@ -25,23 +25,17 @@ def picture(rows: list[Row]) -> str:
     delays = sorted({row["asked_ms"] for row in points})
     sizes = sorted({row["images"] for row in points}, reverse=True)
     width = (WIDTH - LEFT - RIGHT - BETWEEN * (len(sizes) - 1)) / len(sizes)
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-size="13" '
-            'font-family="sans-serif" role="img" '
-            'aria-label="Groups per second against groups in flight, for several delays of a link">'
-        ),
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>',
-    ]
+    parts: list[str] = []
     for place, images in enumerate(sizes):
         panel = Panel(LEFT + place * (width + BETWEEN), width, [r for r in points if r["images"] == images])
         parts += panel.axes(f"{images} image{'s' if images > 1 else ''} per group")
         for delay, colour in zip(delays, COLOURS, strict=False):
             parts += panel.curve(delay, colour)
     for place, (delay, colour) in enumerate(zip(delays, COLOURS, strict=False)):
-        parts += legend(LEFT + 118 * place, colour, f"{delay:g} ms" if delay else "no delay")
-    parts.append(text(WIDTH - RIGHT, 28, "points: measured; lines: predicted", anchor="end"))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        parts += svg.legend(LEFT + 118 * place, 24, colour, f"{delay:g} ms" if delay else "no delay")
+    parts.append(svg.text(WIDTH - RIGHT, 28, "points: measured; lines: predicted", anchor="end"))
+    label = "Groups per second against groups in flight, for several delays of a link"
+    return svg.drawing(WIDTH, HEIGHT, label, parts)
 
 
 class Panel:
@@ -72,39 +66,20 @@ class Panel:
     def axes(self, title: str) -> list[str]:
         """Return the lines and numbers of both axes."""
         right, bottom = self._left + self._width, HEIGHT - BOTTOM
-        parts = [text(self._left, TOP - 14, f"{title}: groups/s", anchor="start")]
+        parts = [svg.text(self._left, TOP - 14, f"{title}: groups/s", anchor="start")]
         for power in range(self._low, self._high + 1):
             y = self.y(2.0**power)
-            parts.append(f'<path d="M{self._left:.1f} {y:.1f}H{right:.1f}" stroke="{PALE}"/>')
-            parts.append(text(self._left - 8, y + 4, f"{2.0**power:g}", anchor="end"))
+            parts.append(svg.line(f"{self._left:.1f}", f"{y:.1f}", f"{right:.1f}", f"{y:.1f}"))
+            parts.append(svg.text(self._left - 8, y + 4, f"{2.0**power:g}", anchor="end"))
         for n in sorted({row["in_flight"] for row in self._rows}):
             x = self.x(n)
-            parts.append(f'<path d="M{x:.1f} {TOP}V{bottom}" stroke="{PALE}"/>')
-            parts.append(text(x, bottom + 20, str(n)))
-        return [*parts, text(self._left + self._width / 2, HEIGHT - 18, "groups in flight")]
+            parts.append(svg.line(f"{x:.1f}", TOP, f"{x:.1f}", bottom))
+            parts.append(svg.text(x, bottom + 20, str(n)))
+        return [*parts, svg.text(self._left + self._width / 2, HEIGHT - 18, "groups in flight")]
 
     def curve(self, delay: float, colour: str) -> list[str]:
         """The points of one delay, and the line of the prediction."""
         rows = sorted((r for r in self._rows if r["asked_ms"] == delay), key=lambda row: row["in_flight"])
-        line = " ".join(f"{self.x(row['in_flight']):.1f},{self.y(row['peer']):.1f}" for row in rows)
-        return [
-            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.4"/>',
-            *(
-                f'<circle cx="{self.x(row["in_flight"]):.1f}" cy="{self.y(row["ours"]):.1f}" r="4" '
-                f'fill="{colour}"/>'
-                for row in rows
-            ),
-        ]
-
-
-def legend(x: float, colour: str, name: str) -> list[str]:
-    """Return the entry of a delay in the legend."""
-    return [
-        f'<path d="M{x} 24h26" stroke="{colour}" stroke-width="3"/>',
-        text(x + 34, 28, name, anchor="start"),
-    ]
-
-
-def text(x: float, y: float, words: str, *, anchor: str = "middle") -> str:
-    """Return a text element at a position."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(words)}</text>'
+        ours = [(self.x(row["in_flight"]), self.y(row["ours"])) for row in rows]
+        peer = [(self.x(row["in_flight"]), self.y(row["peer"])) for row in rows]
+        return [svg.curve(peer, 1.4, colour), *svg.points(ours, 4, colour)]

@@ -1,55 +1,42 @@
 """The bare kernel loop: forward, backward, all gradients and the rule, on its own weights.
 
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.kernels --json kernels.json [--peer earlier.json]
-    ... --kernels numpy numba --torch PYTHON     both sets, and PyTorch of that interpreter, in turn
-    ... --busy                                   together with a thread as busy as an event loop
-    ... --layers                                 layer by layer instead: microseconds per group
+    python -m benchmarks.kernels --json kernels.json [--kernels numpy numba] [--busy] [--layers]
 
-Rows: case, ours (images per second, all threads together), peer, ratio, unit, share. A peer is the same row
-of an earlier run's file, or of any file with such rows; without a peer, its column and the ratio are null.
-Cases run in turn, several times over, and the median counts, because the speed of shared machines changes.
-`share` compares the operations of training with those of the BLAS in products of 512 x 512, on as many
-threads in the same turn.
+Every thread trains its own copy of the weights, like worker replicas without a server. `share` compares the
+operations of training with those of the BLAS in products of 512 x 512, on as many threads in the same round.
+With `--busy` a thread as busy as an event loop runs beside them. With `--layers` the rows are microseconds
+per group of each layer's forward pass and of its backward pass, which has the error gradient of the input, if
+it is needed, and the gradients of all tensors. On a machine with AVX-512, as if it had none:
 
-    ADAM_VECTORS=avx2 OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 ...
-                                                 on a machine with AVX-512, as if it had none
-
-Every thread trains its own copy of the weights, like worker replicas without a server. PyTorch gets a process
-per thread instead, each with one thread, as in its Hogwild example.
+    ADAM_VECTORS=avx2 OPENBLAS_CORETYPE=Haswell python -m benchmarks.kernels
 """
 
-import os
-
-# Before NumPy loads, because the benchmark has its own threads, and a BLAS with two threads is slower than
-# with one.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
-import platform
 import statistics
-import subprocess
 import threading
 import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from itertools import product
+from typing import Self
 
 import numpy as np
 
 from adam_async.model import InPlaceStep, Network, Rule, Sgd, named_model, new_rule_state
 from adam_async.model.keyed_random import Dice
 from adam_async.report.baseline import measure_sgemm
-from adam_async.runtime.kernel_cache import use_kernel_cache
-from benchmarks.kernels_layers import layer_rows
+from benchmarks.harness import Option, Row, measured, run, turns
 
 RATE = 0.01
 POOL_IMAGES = 1024
 """Number of distinct images in a thread's cycle: too many for the cache, as in training."""
 BURST_S = 100e-6
 """Seconds for which the busy thread holds the interpreter's lock, and for which it then sleeps."""
-ROOT = Path(__file__).resolve().parents[1]
+PASS_S = 0.02
+"""Length of one measurement of one pass of one layer, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +52,15 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Name of the row."""
         momentum = (
             f", momentum {self.rule.momentum}" if isinstance(self.rule, Sgd) and self.rule.momentum else ""
         )
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        kernels = "" if self.kernels == "numpy" else f", {self.kernels}"
         busy = ", beside a busy loop" if self.busy else ""
-        return f"{self.model}, {threads}, group {self.group}, {self.rule.name}{momentum}{kernels}{busy}"
+        return (
+            f"{self.model}, {threads}, group {self.group}, {self.rule.name}{momentum}, {self.kernels}{busy}"
+        )
 
 
 class Loop(threading.Thread):
@@ -80,14 +69,14 @@ class Loop(threading.Thread):
     def __init__(self, case: Case, number: int, start_line: threading.Barrier, seconds: float) -> None:
         super().__init__(name=f"kernels-{number}")
         self._case, self._start_line, self._seconds = case, start_line, seconds
-        self._network = Network(named_model(case.model), kernels=case.kernels)
+        network = Network(named_model(case.model), kernels=case.kernels)
         dice = Dice(number)
-        self._weights = self._network.initial_weights(dice)
-        self._state = new_rule_state(self._network, case.rule)
-        self._context = self._network.context(case.group)
-        self._step = InPlaceStep(self._network, case.rule)
+        self._weights = network.initial_weights(dice)
+        self._state = new_rule_state(network, case.rule)
+        self._context = network.context(case.group)
+        self._step = InPlaceStep(network, case.rule)
         self._scratch = self._step.new_scratch()
-        shape = (POOL_IMAGES, *self._network.spec.input_shape)
+        shape = (POOL_IMAGES, *network.spec.input_shape)
         drawn = dice.bits("images", count=int(np.prod(shape)))
         self._images = (drawn >> np.uint64(56)).astype(np.uint8).reshape(shape)
         self._labels = dice.permutation("labels", POOL_IMAGES) % 10
@@ -112,150 +101,130 @@ class Loop(threading.Thread):
 
 
 class Busy(threading.Thread):
-    """Holds the interpreter's lock in bursts, like an event loop with many short callbacks."""
+    """Holds the interpreter's lock in bursts during a block, like an event loop with many short callbacks."""
 
     def __init__(self) -> None:
         super().__init__(name="busy")
         self._ended = threading.Event()
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
     def run(self) -> None:
+        """Hold the lock and sleep in turn."""
         while not self._ended.wait(BURST_S):
             end = time.perf_counter() + BURST_S
             while time.perf_counter() < end:
                 pass
 
-    def close(self) -> None:
-        self._ended.set()
-        self.join()
 
-
-def measure(case: Case, seconds: float, torch: str | None) -> float:
+def images_per_s(case: Case, seconds: float) -> float:
     """Images per second of one run of a case, all threads together."""
-    if case.kernels == "torch":
-        return measure_torch(case, seconds, torch)
     start_line = threading.Barrier(case.threads)
     loops = [Loop(case, number, start_line, seconds) for number in range(case.threads)]
-    busy = Busy() if case.busy else None
-    if busy:
-        busy.start()
-    for loop in loops:
-        loop.start()
-    for loop in loops:
-        loop.join()
-    if busy:
-        busy.close()
+    with ExitStack() as stack:
+        if case.busy:
+            stack.enter_context(Busy())
+        for loop in loops:
+            loop.start()
+        for loop in loops:
+            loop.join()
     return sum(loop.images_per_s for loop in loops)
 
 
-def measure_torch(case: Case, seconds: float, torch: str | None) -> float:
-    """Images per second of PyTorch, one process per thread."""
-    assert torch is not None
-    assert isinstance(case.rule, Sgd)
-    spec = json.dumps(named_model(case.model).to_dict())
-    command = [torch, "-m", "benchmarks.kernels_torch", "--group", str(case.group), "--seconds", str(seconds)]
-    command += ["--momentum", str(case.rule.momentum)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        for _ in range(case.threads)
-    ]
-    for process in processes:  # each reports ready, then all begin
-        assert process.stdin is not None
-        process.stdin.write(spec + "\n")
-        process.stdin.flush()
-    for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()
-    found = [process.communicate("\n")[0] for process in processes]
-    return sum(float(json.loads(text)["images_per_s"]) for text in found)
+# --- layer by layer ------------------------------------------------------------------------------
 
 
-def rows(
-    cases: list[Case], *, repeats: int, seconds: float, peer: dict[str, float], torch: str | None
-) -> list[dict[str, Any]]:
-    """Run all cases `repeats` times over and return each one's median."""
-    found: dict[str, list[float]] = {case.name: [] for case in cases}
-    shares: dict[str, list[float]] = {case.name: [] for case in cases}
-    for _ in range(repeats):
-        sgemm = {threads: asyncio.run(measure_sgemm(threads)) for threads in {case.threads for case in cases}}
-        for case in cases:
-            found[case.name].append(measure(case, seconds, torch))
-            operations = Network(named_model(case.model)).operations * found[case.name][-1]
-            shares[case.name].append(operations / sgemm[case.threads])
-    result = []
-    for name, values in found.items():
-        ours, other = statistics.median(values), peer.get(name)
-        result.append(
-            {
-                "case": name,
-                "ours": round(ours, 1),
-                "peer": other,
-                "ratio": round(ours / other, 3) if other else None,
-                "unit": "images/s",
-                "share": round(statistics.median(shares[name]), 3),
-                "spread": [round(min(values), 1), round(max(values), 1)],
-            }
-        )
-    return result
+def microseconds(step: Callable[[], object]) -> float:
+    """Time of one step, as the mean of `PASS_S`."""
+    step()
+    count, began = 0, time.perf_counter()
+    while (spent := time.perf_counter() - began) < PASS_S:
+        step()
+        count += 1
+    return 1e6 * spent / count
 
 
-def main() -> None:
-    """Run the benchmark, print the rows, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--peer", type=Path, help="a file with rows to compare with")
-    parser.add_argument("--model", default="mnist-adam")
-    parser.add_argument("--groups", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
-    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per case and repeat")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kernels", nargs="+", default=["numpy"], choices=["numpy", "numba"])
-    parser.add_argument("--torch", help="a Python interpreter that has PyTorch")
-    parser.add_argument("--busy", action="store_true", help="together with a thread as busy as an event loop")
-    parser.add_argument("--layers", action="store_true", help="measure layer by layer")
-    options = parser.parse_args()
-    use_kernel_cache()
-    kernels = options.kernels + (["torch"] if options.torch else [])
+def passes(network: Network, group: int) -> dict[str, Callable[[], None]]:
+    """Return each layer's forward pass and backward pass, by name."""
+    context, weights = network.context(group), network.initial_weights(Dice(1))
+    shape = (group, *network.spec.input_shape)
+    images = Dice(1).normal("images", count=int(np.prod(shape))).reshape(shape)
+    context.load(images, Dice(1).permutation("labels", group) % 10)
+    network.forward(weights, context)
+    network.backward(weights, context)
+    gradients = {p.name: np.empty(p.shape, network.dtype) for p in network.parameters}
+
+    def forward(number: int) -> None:
+        network.forward_layers(weights, context, range(number, number + 1))
+
+    def back(number: int) -> None:
+        network.backward_layers(weights, context, range(number, number + 1))
+        for parameter in network.layers[number].parameters:
+            network.deltas(context, {parameter.name: gradients[parameter.name]})
+
+    found: dict[str, Callable[[], None]] = {}
+    for number, layer in enumerate(network.layers):
+        found[f"{layer.name} forward"] = partial(forward, number)
+        found[f"{layer.name} back"] = partial(back, number)
+    return found
+
+
+def layers(options: Namespace) -> Iterator[Row]:
+    """Yield a row for each pass of each layer."""
+    found: dict[str, list[float]] = {}
+    for group, kernels in turns(product(options.groups, options.kernels), options.rounds):
+        for name, step in passes(Network(named_model(options.model), kernels=kernels), group).items():
+            case = f"{options.model}, {name}, group {group}, {kernels}"
+            found.setdefault(case, []).append(microseconds(step))
+    for case, values in found.items():
+        yield measured(case, values, "us/group")
+
+
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield the rows of whole networks, or of their layers."""
+    if options.layers:
+        yield from layers(options)
+        return
     cases = [
         Case(
             model=options.model,
             threads=threads,
             group=group,
             rule=Sgd(momentum=momentum),
-            kernels=chosen,
-            busy=options.busy and chosen != "torch",
+            kernels=kernels,
+            busy=options.busy,
         )
-        for momentum in options.momentum
-        for group in options.groups
-        for threads in options.threads
-        for chosen in kernels
+        for momentum, group, threads, kernels in product(
+            options.momentum, options.groups, options.threads, options.kernels
+        )
     ]
-    peer = {}
-    if options.peer:
-        peer = {row["case"]: row["ours"] for row in json.loads(options.peer.read_text())["rows"]}
-    if options.layers:
-        found = layer_rows(
-            options.model, options.groups, kernels, options.torch, repeats=options.repeats, peer=peer
-        )
-    else:
-        found = rows(cases, repeats=options.repeats, seconds=options.seconds, peer=peer, torch=options.torch)
-    for row in found:
-        share = f"{row['share']:.2f} of sgemm" if "share" in row else ""
-        print(f"{row['case']:60s} {row['ours']:10.1f} {row['unit']}  {row['ratio'] or ''}  {share}")
-    if options.json:
-        report = {
-            "benchmark": "kernels",
-            "machine": {
-                "cpus": os.cpu_count(),
-                "platform": platform.platform(),
-                "processor": platform.processor(),
-            },
-            "versions": {"python": platform.python_version(), "numpy": np.__version__},
-            "blas_threads": os.environ["OPENBLAS_NUM_THREADS"],
-            "rows": found,
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    operations = Network(named_model(options.model)).operations
+    found: dict[Case, list[tuple[float, float]]] = {case: [] for case in cases}
+    for case in turns(cases, options.rounds):
+        rate, sgemm = images_per_s(case, options.seconds), asyncio.run(measure_sgemm(case.threads))
+        found[case].append((rate, operations * rate / sgemm))
+    for case, each in found.items():
+        share = round(statistics.median(share for _, share in each), 3)
+        yield measured(case.name, [rate for rate, _ in each], "images/s", share=share)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        model="mnist-adam",
+        momentum=Option([0.0, 0.9], "momentum of plain SGD"),
+        rounds=5,
+        groups=Option([1, 16, 64], "images per group"),
+        threads=[1, 2],
+        seconds=Option(1.0, "seconds per case and round"),
+        kernels=Option(["numpy"], choices=["numpy", "numba"]),
+        busy=Option(False, "together with a thread as busy as an event loop"),
+        layers=Option(False, "measure layer by layer"),
+    )

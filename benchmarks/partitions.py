@@ -4,34 +4,25 @@
 
 Two networks, `mnist-adam` and an MLP 784-2048-2048-10; plan `layers` at 16 images per group, plan `vertical`
 at 64; plain SGD on copies, float32, the default number of groups in flight. Both sides of a pair have the
-default rate of the cut run, which has at least as many groups in flight. One epoch per run; runs alternate,
-and the ratio is the median of the ratios within each round. Cases:
+default rate of the cut run, which has at least as many groups in flight. One epoch per run. Cases:
 
 - `local`: all roles in one process. The workers share a pool of two threads, cut or not. Wanted: 0.9 for
   `layers` and 0.85 for `vertical`.
 - `processes`: each role a process, two threads per worker, so the cut model has twice the threads on the same
   cores. Wanted: 0.75 and 0.65.
 - `blocks`: cost of a crossing tensor for the event loop of a worker, TCP over loopback: processor time of the
-  one loop of both ends, per tensor sent or received. `message` is two `PeerWorker`s alone, with a message for
-  each block, the maximum cost of a block; `graph` has the part graphs with nodes that compute nothing, over
-  links as in training, with all firings, admissions and queues of the pool. The blocks are those of
-  `mnist-adam`, `vertical`, 16 images. Wanted: at most 25 us for `message`.
+  one loop of both ends, per tensor sent or received, of two `PeerWorker`s with a message for each block, the
+  maximum cost of a block. The blocks are those of `mnist-adam`, `vertical`, 16 images. Wanted: at most 25 us.
 
-Rows: case, ours, peer (the uncut model; the goal in microseconds), ratio, unit, goal of the ratio, and test
-accuracy of both after the run.
+The peer is the uncut model, or the goal in microseconds; rows of rates also have the accuracies of both.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -39,15 +30,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import uvloop
 from numpy.typing import NDArray
 
-from adam_async import Config, Disk, LocalCluster, ProcessCluster, load_dataset
-from adam_async.data_server.client import ImageGroup
+from adam_async import Config, LocalCluster, ProcessCluster
 from adam_async.data_server.dataset import Dataset
-from adam_async.messages import Block, Greet, Lease, role_table
+from adam_async.messages import Block, Greet, role_table
 from adam_async.model import ModelSpec, Network, mlp, named_model
-from adam_async.model.context import Context
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.plan import PlanKind
 from adam_async.model.partition.planner import vertical_plan
@@ -56,13 +44,10 @@ from adam_async.run.learning_rate import default_rate
 from adam_async.run.result import RunResult
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.clock import system_entropy
-from adam_async.runtime.kernel_cache import use_kernel_cache
-from adam_async.worker.partition_trainer import PartitionTrainer, Passage, WirePool, partition_graph
 from adam_async.worker.peer_workers import ExpectedBlocks, PeerWorker, PeerWorkerEvents
 from adam_async.worker.reliable_stream import Parcel
-from adam_async.worker.training import Admitted
-from benchmarks.consistency import save
-from dataflow import ComputePool, Engine, EngineSettings, Tag
+from benchmarks.harness import Option, Row, compared, run, turns
+from benchmarks.images import first_images, mnist, save
 from transport import Identity, TcpNetwork
 from transport.link import Link
 
@@ -87,7 +72,6 @@ WANTED = {
 }
 WANTED_US = 25.0
 THREADS = 2
-BLOCKS_IN_FLIGHT = 4
 
 Arrived = Sequence[tuple[Block, NDArray[Any]]]
 """Blocks of one message, with their tensors."""
@@ -120,51 +104,32 @@ async def train(config: Config, spec: ModelSpec, dataset: Dataset) -> RunResult:
             return await processes.train()
 
 
-async def rates(mode: str, rounds: int, whole: Dataset) -> list[dict[str, Any]]:
-    """All pairs of a mode, in turns."""
-    cases = [(name, plan) for name in MODELS for plan in PLANS]
-    found: dict[tuple[str, PlanKind], list[tuple[RunResult, RunResult]]] = {case: [] for case in cases}
-    for turn in range(rounds):
-        for name, plan in cases:
-            dataset = first_images(whole, IMAGES[name, plan])
-            runs = [partial(train, config, MODELS[name], dataset) for config in configs(mode, plan)]
-            results = [await run() for run in (reversed(runs) if turn % 2 else runs)]
-            cut, uncut = reversed(results) if turn % 2 else results
-            found[name, plan].append((cut, uncut))
-    return [row(mode, name, plan, pairs) for (name, plan), pairs in found.items()]
+async def rates(mode: str, options: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows of a mode."""
+    whole = await mnist()
+    sides = [(name, plan, cut) for name in MODELS for plan in PLANS for cut in (True, False)]
+    found: dict[tuple[str, PlanKind, bool], list[RunResult]] = {side: [] for side in sides}
+    for side in turns(sides, options.rounds):
+        name, plan, cut = side
+        dataset = first_images(whole, options.images or IMAGES[name, plan])
+        found[side].append(await train(configs(mode, plan)[0 if cut else 1], MODELS[name], dataset))
+    for name in MODELS:
+        for plan in PLANS:
+            yield row(mode, name, plan, found[name, plan, True], found[name, plan, False])
 
 
-def row(mode: str, name: str, plan: PlanKind, pairs: Sequence[tuple[RunResult, RunResult]]) -> dict[str, Any]:
+def row(mode: str, name: str, plan: PlanKind, cut: Sequence[RunResult], uncut: Sequence[RunResult]) -> Row:
     """The row of one case."""
-    speeds = [(cut.epochs[0].images_per_s, uncut.epochs[0].images_per_s) for cut, uncut in pairs]
-    ratio = statistics.median(cut / uncut for cut, uncut in speeds)
     where = "one process" if mode == "local" else "processes"
-    config = configs(mode, plan)[0]
-    return {
-        "case": f"{name}, {plan}, {PLANS[plan]} images per group, {where}: 2 workers / uncut",
-        "ours": round(statistics.median(cut for cut, _ in speeds)),
-        "peer": round(statistics.median(uncut for _, uncut in speeds)),
-        "ratio": round(ratio, 3),
-        "unit": "images/s",
-        "wanted": WANTED[mode, plan],
-        "met": ratio >= WANTED[mode, plan],
-        "ratios": [round(cut / uncut, 3) for cut, uncut in speeds],
-        "accuracy": round(statistics.median(cut.test_accuracy for cut, _ in pairs), 4),
-        "peer_accuracy": round(statistics.median(uncut.test_accuracy for _, uncut in pairs), 4),
-        "rate": round(config.rate, 5),
-    }
-
-
-def first_images(dataset: Dataset, count: int) -> Dataset:
-    """The first training images, with all test images."""
-    return Dataset(
-        name=dataset.name,
-        source=dataset.source,
-        train_images=dataset.train_images[:count],
-        train_labels=dataset.train_labels[:count],
-        test_images=dataset.test_images,
-        test_labels=dataset.test_labels,
-        num_classes=dataset.num_classes,
+    return compared(
+        f"{name}, {plan}, {PLANS[plan]} images per group, {where}: 2 workers / uncut",
+        [run.epochs[0].images_per_s for run in cut],
+        [run.epochs[0].images_per_s for run in uncut],
+        "images/s",
+        goal=WANTED[mode, plan],
+        accuracy=round(statistics.median(run.test_accuracy for run in cut), 4),
+        peer_accuracy=round(statistics.median(run.test_accuracy for run in uncut), 4),
+        rate=round(configs(mode, plan)[0].rate, 5),
     )
 
 
@@ -259,143 +224,26 @@ def outgoing_blocks(part: Partition) -> list[tuple[int, NDArray[Any]]]:
     ]
 
 
-class Idle(PartitionTrainer):
-    """Sends and receives the blocks of a part, and computes nothing."""
-
-    def __init__(self, partition: Partition) -> None:
-        self._partition = partition
-        self._buffer_pools = {c.number: WirePool(partition, c, PLANS["layers"]) for c in partition.outgoing}
-        self.targets = {c.number: c.target for c in partition.outgoing}
-
-    def begin(self, context: Context, group: Any) -> Passage:
-        """Does nothing: no group is loaded or read."""
-        nothing: Any = None
-        return Passage(Admitted(group), nothing, {})
-
-    def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
-        """See `PartitionTrainer.run`."""
-        return [self._parcel(crossing, passage) for crossing in self._partition.segments[number].sends]
-
-    def run_last(self, context: Context, passage: Passage) -> list[Parcel]:
-        """See `PartitionTrainer.run_last`."""
-        return [self._parcel(crossing.number, passage) for crossing in self._partition.partial]
-
-    def finish(self, context: Context, passage: Any, parts: Any, scratch: Any) -> Any:
-        """Report nothing about the trained group."""
-        return passage
+async def blocks(options: Namespace) -> AsyncIterator[Row]:
+    """Yield the row of a tensor."""
+    us = [await message_us(20_000) for _ in range(options.rounds)]
+    case = "loop time of a tensor sent or received, TCP, a message for each block"
+    yield compared(case, us, [WANTED_US] * len(us), "us", less_is_better=True)
 
 
-async def graph_us(groups: int) -> float:
-    """Part graphs of both workers on one loop, with a pool of two threads."""
-    parts = cut_parts()
-    ends = [End(part) for part in parts]
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(ComputePool(threads=THREADS, name="idle"))
-        await joined(stack, ends)
-        engines = []
-        for end in ends:
-            graph = partition_graph(
-                Idle(end.partition),
-                end.partition,
-                partial(leave, end.peer_worker),
-                lambda firing, trained: None,
-                waits_for_pull=False,
-            )
-            early = BLOCKS_IN_FLIGHT * 2 * len(end.partition.incoming)
-            engine = Engine(
-                graph, pool=pool, in_flight=BLOCKS_IN_FLIGHT, settings=EngineSettings(early_limit=early)
-            )
-            engines.append(await stack.enter_async_context(engine))
-            end.take = partial(deliver, engine)
-        begin = time.thread_time()
-        async with asyncio.TaskGroup() as group:
-            for number, engine in enumerate(engines):
-                group.create_task(feed(engine, groups), name=f"feed-{number}")
-        used_s = time.thread_time() - begin
-    crossings = sum(len(part.outgoing) for part in parts)
-    return used_s / (2 * crossings * groups) * 1e6
-
-
-def leave(peer_worker: PeerWorker, _: int, parcel: Parcel) -> None:
-    """Send a block to the only other worker."""
-    peer_worker.put(parcel)
-
-
-def deliver(engine: Engine, arrived: Arrived) -> None:
-    """Deliver the blocks of some groups to their nodes, as in training."""
-    engine.deliver_all(
-        [
-            (f"in-{block.crossing}", Tag(block.epoch, block.number, block.attempt), tensor)
-            for block, tensor in arrived
-        ]
-    )
-
-
-async def feed(engine: Engine, groups: int) -> None:
-    """Admit all groups, one after the other."""
-    images = PLANS["layers"]
-    labels = np.zeros(images, np.int64)
-    for number in range(groups):
-        tag = Tag(1, number, 1)
-        await engine.admit(tag)
-        group = ImageGroup(Lease(1, number, 1, images), None, labels)
-        engine.deliver("group", tag, group)
-    await engine.drain()
-
-
-async def blocks(rounds: int) -> list[dict[str, Any]]:
-    """Both measurements of a tensor, in turns."""
-    found: dict[str, list[float]] = {"message": [], "graph": []}
-    for _ in range(rounds):
-        found["message"].append(await message_us(20_000))
-        found["graph"].append(await graph_us(600))
-    names = {"message": "a message for each block", "graph": "part graphs that compute nothing"}
-    return [
-        {
-            "case": f"loop time of a tensor sent or received, TCP, {names[case]}",
-            "ours": round(statistics.median(each), 1),
-            "peer": WANTED_US,
-            "ratio": round(WANTED_US / statistics.median(each), 3),
-            "unit": "us",
-            "rounds": [round(us, 1) for us in each],
-        }
-        for case, each in found.items()
-    ]
-
-
-async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure and return every row."""
-    async with Disk() as disk:
-        dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
-    rows = []
-    for case in arguments.only:
-        found = (
-            await blocks(arguments.rounds)
-            if case == "blocks"
-            else await rates(case, arguments.rounds, dataset)
-        )
-        for each in found:
-            print(json.dumps(each), flush=True)
-        rows += found
-    return rows
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    cases = ["local", "processes", "blocks"]
-    parser.add_argument("--only", nargs="+", choices=cases, default=cases)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    use_kernel_cache()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = runner.run(measure(arguments))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+async def measure(options: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows of the wanted cases."""
+    for case in options.only:
+        async for row in blocks(options) if case == "blocks" else rates(case, options):
+            yield row
 
 
 if __name__ == "__main__":
-    main()
+    cases = ["local", "processes", "blocks"]
+    run(
+        __doc__,
+        measure,
+        only=Option(cases, choices=cases),
+        rounds=5,
+        images=Option(0, "training images of an epoch; 0: some seconds of training"),
+    )

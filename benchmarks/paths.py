@@ -25,28 +25,22 @@ again. `ratio` is the p99 over that of `idle` in the same layout; the goal is at
 wants, because on a machine of its own it would take none from the others. Needs root.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
-import signal
+import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import uvloop
 
 from adam_async import ParameterStore, Sgd
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.runtime.role_handle import address_in
+from benchmarks.harness import Option, Row, run
 from tests.drill.judging import percentile
 from tests.drill.network_namespaces import NamespaceNetwork, namespace_network
 
@@ -214,9 +208,7 @@ class State:
 class Measurement:
     """One layout and one size of updates."""
 
-    def __init__(
-        self, cluster: Cluster, store: ParameterStore, load: Load, options: argparse.Namespace
-    ) -> None:
+    def __init__(self, cluster: Cluster, store: ParameterStore, load: Load, options: Namespace) -> None:
         self._cluster = cluster
         self._store = store
         self._load = load
@@ -315,7 +307,7 @@ class Measurement:
             process.kill()
             await process.wait()
 
-    def rows(self) -> dict[str, dict[str, Any]]:
+    def rows(self) -> dict[str, Row]:
         """Return the row of each state. All updates must be acknowledged."""
         return {
             name: row_of(
@@ -327,7 +319,7 @@ class Measurement:
         }
 
 
-def row_of(latencies: Sequence[float], sent_bytes: int, seconds: float) -> dict[str, Any]:
+def row_of(latencies: Sequence[float], sent_bytes: int, seconds: float) -> Row:
     values = {
         name: round(1e3 * (percentile(latencies, share) or 0.0), 2)
         for name, share in (("p50_ms", 0.5), ("p99_ms", 0.99), ("max_ms", 1.0))
@@ -336,9 +328,7 @@ def row_of(latencies: Sequence[float], sent_bytes: int, seconds: float) -> dict[
     return {"updates": len(latencies), **values, "sent_mbit_per_s": mbit, "seconds": round(seconds, 1)}
 
 
-async def measure(
-    network: NamespaceNetwork, layout: Layout, kib: int, options: argparse.Namespace
-) -> list[dict[str, Any]]:
+async def rows_of(network: NamespaceNetwork, layout: Layout, kib: int, options: Namespace) -> list[Row]:
     """Return the rows of one layout and one size of updates."""
     arrays = {
         "small": np.zeros(kib << 8, np.float32),
@@ -375,38 +365,28 @@ async def measure(
     ]
 
 
-async def main(options: argparse.Namespace) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # the roles must end, too
-    rows: list[dict[str, Any]] = []
+async def measure(options: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows of all sizes and layouts."""
     async with namespace_network(("ctl", *SERVERS), paths=len(RATES)) as network:
         for host in ("ctl", *SERVERS):
             for path, rate in enumerate(RATES):
                 await network.limit(host, rate, path)
         for kib in options.kib:
             for layout in [each for each in LAYOUTS if each.name in options.layout]:
-                for row in await measure(network, layout, kib, options):
-                    print(row, flush=True)
-                    rows.append(row)
-                if options.json is not None:
-                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+                for row in await rows_of(network, layout, kib, options):
+                    yield row
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of a window except catch-ups")
-    parser.add_argument("--kib", type=int, nargs="+", default=[16, 128, 512])
-    parser.add_argument(
-        "--mib-per-s",
-        type=float,
-        default=5.0,
-        help="updates in MiB per second: 5 is a fifth of a link, and two fifths of the copies link",
+    names = [layout.name for layout in LAYOUTS]
+    run(
+        __doc__,
+        measure,
+        rounds=3,
+        seconds=Option(6.0, "length of a window except catch-ups"),
+        kib=Option([16, 128, 512], "size of an update"),
+        mib_per_s=Option(5.0, "updates: 5 is a fifth of a link, and two fifths of the copies link"),
+        big_mib=128,
+        layout=Option(names, choices=names),
+        joining_yields=False,
     )
-    parser.add_argument("--big-mib", type=int, default=128)
-    parser.add_argument("--layout", nargs="+", default=[layout.name for layout in LAYOUTS])
-    parser.add_argument("--joining-yields", action="store_true")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(parser.parse_args()))

@@ -12,18 +12,14 @@ none, as many as it accepts; *half* peers send the first half of the largest mes
 peers send as many requests as fit, then nothing, and are never closed.
 """
 
-import argparse
 import asyncio
-import json
 import os
-import re
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL
 
 import numpy as np
 
@@ -39,6 +35,7 @@ from adam_async.messages import (
 )
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime.clock import system_entropy
+from benchmarks.harness import ADAM, Option, Role, Row, program, role, run
 from transport import BufferPool, Identity, Link, LinkConfig, Message, TcpNetwork, TransportError, WouldBlock
 from transport.tcp import TcpLink
 
@@ -68,31 +65,11 @@ def own_bytes(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
 
 
-@contextmanager
-def command(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command of the package until the block ends."""
-    words = (sys.executable, "-m", "adam_async", *words)
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def address_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        found = re.search(r"listens on (tcp://[\d.]+:\d+)", line)
-        if found:
-            return found[1]
-    raise SystemExit(f"{process.args!r} ended")
-
-
 class Target:
     """One role of the cluster, and the questions to it."""
 
-    def __init__(self, role: str, process: subprocess.Popen[str]) -> None:
-        self.role, self.pid, self.address = role, process.pid, address_of(process)
+    def __init__(self, role: str, process: Role) -> None:
+        self.role, self.pid, self.address = role, process.pid, process.address
         self.peer_role = "worker" if role == "ps" else "driver"
 
     def question(self, cluster: ClusterMap | None) -> Message:
@@ -148,9 +125,7 @@ async def honest(target: Target, answers: list[float]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def measure(
-    target: Target, kind: str, cluster: ClusterMap, options: argparse.Namespace
-) -> dict[str, Any]:
+async def attacked(target: Target, kind: str, cluster: ClusterMap, options: Namespace) -> Row:
     """Attack one role in one way; return its row."""
     before = most = own_bytes(target.pid)
     answers: list[float] = []
@@ -198,48 +173,36 @@ async def cluster_map(address: str) -> ClusterMap:
             await asyncio.sleep(0.1)
 
 
-async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    with ExitStack() as stack:
-        meet = Target("controller", stack.enter_context(command("controller", "--bind", "tcp://127.0.0.1:0")))
-        place = ("--controller", meet.address)
-        targets = {"controller": meet}
-        for role, words in (
-            ("ps", place),
-            ("data", (*place, "--data", "synthetic")),
-            ("worker", ("--join", meet.address)),
-        ):
-            targets[role] = Target(role, stack.enter_context(command(role, *words)))
-        stack.enter_context(command("train", *place, "--model", "mlp", "--epochs", "10000"))
-        cluster = await cluster_map(meet.address)
+async def measure(options: Namespace) -> AsyncIterator[Row]:
+    """Yield a row for each role and kind."""
+    async with AsyncExitStack() as stack:
+
+        def target(name: str, *words: str) -> Target:
+            return Target(name, stack.enter_context(role(name, *words)))
+
+        controller = target("controller", "--bind", "tcp://127.0.0.1:0")
+        place = ("--controller", controller.address)
+        targets = {
+            "controller": controller,
+            "ps": target("ps", *place),
+            "data": target("data", *place, "--data", "synthetic"),
+            "worker": target("worker", "--join", controller.address),
+        }
+        words = ("train", *place, "--model", "mlp", "--epochs", "10000")
+        stack.enter_context(program(*ADAM, *words, stdout=DEVNULL))
+        cluster = await cluster_map(controller.address)
         for kind in options.kinds:
-            for role in options.roles:
-                row = await measure(targets[role], kind, cluster, options)
-                rows.append(row)
-                print(
-                    " ".join(
-                        f"{name}={value if isinstance(value, str) else round(value, 2)}"
-                        for name, value in row.items()
-                    ),
-                    flush=True,
-                )
-    return rows
-
-
-def main() -> None:
-    """Measure, print a line for each role and kind, and write them to a file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--deaf", type=int, default=8)
-    parser.add_argument("--dead", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--roles", nargs="+", default=ROLES)
-    parser.add_argument("--kinds", nargs="+", default=KINDS)
-    options = parser.parse_args()
-    rows = asyncio.run(run(options))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+            for name in options.roles:
+                yield await attacked(targets[name], kind, cluster, options)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        deaf=Option(8, "number of deaf peers"),
+        dead=Option(100, "number of other peers"),
+        seconds=15.0,
+        roles=Option(list(ROLES), choices=ROLES),
+        kinds=Option(list(KINDS), choices=KINDS),
+    )

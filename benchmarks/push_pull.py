@@ -12,30 +12,25 @@ CHECKOUT` adds the floor over the link of another checkout, by its own program i
 by a factor of two, the multiples of the floor do not. ``OPENBLAS_CORETYPE=Haswell ADAM_VECTORS=avx2`` forces
 the narrower vectors on all sides.
 
-A peer is a command that prints JSON lines with ``peer``, ``bytes`` and ``pair_us``; it alternates with ours
-for `--rounds` rounds, and medians are compared. Rows: case, ours and peer in microseconds, ratio (peer /
-ours, above 1 we are faster), unit; beside a floor also multiple (ours / floor, median of the rounds).
+A peer is a command that prints JSON lines with ``peer``, ``bytes`` and ``pair_us``. All sides are measured in
+turn. Rows are in microseconds, with the median of each round; beside a floor it also has the multiple
+(ours / floor, median of the rounds).
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
-import shlex
+import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 
 from adam_async import ArraySpec, ParameterStore, Sgd
 from adam_async.cluster.networks import LOOPBACK, cluster_network
@@ -44,12 +39,11 @@ from adam_async.cluster.roles.place import Place, listening
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
-from adam_async.runtime.kernel_cache import use_kernel_cache
+from benchmarks.harness import ROOT, Option, Row, beside, compared, interleaved, looped, printed, run
 from dataflow import ComputePool
 from transport import BufferPool
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
-ROOT = Path(__file__).resolve().parents[1]
 RATE = 0.1
 MANY = 1000
 """Number of small arrays pushed and pulled together."""
@@ -64,12 +58,17 @@ Times = dict[str, float]
 """Medians in microseconds, by side and size, such as ``store 1024``."""
 
 
-async def serve(*, at_once: bool = True) -> None:
-    """The other process: a controller and a parameter server, until it is ended.
+def serve(channel: Connection, at_once: bool = True) -> None:
+    """Run a controller and a parameter server in the other process, until it is ended.
 
     Args:
+        channel: Receives the address of the controller.
         at_once: Whether pushes that meet idle shards take the short way.
     """
+    looped(_serve(channel, at_once))
+
+
+async def _serve(channel: Connection, at_once: bool) -> None:
     buffers = BufferPool()
     place = Place(
         node="controller",
@@ -84,7 +83,7 @@ async def serve(*, at_once: bool = True) -> None:
         role = ParameterServer(place.settings("ps"), buffers=buffers, make_pool=ComputePool, at_once=at_once)
         async with listening(role, place) as server:
             await server.joined()
-            print(leader.address, flush=True)
+            channel.send(leader.address)
             await asyncio.Event().wait()
 
 
@@ -104,7 +103,7 @@ class Face:
         return float(values[next(iter(values))][-1])
 
 
-async def measure(address: str, sizes: list[int], many: int, warm_s: float) -> Times:
+async def medians(address: str, sizes: list[int], many: int, warm_s: float) -> Times:
     """Median microseconds of one push and pull together, on each side, for each size."""
     found: Times = {}
     for size in sizes:
@@ -144,28 +143,15 @@ async def time_pairs(push_pull: Callable[[], Awaitable[float]], size: int) -> fl
 
 def ours(sizes: list[int], many: int, warm_s: float) -> Times:
     """One round of ours, with a new server process."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.push_pull", "--serve"], stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdout is not None
-        try:
-            address = server.stdout.readline().strip()
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(measure(address, sizes, many, warm_s))
-        finally:
-            server.kill()
+    with beside(serve) as server:
+        return looped(medians(server.recv(), sizes, many, warm_s))
 
 
 def peer_round(
-    command: Sequence[str], sizes: Sequence[int], environment: Mapping[str, str] = os.environ
+    command: str | Sequence[str], sizes: Sequence[int], environment: Mapping[str, str] = os.environ
 ) -> Times:
     """One round of a peer."""
-    done = subprocess.run(
-        [*command, "--sizes", *map(str, sizes)], capture_output=True, text=True, timeout=600, env=environment
-    )
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if not rows:
-        raise SystemExit(f"the peer printed no rows: {done.stderr[-500:]}")
+    rows = printed(command, "--sizes", *map(str, sizes), environment=environment)
     return {str(row["bytes"]): row["pair_us"] for row in rows}
 
 
@@ -173,87 +159,53 @@ def floor_round(checkout: Path, sizes: Sequence[int]) -> Times:
     """One round of the floor over the link of a checkout."""
     own = checkout / "benchmarks" / "floor.py"
     program = own if own.exists() else ROOT / "benchmarks" / "floor.py"
-    return peer_round(
-        [sys.executable, str(program)], sizes, {**os.environ, "PYTHONPATH": str(checkout.resolve())}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+    return peer_round([sys.executable, str(program)], sizes, environment)
 
 
-def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Interleave ours with the floors and each peer; medians over the rounds."""
-    peers = dict(peer.split("=", 1) for peer in arguments.peer)
-    floors = {"floor": ROOT, **{f"floor of {path.name}": path for path in arguments.floor_of}}
-    flat = arguments.many * SMALL_BYTES
-    mine: list[Times] = []
-    theirs: dict[str, list[Times]] = {name: [] for name in (*floors, *peers)}
-    for _ in range(arguments.rounds):
-        mine.append(ours(arguments.sizes, arguments.many, arguments.warm))
-        for name, checkout in floors.items():
-            theirs[name].append(floor_round(checkout, [*arguments.sizes, flat]))
-        for name, command in peers.items():
-            theirs[name].append(peer_round(shlex.split(command), arguments.sizes))
-    rows = []
-    for size in arguments.sizes:
-        case, key = f"push, SGD, pull of {size} bytes: store against", f"store {size}"
-        rows += [floor_row(f"{case} {n}", mine, key, theirs[n], size) for n in floors]
-        for name in peers:
-            rows.append(row(f"{case} {name}", median_of(mine, key), median_of(theirs[name], str(size))))
-    case = f"{arguments.many} arrays of {SMALL_BYTES} bytes together against"
-    rows.append(row(f"{case} one of 1 MiB", median_of(mine, "many"), median_of(mine, "one")))
-    rows += [floor_row(f"{case} one of all in the {n}", mine, "many", theirs[n], flat) for n in floors]
-    return rows
-
-
-def floor_row(case: str, mine: list[Times], key: str, floor: list[Times], size: int) -> dict[str, Any]:
-    """Row of ours beside a floor, round by round: the machine changes between the rounds."""
-    found = row(case, median_of(mine, key), median_of(floor, str(size)))
-    multiples = [ours[key] / short[str(size)] for ours, short in zip(mine, floor, strict=True)]
-    return {**found, "multiple": round(statistics.median(multiples), 2)}
-
-
-def median_of(rounds: list[Times], key: str) -> float:
-    return statistics.median(times[key] for times in rounds)
-
-
-def row(case: str, us: float, peer: float) -> dict[str, Any]:
-    return {
-        "case": case,
-        "ours": round(us, 1),
-        "peer": round(peer, 1),
-        "ratio": round(peer / us, 2),
-        "unit": "us",
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield the rows of ours beside the floors and each peer."""
+    peers = dict(peer.split("=", 1) for peer in options.peer)
+    floors = {"floor": ROOT, **{f"floor of {path.name}": path for path in options.floor_of}}
+    flat = options.many * SMALL_BYTES
+    sides: dict[str, Callable[[], Times]] = {
+        "ours": partial(ours, options.sizes, options.many, options.warm),
+        **{name: partial(floor_round, path, [*options.sizes, flat]) for name, path in floors.items()},
+        **{name: partial(peer_round, command, options.sizes) for name, command in peers.items()},
     }
+    found = interleaved(sides, options.rounds)
+
+    def row(case: str, key: str, name: str, other: str) -> Row:
+        mine, theirs = ([times[at] for times in found[side]] for side, at in (("ours", key), (name, other)))
+        multiple = statistics.median(us / short for us, short in zip(mine, theirs, strict=True))
+        more = {"multiple": round(multiple, 2)} if name in floors else {}
+        return compared(case, mine, theirs, "us", less_is_better=True, **more)
+
+    for size in options.sizes:
+        for name in (*floors, *peers):
+            case = f"push, SGD, pull of {size} bytes: store against {name}"
+            yield row(case, f"store {size}", name, str(size))
+    case = f"{options.many} arrays of {SMALL_BYTES} bytes together against"
+    yield row(f"{case} one of 1 MiB", "many", "ours", "one")
+    for name in floors:
+        yield row(f"{case} one of all in the {name}", "many", name, str(flat))
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
-    parser.add_argument(
-        "--floor-of", action="append", default=[], type=Path, metavar="CHECKOUT", help="may be repeated"
-    )
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
-    parser.add_argument("--many", type=int, default=MANY, help="number of arrays pushed together")
-    parser.add_argument("--warm", type=float, default=WARM_S, help="seconds before each measurement")
-    arguments = parser.parse_args()
-    for checkout in arguments.floor_of:
-        if not (checkout / "transport").is_dir():  # the installed one would stand in for it
-            parser.error(f"--floor-of {checkout} has no folder transport: name the root of a checkout")
-    use_kernel_cache()
-    if arguments.serve:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve())
-        return
-    rows = compare(arguments)
-    for each in rows:
-        print(json.dumps(each))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+def checkout(text: str) -> Path:
+    """Return the root of a checkout; without its link, the installed one would stand in for it."""
+    if not (Path(text) / "transport").is_dir():
+        raise ArgumentTypeError(f"--floor-of {text} has no folder transport: name the root of a checkout")
+    return Path(text)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        peer=Option([], "NAME=COMMAND", repeated=True),
+        floor_of=Option([], "root of another checkout", type=checkout, repeated=True),
+        rounds=3,
+        sizes=list(SIZES),
+        many=Option(MANY, "number of arrays pushed together"),
+        warm=Option(WARM_S, "seconds before each measurement"),
+    )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.rates --data-dir MNIST --rates 0.06 0.09 0.12 --json search.json
     python -m benchmarks.rates --data-dir MNIST --test --seeds 1 2 3 4 5 --json rates.json
-    python -m benchmarks.rates --data digits --modes "one process" --json digits.json -- --epochs 12
+    python -m benchmarks.rates --data digits --modes "one process" --json digits.json --more="--epochs 12"
 
 The first command searches on a split of the training images, whose last 5,000 serve as test images. The
 second command trains at the defaults and is the only one that uses the test set; it takes no rates. The third
@@ -10,14 +10,13 @@ command holds back every fifth image of the data set `digits`. Each row is one m
 of all seeds after the last epoch, their mean and minimum.
 """
 
-import argparse
 import asyncio
-import json
-import re
+import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 
 from adam_async.data_server.sources.datasets import load
 from adam_async.runtime.disk import Disk
+from benchmarks.harness import Option, Row, run, trained
 
 HELD_BACK = {"mnist": slice(-5_000, None), "digits": slice(None, None, 5)}
 """Training images that are the test images of the search, by data set. The images of `digits` are sorted by
@@ -44,87 +44,50 @@ async def split(name: str, data_dir: Path | None, file: Path) -> None:
     """Write a data set without its test images, with the training images of `HELD_BACK` in their place."""
     async with Disk() as disk:
         whole = await load(name, disk, data_dir=data_dir)
-    images, labels, held = (
-        np.asarray(whole.train_images[:]),
-        np.asarray(whole.train_labels[:]),
-        HELD_BACK[name],
-    )
-    np.savez(
-        file,
-        x_train=np.delete(images, held, axis=0),
-        y_train=np.delete(labels, held, axis=0),
-        x_test=images[held],
-        y_test=labels[held],
-    )
+    images, labels, held = np.asarray(whole.train_images[:]), whole.train_labels[:], HELD_BACK[name]
+    rest, rest_labels = np.delete(images, held, axis=0), np.delete(labels, held, axis=0)
+    np.savez(file, x_train=rest, y_train=rest_labels, x_test=images[held], y_test=labels[held])
 
 
-def train(options: list[str]) -> tuple[float, float]:
-    """Run a training; returns its test accuracy after the last epoch, and images per second."""
-    command = [sys.executable, "-m", "adam_async", "train", "--keep-going", *options]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
-    last = re.search(r"test accuracy ([\d.]+)% after .*?, ([\d,]+) images/s", done.stdout)
-    if last is None:
-        raise ValueError(f"no summary in the output of {command}: {done.stdout[-500:]!r}")
-    return float(last[1]) / 100, float(re.sub(r"\D", "", last[2]))
+def row(mode: str, rate: float, totals: list[dict[str, Any]]) -> Row:
+    """Return the row of the runs of one mode and rate, from the totals of their reports."""
+    accuracies = [run["test_accuracy"] for run in totals]
+    return {
+        "case": f"{mode}, rate {rate or 'default'}",
+        "mean": round(statistics.mean(accuracies), 5),
+        "least": min(accuracies),
+        "accuracies": accuracies,
+        "images_per_s": round(statistics.median(run["images_per_s"] for run in totals)),
+    }
 
 
-def main() -> None:
-    """Run the benchmark, print the rows, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", default="mnist", choices=list(HELD_BACK), help="data set")
-    parser.add_argument("--data-dir", type=Path, help="folder of MNIST's files")
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.0], help="0 is the default")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12])
-    parser.add_argument(
-        "--test", action="store_true", help="train on all images, and evaluate on the test set"
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("more", nargs="*", help="options of every run, after --")
-    options = parser.parse_args()
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield the row of each mode and rate."""
     if options.test and options.rates != [0.0]:
-        parser.error("--test takes no --rates: they are chosen on the validation split")
+        raise SystemExit("--test takes no --rates: they are chosen on the validation split")
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = options.data_dir or options.data
         if not options.test:
             data = Path(folder) / "split.npz"
             asyncio.run(split(options.data, options.data_dir, data))
-        found: dict[tuple[str, float], list[tuple[float, float]]] = {}
-        for seed in options.seeds:
-            for mode in options.modes:
-                for rate in options.rates:
-                    given = ["--rate", str(rate)] if rate else []
-                    run = [*MODES[mode], *given, "--seed", str(seed), "--data", str(data), *options.more]
-                    found.setdefault((mode, rate), []).append(train(run))
-                    print(row(mode, rate, found[mode, rate]), flush=True)
-    rows = [row(mode, rate, runs) for (mode, rate), runs in found.items()]
-    if options.json:
-        text = json.dumps(
-            {
-                "benchmark": "rates",
-                "data": options.data,
-                "more": options.more,
-                "test": options.test,
-                "rows": rows,
-            },
-            indent=2,
-        )
-        options.json.write_text(text + "\n")
-
-
-def row(mode: str, rate: float, runs: list[tuple[float, float]]) -> dict[str, Any]:
-    """Results of the runs of one mode and rate."""
-    accuracies = [accuracy for accuracy, _ in runs]
-    return {
-        "mode": mode,
-        "rate": rate or "default",
-        "seeds": len(runs),
-        "mean": round(statistics.mean(accuracies), 5),
-        "least": min(accuracies),
-        "accuracies": accuracies,
-        "images_per_s": round(statistics.median(images_per_s for _, images_per_s in runs)),
-    }
+        for seed, mode, rate in product(options.seeds, options.modes, options.rates):
+            words = ["--keep-going", "--seed", str(seed), "--data", str(data), *MODES[mode]]
+            words += [*(["--rate", str(rate)] if rate else []), *shlex.split(options.more)]
+            found.setdefault((mode, rate), []).append(trained(*words, within_s=1800)["totals"])
+    for (mode, rate), totals in found.items():
+        yield row(mode, rate, totals)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        data=Option("mnist", "data set", choices=list(HELD_BACK)),
+        data_dir=Option(None, "folder of MNIST's files", type=Path),
+        modes=Option(list(MODES), choices=list(MODES)),
+        rates=Option([0.0], "0 is the default"),
+        seeds=[11, 12],
+        test=Option(False, "train on all images, and evaluate on the test set"),
+        more=Option("", "further options of every run, as one text"),
+    )

@@ -1,6 +1,6 @@
 """Rate at which a parameter server applies pushes: deltas and factors, push by push and in batches.
 
-    OPENBLAS_NUM_THREADS=1 python -m benchmarks.server --json server.json [--rounds 9] [--images 128]
+    python -m benchmarks.server --json server.json [--rounds 9] [--images 128]
 
 A push is processed as at its arrival from a link: its tensors are checked and scanned as in the server, then
 the rule is applied to one shard after the other, while a server groups the shards of a message. The link is
@@ -15,25 +15,18 @@ The peers alternate with ours, without any overhead around them:
     queues    the same pushes without a queue, one after the other
 
 Seconds are processor time of this thread, so other programs on its core count only by their effect on the
-caches. A batch is several pushes in the queue, and its row counts all of them. Rows: case, ours, peer, ratio
-(median over rounds of ours / peer), unit, pushes per second, and the longest iteration of the server's loop
-in ms. The bytes of a delta are the necessary ones: gradient read, weights and momentum read and written. The
-operations of factors are those of the products only.
+caches. A batch is several pushes in the queue, and its row counts all of them; rows also have pushes per
+second, and the longest iteration of the server's loop in ms. The bytes of a delta are the necessary ones:
+gradient read, weights and momentum read and written. The operations of factors are those of the products.
 """
 
-import os
-
-# Before NumPy loads, because a server has one thread.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
-import json
-import platform
 import statistics
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,8 +43,8 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.partition import table_of
 from adam_async.run.store_record import NUM_BUCKETS
-from adam_async.runtime.machine import cache_kb, processor_name
 from adam_async.worker.push_plan import Protocol, PushBuffer, PushMessage, plan_pushes
+from benchmarks.harness import Option, Row, compared, interleaved, run
 
 MODELS: dict[str, Callable[[], ModelSpec]] = {
     "fc 400x400": lambda: mlp((400, 400), input_shape=(1, 20, 20), name="fc 400x400"),
@@ -240,91 +233,58 @@ def per_second(work: Callable[[], int]) -> float:
     return done / spent
 
 
-def rows_of(server: Server, stream: Stream, rounds: int) -> list[dict[str, Any]]:
+def rows_of(server: Server, stream: Stream, rounds: int) -> Iterator[Row]:
     """Measure one case and its peers in turn."""
-    ours, alone, turns, bare, bandwidth = [], [], [], [], []
-    for work in (server.apply, server.apply_one, server.bare, stream.add):
+    works = {"ours": server.apply, "push by push": server.apply_one, "bare": server.bare, "add": stream.add}
+    sides: dict[str, Callable[[], float]] = {name: partial(per_second, work) for name, work in works.items()}
+    for work in works.values():
         work()
-    for _ in range(rounds):
-        ours.append(per_second(server.apply))
-        alone.append(per_second(server.apply_one) if server.case.batch > 1 else 0.0)
-        turns.append(server.longest_turn())
-        bare.append(per_second(server.bare))
-        bandwidth.append(per_second(stream.add) * stream.moved_bytes)
-    if server.case.protocol == "factors":
-        scale = server.operations / 1e9
-        peer = [rate * scale for rate in bare]
-        against = [("bare product and one pass", peer)]
-        unit = "GFLOP/s"
+    found = interleaved({**sides, "turn": server.longest_turn}, rounds)
+    case = server.case
+    if case.protocol == "factors":
+        scale, unit = server.operations / 1e9, "GFLOP/s"
+        scales = {"bare product and one pass": ("bare", scale)}
     else:
-        scale = server.moved_bytes / 1e9
-        against = [
-            ("memory bandwidth", [rate / 1e9 for rate in bandwidth]),
-            ("bare pass", [rate * server.bare_bytes / 1e9 for rate in bare]),
-        ]
-        unit = "GB/s"
-    if server.case.batch > 1:
-        against.append(("push by push", [rate * scale for rate in alone]))
-    return [
-        {
-            "case": f"{server.case.name} / {name}",
-            "ours": round(statistics.median(ours) * scale, 2),
-            "peer": round(statistics.median(peer), 2),
-            "ratio": round(statistics.median(a * scale / b for a, b in zip(ours, peer, strict=True)), 3),
-            "unit": unit,
-            "pushes_per_s": round(statistics.median(ours), 1),
-            "longest_turn_ms": round(max(turns) * 1e3, 2),
+        scale, unit = server.moved_bytes / 1e9, "GB/s"
+        scales = {
+            "memory bandwidth": ("add", stream.moved_bytes / 1e9),
+            "bare pass": ("bare", server.bare_bytes / 1e9),
         }
-        for name, peer in against
-    ]
+    if case.batch > 1:
+        scales["push by push"] = ("push by push", scale)
+    for name, (side, by) in scales.items():
+        yield compared(
+            f"{case.name} / {name}",
+            [rate * scale for rate in found["ours"]],
+            [rate * by for rate in found[side]],
+            unit,
+            pushes_per_s=round(statistics.median(found["ours"]), 1),
+            longest_turn_ms=round(max(found["turn"]) * 1e3, 2),
+        )
 
 
-def main() -> None:
-    """Run the benchmark, print the rows, write the file."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument(
-        "--protocols", nargs="+", choices=["deltas", "factors"], default=["deltas", "factors"]
-    )
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="pushes in the queue")
-    parser.add_argument("--momentum", type=float, nargs="+", default=[0.0, 0.9])
-    parser.add_argument("--images", type=int, default=128, help="images of a push, the K of its factors")
-    parser.add_argument("--kernels", choices=KERNELS, default="auto", help="kernels of the rules")
-    parser.add_argument("--push-mb", type=int, default=128, help="memory of the cycle of pushes, in MB")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield the rows of all cases."""
     stream = Stream()
-    rows = []
-    for model in options.models:
-        for protocol in options.protocols:
-            for momentum in options.momentum:
-                for batch in options.batches:
-                    case = Case(model=model, protocol=protocol, batch=batch, momentum=momentum)
-                    server = Server(
-                        case, images=options.images, push_bytes=options.push_mb << 20, kernels=options.kernels
-                    )
-                    for row in rows_of(server, stream, options.rounds):
-                        rows.append(row)
-                        print(
-                            f"{row['case']:72s} {row['ours']:8.2f} {row['peer']:8.2f} {row['unit']:8s}"
-                            f"{row['ratio']:7.3f} {row['pushes_per_s']:10.1f} pushes/s"
-                            f"{row['longest_turn_ms']:8.2f} ms",
-                            flush=True,
-                        )
-    if options.json:
-        report = {
-            "benchmark": "server",
-            "machine": {"cpus": os.cpu_count(), "processor": processor_name(), "l3_kb": cache_kb(3)},
-            "versions": {"python": platform.python_version(), "numpy": np.__version__},
-            "kernels": options.kernels,
-            "images": options.images,
-            "rows": rows,
-        }
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    for model, protocol, momentum, batch in product(
+        options.models, options.protocols, options.momentum, options.batches
+    ):
+        case = Case(model=model, protocol=protocol, batch=batch, momentum=momentum)
+        push_bytes = options.push_mb << 20
+        server = Server(case, images=options.images, push_bytes=push_bytes, kernels=options.kernels)
+        yield from rows_of(server, stream, options.rounds)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        models=Option(list(MODELS), choices=list(MODELS)),
+        protocols=Option(["deltas", "factors"], choices=["deltas", "factors"]),
+        batches=Option([1, 4], "pushes in the queue"),
+        momentum=[0.0, 0.9],
+        images=Option(128, "images of a push, the K of its factors"),
+        kernels=Option("auto", "kernels of the rules", choices=KERNELS),
+        push_mb=Option(128, "memory of the cycle of pushes, in MB"),
+        rounds=9,
+    )

@@ -14,29 +14,23 @@ text, open descriptors, and processor time per epoch since the last sample. With
 descriptors and time are those of all processes except the workers, which are short-lived.
 
 One row for each of these: the median of the second tenth of the samples, the median of the last tenth, and
-their ratio. The measurement leaves out the first tenth, because caches fill and libraries load in it.
-`--picture` needs matplotlib.
+their ratio; the last row has the samples. The measurement leaves out the first tenth, because caches fill
+and libraries load in it. `--picture` needs matplotlib.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
 import gc
-import json
+import os
 import signal
 import statistics
 import time
-from collections.abc import Iterable
+from argparse import Namespace
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import uvloop
 
 from adam_async import Config, LocalCluster
 from adam_async.cluster.launcher import RestartPolicy
@@ -50,6 +44,7 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.worker.run_session import ComputeSettings
 from adam_async.worker.service import ModelWorker
+from benchmarks.harness import Option, Row, run
 from transport import Identity
 
 IMAGES = 128
@@ -240,22 +235,18 @@ def pid_of(cluster: ProcessCluster, node: str) -> int:
 # --- what came of it -------------------------------------------------------------------------
 
 
-def rows_of(case: str, samples: list[Sample]) -> list[dict[str, Any]]:
-    """One row for each measured quantity."""
+def rows_of(case: str, samples: list[Sample]) -> Iterator[Row]:
+    """Yield one row for each measured quantity."""
     tenth = max(1, len(samples) // 10)
-    rows = []
     for name, words in PANELS.items():
         early = statistics.median(getattr(sample, name) for sample in samples[tenth : 2 * tenth])
         late = statistics.median(getattr(sample, name) for sample in samples[-tenth:])
-        rows.append(
-            {
-                "case": f"{case}: {words}",
-                "second_tenth": round(early, 3),
-                "last_tenth": round(late, 3),
-                "ratio": round(late / early, 3) if early else None,
-            }
-        )
-    return rows
+        yield {
+            "case": f"{case}: {words}",
+            "second_tenth": round(early, 3),
+            "last_tenth": round(late, 3),
+            "ratio": round(late / early, 3) if early else None,
+        }
 
 
 def draw(samples: list[Sample], file: Path) -> None:
@@ -280,30 +271,24 @@ def draw(samples: list[Sample], file: Path) -> None:
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else {})
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=10_000)
-    parser.add_argument("--replacements", type=int, default=1000)
-    parser.add_argument("--processes", action="store_true", help="run each role as a process")
-    parser.add_argument("--json", type=Path, help="file for rows and samples, as JSON")
-    parser.add_argument("--picture", type=Path, help="draw the samples into this file, .svg or .png")
-    arguments = parser.parse_args()
-    work = in_processes if arguments.processes else in_one_process
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sampler = runner.run(work(arguments.epochs, arguments.replacements))
-    case = "processes" if arguments.processes else "one process"
-    rows = rows_of(f"{case}, {sampler.epoch} epochs, {sampler.replaced} replacements", sampler.samples)
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
-    if arguments.json is not None:
-        found = {"rows": rows, "samples": [asdict(sample) for sample in sampler.samples]}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    if arguments.picture is not None:
-        draw(sampler.samples, arguments.picture)
+async def measure(options: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows, and a last one with the samples."""
+    work, where = (in_processes, "processes") if options.processes else (in_one_process, "one process")
+    sampler = await work(options.epochs, options.replacements)
+    case = f"{where}, {sampler.epoch} epochs, {sampler.replaced} replacements"
+    for row in rows_of(case, sampler.samples):
+        yield row
+    if options.picture is not None:
+        draw(sampler.samples, options.picture)
+    yield {"case": f"{case}: samples", "samples": [asdict(sample) for sample in sampler.samples]}
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        epochs=10_000,
+        replacements=1000,
+        processes=Option(False, "run each role as a process"),
+        picture=Option(None, "draw the samples into this file, .svg or .png", type=Path),
+    )

@@ -13,52 +13,45 @@ the runs do not measure speed. Three arms, plain SGD, 16 images per group:
 Both files are written to `docs/images/`. Runs below 50 % have diverged and are drawn at the bottom.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
-import asyncio
 import json
 import math
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
-import uvloop
-
-from adam_async import Config, Disk, LocalCluster, load_dataset
+from adam_async import Config, LocalCluster
 from adam_async.data_server.dataset import Dataset
 from adam_async.run.counts import ServerCounts
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.series import add_up
 from adam_async.runtime.kernel_cache import use_kernel_cache
+from benchmarks import svg
+from benchmarks.harness import ROOT, Option, Row, looped, parsed
+from benchmarks.images import mnist
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"
+FOLDER = ROOT / "docs" / "images"
 REPLICAS = (1, 2, 4, 8)
 ARMS = ("one rate", "default rate", "divided by staleness")
 
 # --- measuring -------------------------------------------------------------------------------
 
 
-async def measure(replicas: list[int], seeds: int, epochs: int) -> list[dict[str, Any]]:
-    """Run all cases, one after the other; a record per run."""
-    async with Disk() as disk:
-        dataset = await load_dataset(os.environ["ADAM_DATA_DIR"], disk)
+async def measure(options: Namespace) -> list[Row]:
+    """Run all cases, one after the other; returns a record of each run."""
+    dataset = await mnist(options.images)
     alone = default_rate(Config(weights="copy", schedule="constant"), groups_in_flight=2)
     return [
-        await once(dataset, arm, count, seed, epochs, alone)
-        for seed in range(seeds)
-        for count in replicas
+        await once(dataset, arm, count, seed, options.epochs, alone)
+        for seed in range(options.seeds)
+        for count in options.replicas
         for arm in ARMS
         if count > 1 or arm != "default rate"  # with one replica, the default rate is the one rate
     ]
 
 
-async def once(
-    dataset: Dataset, arm: str, replicas: int, seed: int, epochs: int, alone: float
-) -> dict[str, Any]:
-    """Train once; return the record of the run."""
+async def once(dataset: Dataset, arm: str, replicas: int, seed: int, epochs: int, alone: float) -> Row:
+    """Train once; returns the record of the run."""
     config = Config(
         model="mnist-adam",
         weights="copy",
@@ -97,26 +90,18 @@ LEFT, RIGHT, TOP, BOTTOM = 70, 30, 60, 60
 WORST, BEST = 0.5, 0.01
 """Test error at the bottom and at the top."""
 MARKS = (0.5, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01)
-INK, PAPER, PALE = "#1f2933", "#ffffff", "#dfe4ea"
 COLOURS = dict(zip(ARMS, ("#c2185b", "#1f5fa8", "#3c8d40"), strict=True))
 
 
-def picture(rows: list[dict[str, Any]]) -> str:
+def picture(rows: Sequence[dict[str, Any]]) -> str:
     """The whole drawing: a point per run, a line through the means of each arm; both axes are logarithmic."""
     most = max(row["staleness_mean"] for row in rows)
     widest = 2 ** math.ceil(math.log2(most + 1))
-    parts = [
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-size="13" '
-            'font-family="sans-serif" role="img" aria-label="Test accuracy against mean staleness">'
-        ),
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>',
-        *axes(widest),
-    ]
+    parts = axes(widest)
     for place, arm in enumerate(ARMS):
         parts += curve([row for row in rows if belongs(row, arm)], widest, COLOURS[arm])
-        parts += legend(LEFT + 10 + 225 * place, COLOURS[arm], arm)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        parts += svg.legend(LEFT + 10 + 225 * place, 30, COLOURS[arm], arm)
+    return svg.drawing(WIDTH, HEIGHT, "Test accuracy against mean staleness", parts)
 
 
 def belongs(row: dict[str, Any], arm: str) -> bool:
@@ -137,68 +122,49 @@ def y_of(accuracy: float) -> float:
 
 def axes(widest: int) -> list[str]:
     """Lines and numbers of both axes."""
-    parts = []
+    parts, bottom = [], HEIGHT - BOTTOM + 20
     for error in MARKS:
         y = y_of(1 - error)
-        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{PALE}"/>')
-        parts.append(text(LEFT - 8, y + 4, f"{1 - error:.0%}", anchor="end"))
+        parts.append(svg.line(LEFT, f"{y:.1f}", WIDTH - RIGHT, f"{y:.1f}"))
+        parts.append(svg.text(LEFT - 8, y + 4, f"{1 - error:.0%}", anchor="end"))
     for power in range(int(math.log2(widest)) + 1):
         x = x_of(2**power, widest)
-        parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}" stroke="{PALE}"/>')
-        parts.append(text(x, HEIGHT - BOTTOM + 20, str(2**power)))
-    parts.append(text(x_of(0, widest), HEIGHT - BOTTOM + 20, "0"))
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        text(middle, HEIGHT - 16, "mean staleness of a push, in pushes (numbers in the picture: replicas)")
-    )
-    return parts
+        parts.append(svg.line(f"{x:.1f}", TOP, f"{x:.1f}", HEIGHT - BOTTOM))
+        parts.append(svg.text(x, bottom, str(2**power)))
+    words = "mean staleness of a push, in pushes (numbers in the picture: replicas)"
+    title = svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, words)
+    return [*parts, svg.text(x_of(0, widest), bottom, "0"), title]
 
 
 def curve(rows: list[dict[str, Any]], widest: int, colour: str) -> list[str]:
     """The points of one arm, and a line through the means of its numbers of replicas."""
-    parts, line = [], []
+    parts, means = [], []
     for replicas in sorted({row["replicas"] for row in rows}):
         group = [row for row in rows if row["replicas"] == replicas]
-        points = [(x_of(row["staleness_mean"], widest), y_of(row["test_accuracy"])) for row in group]
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points]
-        x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
-        line.append(f"{x:.1f},{y:.1f}")
-        parts.append(text(x + 9, y - 7, str(replicas), anchor="start", colour=colour))
-    path = " ".join(line)
-    return [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>', *parts]
-
-
-def legend(x: float, colour: str, name: str) -> list[str]:
-    """Return the entry of an arm in the legend."""
-    return [
-        f'<line x1="{x}" y1="30" x2="{x + 26}" y2="30" stroke="{colour}" stroke-width="3"/>',
-        text(x + 34, 34, name, anchor="start"),
-    ]
-
-
-def text(x: float, y: float, words: str, *, anchor: str = "middle", colour: str = INK) -> str:
-    """Return a text element at a position."""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'
+        places = [(x_of(row["staleness_mean"], widest), y_of(row["test_accuracy"])) for row in group]
+        parts += svg.points(places, 3.5, colour)
+        x, y = (sum(values) / len(places) for values in zip(*places, strict=True))
+        means.append((x, y))
+        parts.append(svg.text(x + 9, y - 7, str(replicas), anchor="start", colour=colour))
+    return [svg.curve(means, 1.6, colour), *parts]
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = parsed(
+        __doc__,
+        draw=Option(False, "measure nothing"),
+        folder=Option(FOLDER, "folder of both files", type=Path),
+        replicas=list(REPLICAS),
+        seeds=2,
+        epochs=1,
+        images=Option(0, "training images; 0: all"),
     )
-    parser.add_argument("--draw", action="store_true", help="measure nothing")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--replicas", type=int, nargs="+", default=list(REPLICAS))
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=1)
-    arguments = parser.parse_args()
-    file = arguments.folder / "staleness.json"
-    if not arguments.draw:
+    file = options.folder / "staleness.json"
+    if not options.draw:
         use_kernel_cache()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            rows = runner.run(measure(arguments.replicas, arguments.seeds, arguments.epochs))
-        file.write_text(json.dumps(rows, indent=1) + "\n")
-    (arguments.folder / "staleness.svg").write_text(picture(json.loads(file.read_text())))
+        file.write_text(json.dumps(looped(measure(options)), indent=1) + "\n")
+    (options.folder / "staleness.svg").write_text(picture(json.loads(file.read_text())))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,14 @@ A row per message, the longest stall first: message, receiver, bytes of fields a
 and the stall as a share of the election time-out. A leader that stalls for longer than that is replaced.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
 import statistics
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -34,6 +28,7 @@ from adam_async.controller.consensus_node import SETTINGS
 from adam_async.messages import TABLE, replication, unpack_any
 from adam_async.model.named import mlp
 from benchmarks._largest import Largest, largest_messages, read_ride
+from benchmarks.harness import Option, Row, run
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.scenario import Ledger, World, simulate
 from tests.simulation.scenarios.cluster import network_of
@@ -100,7 +95,7 @@ class Stopwatch:
         SimulatedLoop._run = self._run  # type: ignore[method-assign]
 
 
-async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: str) -> list[dict[str, Any]]:
+async def _measure_requests(world: World, watch: Stopwatch, repeats: int, only: str) -> list[Row]:
     """Send each message that a role receives, from a peer that may send it."""
     setup = setup_of({}, TRAINING)
     config = msgspec.structs.replace(setup.config, shard_bytes=1 << 20, servers=1, epochs=1000)
@@ -167,7 +162,7 @@ def _is_one_way(largest: Largest) -> bool:
     return kind.__name__ in ONE_WAY or kind in replication.ROWS
 
 
-def measure_decoding(repeats: int, only: str) -> list[dict[str, Any]]:
+def measure_decoding(repeats: int, only: str) -> list[Row]:
     """Decode and validate each message as its receiver does, with its record."""
     rows = []
     for largest in largest_messages(Facts()):
@@ -194,7 +189,7 @@ def _decode(largest: Largest) -> float:
     return time.thread_time() - begin
 
 
-def _row(largest: Largest, to: str, took: list[float], what: str) -> dict[str, Any]:
+def _row(largest: Largest, to: str, took: list[float], what: str) -> Row:
     message = largest.message
     median_s = statistics.median(took)
     return {
@@ -208,29 +203,17 @@ def _row(largest: Largest, to: str, took: list[float], what: str) -> dict[str, A
     }
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="", help="only messages whose name contains this text")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = measure_decoding(options.repeats, options.only)
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield the rows, the longest stall first."""
+    rows = measure_decoding(options.repeats, options.only)
 
-    async def measure(world: World) -> None:
+    async def requests(world: World) -> None:
         rows.extend(await _measure_requests(world, watch, options.repeats, options.only))
 
     with Stopwatch() as watch:
-        simulate(measure, seed="stalls", limit_s=36000.0)
-    rows.sort(key=lambda row: -row["ms"])
-    print("| message | to | what | fields, B | beside, B | ms | of the election time-out |")
-    print("|---|---|---|---|---|---|---|")
-    for row in rows:
-        cells = [row[name] for name in ("message", "to", "what", "meta_bytes", "payload_bytes", "ms")]
-        print(f"| {' | '.join(map(str, cells))} | {row['election']:.1%} |")
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        simulate(requests, seed="stalls", limit_s=36000.0)
+    yield from sorted(rows, key=lambda row: -row["ms"])
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, repeats=5, only=Option("", "only messages whose name contains this text"))

@@ -21,21 +21,17 @@ acknowledged more than 2 x `--flush-s` before the kill, or none is lost at all i
 cache outlives kill -9; tests/adam_async/persistence/test_cut_image.py cuts images of a disk.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
-import json
 import logging
+import os
 import random
 import shutil
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -43,7 +39,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 from numpy.typing import NDArray
 
 from adam_async import ParameterStore, Sgd
@@ -51,6 +46,7 @@ from adam_async.errors import AdamError
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.runtime.role_handle import address_in
 from adam_async.store.opening import Opening
+from benchmarks.harness import Option, Row, run
 from tests.drill.judging import percentile
 from transport import TransportError
 
@@ -100,7 +96,7 @@ def digest_of(row: NDArray[np.float32]) -> bytes:
     return blake2b(row.tobytes(), digest_size=16).digest()
 
 
-class Row:
+class ArrayRow:
     """The pushes of one client to one array since the last return of the store.
 
     Attributes:
@@ -148,7 +144,7 @@ class Journal:
         self._numbers = [0] * CLIENTS
         self._acknowledged: dict[tuple[int, int], float] = {}
         """Time of the acknowledgement of a push, by client and number."""
-        self.rows: dict[tuple[str, int], Row] = {}
+        self.rows: dict[tuple[str, int], ArrayRow] = {}
         self.pieces: Sequence[Sequence[str]] = ()
         """The arrays of each piece of the store that the pushes went to."""
         self.begin({name: np.zeros(shape, np.float32) for name, shape in shapes().items()})
@@ -156,7 +152,7 @@ class Journal:
     def begin(self, values: Mapping[str, NDArray[np.float32]]) -> None:
         """Begin with the values of a store that has come back."""
         self.rows = {
-            (name, client): Row(values[name][client]) for name in shapes() for client in range(CLIENTS)
+            (name, client): ArrayRow(values[name][client]) for name in shapes() for client in range(CLIENTS)
         }
         self._acknowledged.clear()
 
@@ -281,7 +277,7 @@ class Cluster:
 class CaseRunner:
     """The kills of one case."""
 
-    def __init__(self, case: Case, folder: Path, options: argparse.Namespace) -> None:
+    def __init__(self, case: Case, folder: Path, options: Namespace) -> None:
         self.case = case
         self.result = Result()
         self._flush_s = options.flush_s
@@ -415,7 +411,7 @@ class CaseRunner:
         """End the processes at once."""
         self._cluster.kill()
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """Return the row of the case."""
         result = self.result
         losses = sorted(result.losses_s)
@@ -442,7 +438,20 @@ class CaseRunner:
         }
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+async def measure(options: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows of all cases, and remove the folders of the servers if all are met."""
+    logging.disable(logging.WARNING)  # each client reports each loss of its servers
+    folder = Path(tempfile.mkdtemp(prefix="adam-async-kills-", dir=options.folder))
+    rows = await killed(options, folder)
+    for row in rows:
+        yield row
+    if all(row["met"] for row in rows):
+        shutil.rmtree(folder)
+    else:
+        print(f"the folders of the servers are in {folder}")
+
+
+async def killed(options: Namespace, folder: Path) -> list[Row]:
     """Return the rows of all cases."""
     runners = []
     for number, case in enumerate(case for case in CASES if case.name.startswith(options.case)):
@@ -470,31 +479,13 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, A
     return [runner.row() for runner in runners]
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument("--kills", type=int, default=200, help="number of kills of all cases together")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--case", default="", help="begin of the names of the cases; by default all")
-    parser.add_argument("--flush-s", type=float, default=1.0)
-    parser.add_argument("--folder", type=Path, help="folder on the disk; by default that of temporary files")
-    options = parser.parse_args()
-    logging.disable(logging.WARNING)  # each client reports each loss of its servers
-    folder = Path(tempfile.mkdtemp(prefix="adam-async-kills-", dir=options.folder))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows = runner.run(measure(options, folder))
-    for row in rows:
-        print(json.dumps(row))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if all(row["met"] for row in rows):
-        shutil.rmtree(folder)
-    else:
-        print(f"the folders of the servers are in {folder}")
-
-
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        kills=Option(200, "number of kills of all cases together"),
+        seed=1,
+        case=Option("", "begin of the names of the cases; by default all"),
+        flush_s=1.0,
+        folder=Option(None, "folder on the disk; by default that of temporary files", type=Path),
+    )

@@ -9,17 +9,17 @@ Rows: case; finished, whether the training reached its end; seconds from start t
 the output, or of the error of the remaining process.
 """
 
-import argparse
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from argparse import Namespace
+from collections.abc import Iterator
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+from benchmarks.harness import ROOT, Option, Row, program, run
+
+EXAMPLES = ROOT / "examples"
 
 STEPS = 400
 """Number of steps of each DDP process."""
@@ -52,11 +52,11 @@ def train_with_ddp(rank: int, port: int) -> None:
     print(f"rank {rank} trained {STEPS} steps")
 
 
-def ended(command: list[str], **also: Any) -> dict[str, Any]:
-    """Run a program to its end or its deadline, and return a row."""
+def ended(*words: str) -> Row:
+    """Run a program to its end or its deadline; returns the fields of its row."""
     begin = time.perf_counter()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, **also)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT)
         finished = not done.returncode
         lines = (done.stdout if finished else done.stderr).strip().splitlines()
         text = lines[-1] if lines else f"exit status {done.returncode}"
@@ -65,32 +65,14 @@ def ended(command: list[str], **also: Any) -> dict[str, Any]:
     return {"finished": finished, "seconds": round(time.perf_counter() - begin, 1), "text": text}
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=29_517, help="TCP port of DDP's first process")
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    arguments = parser.parse_args()
-    if arguments.rank is not None:
-        train_with_ddp(arguments.rank, arguments.port)
-        return
-    rows = [
-        {
-            "case": "ours: a worker of two and a server of three killed",
-            **ended([sys.executable, str(EXAMPLES / "torch_resnet.py"), "--kill"]),
-        }
-    ]
-    command = [sys.executable, "-m", "benchmarks.torch_kills", "--port", str(arguments.port), "--rank"]
-    with subprocess.Popen([*command, "1"], stderr=subprocess.DEVNULL):
-        rows.append({"case": "DDP: a process of two killed", **ended([*command, "0"])})
-    for row in rows:
-        print(json.dumps(row))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield both rows."""
+    killed = ended(sys.executable, str(EXAMPLES / "torch_resnet.py"), "--kill")
+    yield {"case": "ours: a worker of two and a server of three killed", **killed}
+    call = f"from benchmarks.torch_kills import train_with_ddp; train_with_ddp(%d, {options.port})"
+    with program(sys.executable, "-c", call % 1, cwd=ROOT):
+        yield {"case": "DDP: a process of two killed", **ended(sys.executable, "-c", call % 0)}
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, port=Option(29_517, "TCP port of DDP's first process"))

@@ -17,29 +17,25 @@ The modes run alternately for `--rounds` rounds. Processes of ``ours`` and ``hog
 shared counter; those of ``ddp`` need equal shares. In the case ``straggler`` the last process pauses after
 each step for four times the step's duration, so it has a fifth of its speed. Seconds exclude evaluations.
 
-Rows: case; ours and peer, medians of images per second, or of seconds to the accuracy; ratio (above 1 ours is
-better); unit; accuracies after the last step of each round; the values of each round; rate and peer_rate.
-With `--to-accuracy` also the runs that reached it within `--images`: seconds of the others are lower bounds.
+Rows: images per second, or seconds to the accuracy; accuracies after the last step of each round; the values
+of each round; rate and peer_rate. With `--to-accuracy` also the runs that reached it within `--images`:
+seconds of the others are lower bounds.
 """
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Measured processes, which are children, keep freed memory. By default these limits of glibc follow the
 # largest block that a process has freed, so the way of reading the images decides the page faults of a step.
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(32 << 20))
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 30))
 
-import argparse
-import json
 import socket
-import statistics
-import subprocess
-import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +47,7 @@ from torch import nn
 
 from adam_async import Sgd, sync
 from adam_async.data_server.sources.idx import gunzip, parse_idx
+from benchmarks.harness import Option, Row, apart, compared, interleaved, role, run
 
 BATCH = 64
 WARM_UP = 5
@@ -227,9 +224,9 @@ class Process:
 
 
 def run_process(
-    rank: int, options: dict[str, Any], shared: Any, counter: Any, verdict: Any, barrier: Any
+    rank: int, options: dict[str, Any], shared: Any, counter: Any, verdict: Any, barrier: Any, results: Any
 ) -> None:
-    """Train as one process of a run; rank 0 prints the result."""
+    """Train as one process of a run; rank 0 puts the result into the queue."""
     workers = options["workers"]
     if options["mode"] == "ddp":
         os.environ |= {
@@ -261,7 +258,7 @@ def run_process(
     if options["mode"] == "ddp":
         torch.distributed.destroy_process_group()
     if rank == 0:
-        print(json.dumps(result), flush=True)
+        results.put(result)
 
 
 def free_port() -> int:
@@ -272,151 +269,108 @@ def free_port() -> int:
         return port
 
 
-@contextmanager
-def servers(count: int) -> Iterator[str]:
-    """Run a controller and parameter servers as processes; yields the address of the controller."""
-    where = f"tcp://127.0.0.1:{free_port()}"
-    program = [sys.executable, "-m", "adam_async"]
-    commands = [[*program, "controller", "--bind", where]]
-    commands += [[*program, "ps", "--controller", where]] * count
-    children = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for command in commands
-    ]
-    try:
-        yield where
-    finally:
-        for child in reversed(children):
-            child.kill()
-            child.wait()
-
-
-def run_once(options: dict[str, Any]) -> None:
-    """Run one mode, in this process and its children."""
-    context = torch.multiprocessing.get_context("spawn")
-    workers = options["workers"]
-    counter, verdict, barrier = context.Value("q", 0), context.Value("d", 0.0), context.Barrier(workers)
-    shared = None
+def measured(options: dict[str, Any]) -> dict[str, float]:
+    """Run one mode, in this process and its children; returns the result of rank 0."""
+    spawning, workers = torch.multiprocessing.get_context("spawn"), options["workers"]
+    results, shared = spawning.SimpleQueue(), None
+    common = (spawning.Value("q", 0), spawning.Value("d", 0.0), spawning.Barrier(workers), results)
     if options["mode"] == "hogwild":
         torch.manual_seed(options["seed"])
         shared = MODULES[options["module"]]()
         shared.share_memory()
-    options["port"] = free_port()
-    if options["mode"] in ("local", "store"):
-        options["where"] = "local"
-        run_process(0, options, None, counter, verdict, barrier)
-        return
-    with servers(options["servers"]) if options["mode"] == "ours" else no_servers() as options["where"]:
-        torch.multiprocessing.spawn(run_process, (options, shared, counter, verdict, barrier), nprocs=workers)
-
-
-@contextmanager
-def no_servers() -> Iterator[str]:
-    """Yield no address."""
-    yield ""
-
-
-def measured(options: dict[str, Any]) -> dict[str, float]:
-    """Run one mode in a process of its own, and return its result."""
-    command = [sys.executable, "-m", "benchmarks.torch_training", "--once", json.dumps(options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not rows:
-        raise SystemExit(f"mode {options['mode']} failed: {done.stderr[-2000:]}")
-    found: dict[str, float] = rows[-1]
+    options = {**options, "port": free_port(), "where": "local"}
+    with ExitStack() as stack:
+        if options["mode"] == "ours":
+            controller = stack.enter_context(role("controller", "--bind", "tcp://127.0.0.1:0"))
+            for _ in range(options["servers"]):
+                stack.enter_context(role("ps", "--controller", controller.address))
+            options["where"] = controller.address
+        if options["mode"] in ("local", "store"):
+            run_process(0, options, None, *common)
+        else:
+            torch.multiprocessing.spawn(run_process, (options, shared, *common), nprocs=workers)
+    found: dict[str, float] = results.get()
     return found
 
 
-def compared(arguments: argparse.Namespace, modes: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
-    """Run the modes alternately, and compare the first one with each other one."""
-    base = {
-        "module": arguments.module,
-        "workers": 1 if "local" in modes else arguments.workers,
-        "servers": arguments.servers,
-        "images": arguments.images,
-        "between": arguments.between,
-        "momentum": arguments.momentum,
-        "push_every": arguments.push_every,
-        "pull_every": arguments.push_every,
-        "max_staleness": arguments.max_staleness,
-        "to_accuracy": arguments.to_accuracy,
-        "device": arguments.device,
-        "straggler": -1,
-        **more,
-    }
-    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in modes}
-    for round_ in range(arguments.rounds):
-        for mode in modes:
-            rate = arguments.peer_rate if mode == "ddp" and arguments.peer_rate else arguments.rate
-            result = measured({**base, "mode": mode, "seed": round_, "rate": rate})
-            found[mode].append(result)
-            print(json.dumps({"mode": mode, "round": round_, **result}), flush=True)
-    unit = "s" if arguments.to_accuracy else "images/s"
-    what = "seconds" if arguments.to_accuracy else "rate"
-    medians = {mode: statistics.median(each[what] for each in results) for mode, results in found.items()}
-    ours = modes[0]
-    rows = []
-    for peer in modes[1:]:
-        ratio = medians[ours] / medians[peer]
-        rows.append(
-            {
-                "case": f"{arguments.case}, push and pull every {arguments.push_every}, {ours} beside {peer}",
-                "ours": round(medians[ours], 2),
-                "peer": round(medians[peer], 2),
-                "ratio": round(1 / ratio if arguments.to_accuracy else ratio, 3),
-                "unit": unit,
-                "accuracy_ours": [each["accuracy"] for each in found[ours]],
-                "accuracy_peer": [each["accuracy"] for each in found[peer]],
-                "all_ours": [round(each[what], 2) for each in found[ours]],
-                "all_peer": [round(each[what], 2) for each in found[peer]],
-                "rate": arguments.rate,
-                "peer_rate": arguments.peer_rate or arguments.rate,
-            }
-        )
-        if arguments.to_accuracy:
-            for who, mode in (("ours", ours), ("peer", peer)):
-                rows[-1][f"reached_{who}"] = sum(
-                    each["accuracy"] >= arguments.to_accuracy for each in found[mode]
-                )
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def rows_of(arguments: Namespace, modes: tuple[str, ...], straggler: int = -1) -> Iterator[Row]:
+    """Run the modes in turn, and compare the first one with each other one."""
+    names = (
+        "servers",
+        "images",
+        "between",
+        "momentum",
+        "push_every",
+        "max_staleness",
+        "to_accuracy",
+        "device",
     )
-    parser.add_argument("--once", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--case", choices=["resnet", "mlp", "overhead", "straggler"], default="resnet")
-    parser.add_argument("--module", choices=[*MODULES], default="", help="by default that of the case")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=24_000, help="of a run; the maximum with --to-accuracy")
-    parser.add_argument("--between", type=int, default=96, help="batches between two evaluations")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--push-every", type=int, default=1, help="steps per push and pull")
-    parser.add_argument("--max-staleness", type=int, help="maximum number of pushes in flight")
-    parser.add_argument("--rate", type=float, default=0.05)
-    parser.add_argument("--peer-rate", type=float, default=0.0, help="rate of DDP, if it differs")
-    parser.add_argument("--momentum", type=float, default=0.0)
-    parser.add_argument("--to-accuracy", type=float, default=0.0)
-    parser.add_argument("--device", default="cpu", help="device of the case overhead: cpu, cuda or mps")
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    arguments = parser.parse_args()
-    if arguments.once is not None:
-        run_once(arguments.once)
-        return
-    arguments.module = arguments.module or ("mlp" if arguments.case == "mlp" else "resnet")
+    base: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    base |= {
+        "module": arguments.module or ("mlp" if arguments.case == "mlp" else "resnet"),
+        "workers": 1 if "local" in modes else arguments.workers,
+        "pull_every": arguments.push_every,
+        "straggler": straggler,
+    }
+    rates = {"ddp": arguments.peer_rate or arguments.rate}
+    seeds = dict.fromkeys(modes, 0)
+
+    def once(mode: str) -> dict[str, float]:
+        seeds[mode] += 1
+        rate = rates.get(mode, arguments.rate)
+        return apart(measured, {**base, "mode": mode, "seed": seeds[mode] - 1, "rate": rate})
+
+    found = interleaved({mode: partial(once, mode) for mode in modes}, arguments.rounds)
+    to_accuracy, ours = arguments.to_accuracy, found[modes[0]]
+    what, unit = ("seconds", "s") if to_accuracy else ("rate", "images/s")
+    for mode in modes[1:]:
+        peer = found[mode]
+        reached = {
+            f"reached_{name}": sum(each["accuracy"] >= to_accuracy for each in side)
+            for name, side in (("ours", ours), ("peer", peer))
+        }
+        yield compared(
+            f"{arguments.case}, push and pull every {arguments.push_every}, {modes[0]} beside {mode}",
+            [each[what] for each in ours],
+            [each[what] for each in peer],
+            unit,
+            less_is_better=bool(to_accuracy),
+            accuracy_ours=[each["accuracy"] for each in ours],
+            accuracy_peer=[each["accuracy"] for each in peer],
+            all_ours=[round(each[what], 2) for each in ours],
+            all_peer=[round(each[what], 2) for each in peer],
+            rate=arguments.rate,
+            peer_rate=arguments.peer_rate or arguments.rate,
+            **(reached if to_accuracy else {}),
+        )
+
+
+def measure(arguments: Namespace) -> Iterator[Row]:
+    """Yield the rows of a case."""
     if arguments.case == "overhead":
-        rows = compared(arguments, ("store", "local"))
+        yield from rows_of(arguments, ("store", "local"))
     elif arguments.case == "straggler":
-        rows = compared(arguments, ("ours", "ddp"), straggler=arguments.workers - 1)
+        yield from rows_of(arguments, ("ours", "ddp"), arguments.workers - 1)
     else:
-        rows = compared(arguments, ("ours", "hogwild", "ddp"))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+        yield from rows_of(arguments, ("ours", "hogwild", "ddp"))
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        case=Option("resnet", choices=["resnet", "mlp", "overhead", "straggler"]),
+        module=Option("", "by default that of the case", choices=[*MODULES]),
+        rounds=5,
+        images=Option(24_000, "of a run; the maximum with --to-accuracy"),
+        between=Option(96, "batches between two evaluations"),
+        workers=2,
+        servers=1,
+        push_every=Option(1, "steps per push and pull"),
+        max_staleness=Option(None, "maximum number of pushes in flight", type=int),
+        rate=0.05,
+        peer_rate=Option(0.0, "rate of DDP, if it differs"),
+        momentum=0.0,
+        to_accuracy=0.0,
+        device=Option("cpu", "device of the case overhead: cpu, cuda or mps"),
+    )

@@ -27,14 +27,8 @@ Rows, one per kind and mode: kills; audits, epochs, and faults, of which there m
 from a kill to the next trained group, in seconds.
 """
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import asyncio
 import hashlib
-import json
 import random
 import shutil
 import signal
@@ -42,15 +36,14 @@ import socket
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import uvloop
 
 from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.files import load_checkpoint
@@ -75,11 +68,11 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.traffic import Traffic
 from benchmarks._tally import IMAGES, write_files
+from benchmarks.harness import ROOT, Option, Row, run
 from transport import BufferPool, Identity, TransportError
 
 KINDS = ("worker", "data servers", "driver", "one server", "everything")
 GROUP_IMAGES, SHARD_BYTES, SEED = 4, 2048, 5
-ROOT = Path(__file__).resolve().parents[1]
 LAYER = ("--layer", "tally=benchmarks._tally:Tally")
 RETURN_S = 120.0
 """Deadline of the first group after a kill, and of the last epochs, in seconds."""
@@ -388,7 +381,7 @@ def victims(roles: Roles, kind: str, dice: random.Random) -> list[str]:
     return [dice.choice(roles.of({"worker": "worker", "driver": "driver", "one server": "ps"}[kind]))]
 
 
-async def measure(kind: str, mode: Mode, arguments: argparse.Namespace) -> dict[str, Any]:
+async def killed(kind: str, mode: Mode, arguments: Namespace) -> Row:
     """Measure one row."""
     dice = random.Random(f"{arguments.seed}/{kind}/{mode.name}")
     kills, longest_s, error, wanted_kills = 0, 0.0, "", arguments.kills * mode.times
@@ -523,7 +516,7 @@ async def learned(
     return hashlib.sha256(file.read_bytes()).hexdigest(), done, number
 
 
-async def compare(setup: str, seed: int, expected: str, arguments: argparse.Namespace) -> dict[str, Any]:
+async def compare(setup: str, seed: int, expected: str, arguments: Namespace) -> Row:
     """Compare the bits of a disturbed training with those of an undisturbed one."""
     dice = random.Random(f"{seed}/{setup}")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as parent:
@@ -553,7 +546,7 @@ async def compare(setup: str, seed: int, expected: str, arguments: argparse.Name
     }
 
 
-async def bits(arguments: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
+async def bits(arguments: Namespace) -> AsyncIterator[Row]:
     """Measure the rows of `--bits`, one per setup and seed."""
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         expected, _, _ = await learned(Path(folder), "by hand", random.Random(), kills=0)
@@ -562,42 +555,27 @@ async def bits(arguments: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
             yield await compare(setup, seed, expected, arguments)
 
 
-async def counts(arguments: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
+async def counts(arguments: Namespace) -> AsyncIterator[Row]:
     """Measure the rows of counted images, one per kind and mode."""
     for kind in arguments.kind or KINDS:
         for mode in MODES:
             if mode.name in (arguments.mode or [mode.name]):
-                yield await measure(kind, mode, arguments)
+                yield await killed(kind, mode, arguments)
 
 
-async def report(arguments: argparse.Namespace) -> None:
-    """Measure the rows, and print each one."""
-    rows = []
-    async for row in bits(arguments) if arguments.bits else counts(arguments):
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="file for the rows, as JSON")
-    parser.add_argument(
-        "--kills", type=int, default=5, help="kills of each kind and mode, twice in ssp:2 and bsp"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kind", choices=KINDS, action="append", help="repeatable; default: all")
-    parser.add_argument("--mode", choices=[mode.name for mode in MODES], action="append", help="repeatable")
-    parser.add_argument("--bits", type=int, default=0, help="seeds of each setup of bits in bsp")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="for files and logs")
-    arguments = parser.parse_args()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(report(arguments))
+def measure(arguments: Namespace) -> AsyncIterator[Row]:
+    """Yield the rows of the wanted kind."""
+    return bits(arguments) if arguments.bits else counts(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        __doc__,
+        measure,
+        kills=Option(5, "kills of each kind and mode, twice in ssp:2 and bsp"),
+        seed=1,
+        kind=Option([], "default: all", choices=KINDS, repeated=True),
+        mode=Option([], "default: all", choices=[mode.name for mode in MODES], repeated=True),
+        bits=Option(0, "seeds of each setup of bits in bsp"),
+        folder=Option(Path(tempfile.gettempdir()), "for files and logs", type=Path),
+    )

@@ -24,7 +24,7 @@ def test_each_size_and_the_small_arrays_have_rows_beside_floors_and_peer(tmp_pat
 
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
 
-    rows = json.loads(file.read_text())
+    rows = json.loads(file.read_text())["rows"]
     one, many = "push, SGD, pull of 1024 bytes", "10 arrays of 1024 bytes together against one of"
     assert [row["case"] for row in rows] == [
         f"{one}: store against floor",

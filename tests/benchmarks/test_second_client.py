@@ -18,7 +18,7 @@ def test_a_client_alone_and_beside_another_has_rows_with_and_without_the_short_w
 
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
 
-    alone, beside = json.loads(file.read_text())
+    alone, beside = json.loads(file.read_text())["rows"]
     assert alone["case"] == "1 KiB alone"
     assert beside["case"] == "1 KiB beside pushes of 1024 bytes"
     for row in (alone, beside):
