@@ -620,10 +620,12 @@ OTHERS_USE = (
     "adam_async.__main__",
     "adam_async.data_server.transforms.compiling",
     "adam_async.launch.ray_probe",
+    "adam_async.launch.ssh",
     "adam_async.model.fast.compiling",
     "adam_async.model.gradcheck",
 )
-"""Modules that a process starts with, or that programs of users import; no product file imports them."""
+"""Modules that a process starts with, that the table of launchers names, or that programs of users import; no
+product file imports them."""
 
 
 def test_every_product_file_has_a_user_in_the_product() -> None:

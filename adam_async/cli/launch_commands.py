@@ -1,21 +1,41 @@
-"""The commands of `adam-async launch`.
+"""The commands of `adam-async launch`, one for each launcher, made from its description.
 
 Like `commands.py`, this file imports only the modules that `--help` needs.
 """
 
+import dataclasses
+import inspect
 import os
+import re
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from inspect import Parameter as Argument
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from adam_async.cli.options import TrainOptions, options, to_read
+from adam_async.cli.files import read_file
+from adam_async.cli.options import TrainOptions, of_field, options, to_read
 from adam_async.cli.running import run_driver
 from adam_async.cli.terminal import Terminal
-from adam_async.launch.environment import check_slurm, torchrun_variables
-from adam_async.launch.ray_resources import RaySettings, read_asks, read_variables
-from adam_async.launch.slurm import Job
+from adam_async.launch.hosts import SshSettings
+from adam_async.launch.ray_resources import RaySettings
+from adam_async.launch.settings import FileArgument, LauncherSettings, Typed
+from adam_async.launch.slurm import SlurmSettings
+from adam_async.launch.torchrun import TorchrunSettings
+from adam_async.option_types import SECONDS, dashed, options_of, read_option
+from adam_async.runtime.disk import Disk
+
+LAUNCHERS: Mapping[str, tuple[type[LauncherSettings], str]] = {
+    "ssh": (SshSettings, "ssh"),
+    "torchrun": (TorchrunSettings, "torchrun"),
+    "ray": (RaySettings, "ray"),
+    "slurm": (SlurmSettings, "slurm"),
+}
+"""Description of each launcher, and the file of `adam_async/launch/` with its function `train`."""
 
 RunFile = Annotated[
     Path, to_read("--config"), Parameter(help="TOML file with options, as for `train --config`.")
@@ -24,161 +44,91 @@ RunFile = Annotated[
 launch_commands = App(name="launch", help="Train with roles on other machines.")
 
 
-@options
-class RayOptions:
-    """Options of `launch ray`."""
+def _command_of(kind: type[LauncherSettings], home: str) -> Callable[..., int]:
+    """Return the command of a launcher, with its options and those of `train`."""
+    made = _options_class(kind)
+    read_first = [
+        (name, fact) for name, option in options_of(kind).items() for fact in option.all(FileArgument)
+    ]
+    plain = TrainOptions()
 
-    address: str = "auto"
-    """HOST:PORT of the Ray cluster; auto, the cluster of RAY_ADDRESS or of this machine; or local, a cluster
-    that the command starts on this machine."""
-    ask: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """Resources that each role of a kind asks of Ray, ROLE:RESOURCE=AMOUNT such as worker:CPU=4; roles are
-    ps, data, worker and controller. By default servers and data servers ask for at most one CPU, and
-    workers share the rest."""
-    pack: Annotated[bool, Parameter(negative="")] = False
-    """Place the workers on few nodes; by default they are spread over all."""
-    room_wait: Annotated[timedelta, Parameter(show_default=lambda _: "60s")] = timedelta(seconds=60)
-    """Maximum wait for room on Ray, such as 60s or 5m; an autoscaler needs time to start nodes."""
-    env: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """Variables of the roles, NAME=VALUE, such as ADAM_DATA_DIR=/data."""
+    def command(*files: Path | None, settings: Any = None, options: TrainOptions = plain) -> int:
+        given = _values(kind, made() if settings is None else settings)
+        paths, file = files[: len(read_first)], next(iter(files[len(read_first) :]), None)
 
-    def settings(self) -> RaySettings:
-        """Return the settings of the launcher.
+        async def work(terminal: Terminal) -> int:
+            from adam_async.cli.launch import Launch
 
-        Raises:
-            ConfigError: An option has a wrong value.
-        """
-        return RaySettings(
-            address=self.address,
-            asks=read_asks(self.ask),
-            pack=self.pack,
-            wait_s=self.room_wait.total_seconds(),
-            environment=read_variables(self.env),
-        )
+            launch = Launch(options, file, os.environ, terminal)
+            for path, (name, fact) in zip(paths, read_first, strict=True):
+                assert path is not None, "the argument has no default"
+                async with Disk() as disk:
+                    given[name] = fact.read(await read_file(path, fact.what, disk), str(path))
+            described = kind(**given)
+            # The options are right: only now import the modules of the launcher, which may take longer.
+            return int(await import_module(f"adam_async.launch.{home}").train(described, launch))
 
+        return run_driver(work, options, file)
 
-@options
-class SlurmOptions:
-    """Options of a Slurm job."""
-
-    submit: Annotated[bool, Parameter(negative="")] = False
-    """Submit the job; by default the command prints its script."""
-    here: Annotated[bool, Parameter(negative="")] = False
-    """Train in this rank of a job: for `srun` in the script, or in a shell of salloc."""
-    nodes: int = 1
-    """Number of nodes."""
-    cpus: int = 0
-    """CPUs of each node; by default whole nodes."""
-    time: str = ""
-    """Time limit, such as 8:00:00; the job ends in order 120 s before, and returns into the queue if it has a
-    new checkpoint."""
-    partition: str = ""
-    """Partition of the nodes."""
-    job_name: str = "adam-async"
-    """Name of the job, and beginning of the name of its output."""
-
-    def job(self) -> Job:
-        """Return the job without the memory of its nodes. Raises ConfigError: an option has a wrong value."""
-        return Job(
-            nodes=self.nodes,
-            cpus=self.cpus,
-            time=self.time,
-            partition=self.partition,
-            name=self.job_name,
-        )
+    words = [
+        Argument(name, Argument.POSITIONAL_ONLY, annotation=Annotated[Path, to_read(fact.what)])
+        for name, fact in read_first
+    ]
+    words.append(Argument("file", Argument.POSITIONAL_ONLY, default=None, annotation=RunFile | None))
+    if dataclasses.fields(made):
+        words.append(Argument("settings", Argument.KEYWORD_ONLY, default=made(), annotation=made))
+    words.append(Argument("options", Argument.KEYWORD_ONLY, default=plain, annotation=TrainOptions))
+    command.__signature__ = inspect.Signature(words, return_annotation=int)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in words}
+    text = inspect.getdoc(kind) or ""
+    command.__doc__ = text if read_first else text.partition("\n\n")[0]
+    return command
 
 
-@launch_commands.command(name="ssh")
-def launch_ssh(
-    hosts: Annotated[Path, to_read("the file of hosts")],
-    file: RunFile | None = None,
-    /,
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Train with the roles on hosts, over SSH, and the driver in this process; needs the extra `ssh`.
+def _options_class(kind: type[LauncherSettings]) -> Any:
+    """Return the class of the options of a command, from the fields of a description."""
+    text, kinds = kind.__doc__ or "", {}
+    namespace: dict[str, Any] = {}
+    for name, option in options_of(kind).items():
+        if option.all(FileArgument):
+            continue
+        parameter, of = Parameter(negative=""), option.kind
+        namespace[name] = option.default
+        for typed in option.all(Typed):
+            del namespace[name]
+            text = re.sub(rf"(?m)^(\s+){name}: ", rf"\1{typed.name}: ", text)
+            if typed.shown:
+                parameter = Parameter(negative="", show_default=partial(_shown, typed.shown))
+            name, of, namespace[typed.name] = typed.name, typed.kind, typed.default
+            if option.has(SECONDS):
+                of, namespace[typed.name] = timedelta, timedelta(seconds=typed.default)
+        checks = () if option.all(Typed) else (of_field(option),)
+        kinds[name] = Annotated[of, parameter, *checks]
+    namespace |= {"__annotations__": kinds, "__doc__": text, "__module__": __name__}
+    return options(type(f"{kind.__name__}Options", (), namespace))
 
-    Parameters
-    ----------
-    hosts
-        TOML file with the hosts (docs/how-to/launch-ssh.md).
+
+def _shown(text: str, _: Any) -> str:
+    return text
+
+
+def _values(kind: type[LauncherSettings], given: Any) -> dict[str, Any]:
+    """Return the fields of a description from the options of a command line.
+
+    Raises:
+        ConfigError: An option has a wrong value.
     """
-
-    async def work(terminal: Terminal) -> int:
-        from adam_async.cli.launch import launch_over_ssh
-
-        return await launch_over_ssh(hosts, file, options, os.environ, terminal)
-
-    return run_driver(work, options, file)
-
-
-@launch_commands.command(name="torchrun")
-def launch_torchrun(
-    file: RunFile | None = None,
-    /,
-    *,
-    port: int = 0,
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Train in the ranks that torchrun starts (docs/how-to/launch-torchrun.md); rank 0 is the driver.
-
-    Parameters
-    ----------
-    port
-        Port of the only controller, in rank 0; by default from 20000 to 29999, by MASTER_PORT.
-    """
-
-    async def work(terminal: Terminal) -> int:
-        """Prepare the job, or take the part of this rank in it."""
-        from adam_async.cli.launch import launched
-
-        launched(options, file)
-        environment = torchrun_variables(os.environ, port)
-        from adam_async.cli.launch_ranks import launch_in_rank
-
-        return await launch_in_rank(file, options, environment, terminal)
-
-    return run_driver(work, options, file)
+    found = {}
+    for name, option in options_of(kind).items():
+        if option.all(FileArgument):
+            continue
+        found[name] = getattr(given, name, option.default)
+        for typed in option.all(Typed):
+            value = getattr(given, typed.name)
+            read = typed.read(value.total_seconds() if option.has(SECONDS) else value)
+            found[name] = read_option(option, read, dashed(typed.name))
+    return found
 
 
-@launch_commands.command(name="ray")
-def launch_ray(
-    file: RunFile | None = None,
-    /,
-    ray: RayOptions = RayOptions(),  # noqa: B008 - frozen
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`."""
-
-    async def work(terminal: Terminal) -> int:
-        settings = ray.settings()
-        from adam_async.cli.launch import launch_on_ray
-
-        return await launch_on_ray(settings, file, options, os.environ, terminal)
-
-    return run_driver(work, options, file)
-
-
-@launch_commands.command(name="slurm")
-def launch_slurm(
-    file: RunFile | None = None,
-    /,
-    slurm: SlurmOptions = SlurmOptions(),  # noqa: B008 - frozen
-    options: TrainOptions = TrainOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md)."""
-
-    async def work(terminal: Terminal) -> int:
-        from adam_async.cli.launch import launched
-
-        launched(options, file)
-        job = slurm.job()
-        if not slurm.here:
-            from adam_async.cli.launch import prepare_slurm_job
-
-            return await prepare_slurm_job(file, options, job, os.environ, terminal, submits=slurm.submit)
-        check_slurm(os.environ)
-        from adam_async.cli.launch_ranks import launch_in_rank
-
-        return await launch_in_rank(file, options, os.environ, terminal)
-
-    return run_driver(work, options, file)
+for _name, (_kind, _home) in LAUNCHERS.items():
+    launch_commands.command(_command_of(_kind, _home), name=_name)

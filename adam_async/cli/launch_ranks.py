@@ -10,12 +10,10 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
 from adam_async.checkpoint.files import check_resumes_newest, newest_manifest
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.cli.from_environment import Found, find_roles, running_roles
-from adam_async.cli.launch import launched
 from adam_async.cli.options import FromEnvironmentOptions, TrainOptions
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.signals import EARLY
@@ -47,15 +45,13 @@ LONGEST_RUN_S = 10 * 365 * 86400.0
 """Deadline of the wait for the end of a run, in seconds."""
 
 
-async def launch_in_rank(
-    file: Path | None, options: TrainOptions, environment: Mapping[str, str], terminal: Terminal
-) -> int:
+async def launch_in_rank(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
     """Run the roles of this rank until the run is over, and in rank 0 also the driver.
 
     Raises:
         AdamError: A variable or option is wrong, a role cannot start, the driver is lost, or the run fails.
     """
-    options = _checked(options, file)
+    _check(options)
     die_with_parent()  # a killed engine leaves its ranks running
     token = await read_token(options.token_file, environment)
     if token is None:
@@ -78,14 +74,12 @@ async def launch_in_rank(
         raise cause from cause.__cause__
 
 
-def _checked(options: TrainOptions, file: Path | None) -> TrainOptions:
-    options = launched(options, file)
+def _check(options: TrainOptions) -> None:
     check_resumes_newest(options.resume, "launch torchrun and launch slurm")
     if options.profile is not None:
         raise ConfigError(
             "--profile is for roles that one process starts, and here the ranks start them: leave it out"
         )
-    return options
 
 
 def _role_options(options: TrainOptions) -> FromEnvironmentOptions:

@@ -149,10 +149,11 @@ def within(option: str, least: float, most: float | None) -> Parameter:
 
 def of_run(name: str) -> Parameter:
     """Return the cyclopts parameter of a value, checked as the option of a run with this name."""
-    return _permitted(OPTIONS[name])
+    return of_field(OPTIONS[name])
 
 
-def _permitted(option: Option) -> Parameter:
+def of_field(option: Option) -> Parameter:
+    """Return the cyclopts parameter of a value, checked as its field."""
     return checked_by(lambda value: read_option(option, value, dashed(option.name.rstrip("_"))))
 
 
@@ -172,7 +173,7 @@ def options(kind: type[_Options]) -> type[_Options]:
     for name, of in made.__annotations__.items():
         option = option_of(name, of)
         bounded = option if option.bounds is not None else OPTIONS.get(name, option)
-        checks = (_permitted(bounded),) if bounded.bounds is not None else ()
+        checks = (of_field(bounded),) if bounded.bounds is not None else ()
         made.__annotations__[name] = Annotated[of, Parameter(converter=value_of), *checks]
     return Parameter(name="*")(made)
 

@@ -5,13 +5,16 @@ address, its lines and its end. The supervisor of the cluster, not the launcher,
 torchrun, Slurm and Kubernetes start the roles themselves: this room reads the roles of a process from its
 environment, and writes the script of a Slurm job. The manifests of Kubernetes are a chart (`deploy/chart`).
 
+    settings.py                  the interface: a description with the options of `launch NAME`, and `train`
+
     ssh.py                       `SshLauncher`: each role a command in an SSH session of its own
     hosts.py                     file of hosts; placement of roles on hosts, also after a lost host
 
+    torchrun.py                  the variables of a rank of torchrun
     slurm.py                     script and memory of a Slurm job, and `sbatch`
 
     ray.py, ray_actor.py         `RayLauncher`: each role a child process of a Ray actor; the actor
-    ray_resources.py             resources of the actors (CPUs, memory), and the settings of a launch
+    ray_resources.py             resources of the actors (CPUs, memory), and the description of the launcher
     ray_connection.py            connection to a Ray cluster, and a thread for its blocking calls
     ray_probe.py                 an attempt to join a Ray cluster, in a child with a deadline
 

@@ -45,9 +45,6 @@ RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 PORT = 7070
 """Port of the controller if no variable distinguishes the job from others on its host."""
 
-TORCHRUN = "torchrun --nnodes 2 --nproc-per-node 1 ... --no-python adam-async launch torchrun adam.toml"
-"""Example of a command line, for error texts."""
-
 MOST_RANKS = 100_000
 """Maximum number of ranks."""
 
@@ -136,36 +133,6 @@ def assigned_roles(environment: Mapping[str, str], layout: Layout) -> Assignment
             f"{','.join(controllers)}; set ADAM_CONTROLLER to the addresses of all, with commas between them"
         )
     return Assignment(roles=roles, controllers=controllers, pod=_pod_address(environment), rank=rank)
-
-
-def torchrun_variables(environment: Mapping[str, str], port: int) -> Mapping[str, str]:
-    """Return the variables of a rank of torchrun, with a MASTER_PORT before a port of `PORTS`.
-
-    Args:
-        port: Port of the only controller, in rank 0; 0: the port after MASTER_PORT, unless ADAM_CONTROLLER
-            names the controllers.
-
-    Raises:
-        ConfigError: The port is wrong, or a variable is missing.
-    """
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"--port must be within 0 and 65535, not {port}")
-    if "RANK" not in environment or not environment.get("MASTER_ADDR"):
-        raise ConfigError(f"torchrun sets RANK and MASTER_ADDR, and one is missing: start with {TORCHRUN}")
-    if not port:
-        # Outgoing connections get ports above `PORTS`, and torchrun may choose a MASTER_PORT among them.
-        after = PORTS[(number_in(environment, "MASTER_PORT", 1, 65535) + 1) % len(PORTS)]
-        return {**environment, "MASTER_PORT": str(after - 1)}
-    return {**environment, "ADAM_CONTROLLER": address_at(environment["MASTER_ADDR"], port)}
-
-
-def check_slurm(environment: Mapping[str, str]) -> None:
-    """Check that this process is a rank of a Slurm job. Raises ConfigError: it is none."""
-    if "SLURM_PROCID" not in environment:
-        raise ConfigError(
-            "--here is for a rank of a Slurm job, which has SLURM_PROCID: leave it out and give --submit, or "
-            "start the ranks with srun"
-        )
 
 
 def rank_variable(environment: Mapping[str, str]) -> str:

@@ -17,10 +17,12 @@ roles = ["ps", "worker"]
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
 from adam_async.errors import ConfigError
+from adam_async.launch.settings import FileArgument, LauncherSettings
 from adam_async.model.toml_text import read_toml
 from adam_async.run.addresses import check_address, controller_names
 from adam_async.run.config import Config
@@ -90,7 +92,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return shlex.join(host.command or self.command)
 
 
-def read_hosts(text: str, *, source: str) -> Hosts:
+def read_hosts(text: str, source: str) -> Hosts:
     """Read a file of hosts.
 
     Raises:
@@ -131,6 +133,16 @@ def read_hosts(text: str, *, source: str) -> Hosts:
         if not any(role in host.roles for host in hosts.hosts):
             raise ConfigError(f"{source}: no host may have role {role}; add it to the roles of one")
     return hosts
+
+
+class SshSettings(LauncherSettings, frozen=True, kw_only=True):
+    """Train with the roles on hosts, over SSH, and the driver in this process; needs the extra `ssh`.
+
+    Args:
+        hosts: TOML file with the hosts (docs/how-to/launch-ssh.md).
+    """
+
+    hosts: Annotated[Hosts, FileArgument("the file of hosts", read_hosts)]
 
 
 def random_port(entropy: Callable[[int], bytes]) -> int:

@@ -37,6 +37,7 @@ from adam_async.launch.ray_resources import (
     with_memory,
     without,
 )
+from adam_async.launch.settings import Training
 from adam_async.run.config import Config
 from adam_async.run.role_memory import read_memory
 from adam_async.runtime.clock import Within, system_entropy
@@ -287,6 +288,11 @@ class RayLauncher:
 
     def __repr__(self) -> str:
         return f"<RayLauncher {self.settings.address} {len(self._nodes)} nodes>"
+
+
+async def train(settings: RaySettings, training: Training) -> int:
+    """Train with the roles as actors. See `RayLauncher`."""
+    return await training.on(RayLauncher(settings, entropy=system_entropy))
 
 
 class RayRole(RemoteRole):

@@ -1,4 +1,4 @@
-"""Pure: the resources that the roles of a run ask of Ray, and the settings of a launch.
+"""Pure: the resources that the roles of a run ask of Ray, and the description of the launcher.
 
 Every parameter server, data server and worker is an actor in a bundle of a placement group, one group for
 each kind of role. Controllers stay on their nodes, and by default ask for no CPU.
@@ -6,10 +6,13 @@ each kind of role. Controllers stay on their nodes, and by default ask for no CP
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from adam_async.errors import ConfigError
+from adam_async.launch.settings import LauncherSettings, Typed, check_variables_of_roles
+from adam_async.option_types import SECONDS, Check
 
 KINDS = ("ps", "data", "worker")
 """Roles in placement groups, in the order in which their groups are placed."""
@@ -18,55 +21,6 @@ ROLES = (*KINDS, "controller")
 
 Ask = Mapping[str, float]
 """Amounts by the name of the resource, as in a bundle of Ray: ``{"CPU": 2, "ssd": 1}``; memory in bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaySettings:
-    """Settings of a launch on Ray.
-
-    Attributes:
-        address: ``HOST:PORT`` of a Ray cluster; ``auto``, the cluster of RAY_ADDRESS or of this machine; or
-            ``local``, a new cluster on this machine, which ends with the launch.
-        asks: Resources of each role, by kind of role; `RayLauncher.prepare` decides missing numbers of CPUs.
-        pack: Whether workers share few nodes; otherwise the workers are spread over all nodes.
-        wait_s: Deadline of the placement of each kind of role, in seconds; an autoscaler may need minutes.
-        environment: Variables of the roles, in addition to those of their nodes.
-    """
-
-    address: str = "auto"
-    asks: Mapping[str, Ask] = field(default_factory=dict)
-    pack: bool = False
-    wait_s: float = 60.0
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            ConfigError: A value is wrong.
-        """
-        for role, ask in self.asks.items():
-            for name, amount in ask.items():
-                check_ask(role, name, amount)
-        if not 0 < self.wait_s < math.inf:
-            raise ConfigError(f"--room-wait must be a time above 0, such as 60s or 5m, not {self.wait_s:g}s")
-        if "ADAM_TOKEN" in self.environment:
-            raise ConfigError(
-                "Ray keeps the variables of its actors: leave ADAM_TOKEN out of --env and set it here only; "
-                "each role gets its own keys"
-            )
-        host, colon, port = self.address.rpartition(":")
-        number = int(port) if port.isdecimal() and port.isascii() else 0
-        if self.address not in ("auto", "local") and not (colon and host and 1 <= number <= 65535):
-            raise ConfigError(
-                f"--address {self.address[:80]!r} is no Ray cluster: give auto, local, or the HOST:PORT that "
-                "`ray start --head` prints; a ray:// address of a Ray client has no actors of this process"
-            )
-
-    @property
-    def strategies(self) -> dict[str, str]:
-        """The strategy of each placement group, by kind of role."""
-        return {"ps": "SPREAD", "data": "SPREAD", "worker": "PACK" if self.pack else "SPREAD"}
 
 
 def check_ask(role: str, name: str, amount: float) -> None:
@@ -120,6 +74,52 @@ def read_variables(texts: Iterable[str]) -> dict[str, str]:
             raise ConfigError(f"--env {text[:80]!r} has another form than NAME=VALUE")
         variables[name] = value
     return variables
+
+
+def _check_asks(_: str, asks: Mapping[str, Ask]) -> None:
+    for role, ask in asks.items():
+        for name, amount in ask.items():
+            check_ask(role, name, amount)
+
+
+def _check_address(name: str, address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    number = int(port) if port.isdecimal() and port.isascii() else 0
+    if address not in ("auto", "local") and not (colon and host and 1 <= number <= 65535):
+        raise ConfigError(
+            f"{name} {address[:80]!r} is no Ray cluster: give auto, local, or the HOST:PORT that "
+            "`ray start --head` prints; a ray:// address of a Ray client has no actors of this process"
+        )
+
+
+class RaySettings(LauncherSettings, frozen=True, kw_only=True):
+    """Train with the roles as actors of Ray, and the driver in this process; needs the extra `ray`.
+
+    Args:
+        address: HOST:PORT of the Ray cluster; auto, the cluster of RAY_ADDRESS or of this machine; or local,
+            a cluster that the launch starts on this machine.
+        asks: Resources that each role of a kind asks of Ray, ROLE:RESOURCE=AMOUNT such as worker:CPU=4; roles
+            are ps, data, worker and controller. By default servers and data servers ask for at most one CPU,
+            and workers share the rest.
+        pack: Place the workers on few nodes; by default they are spread over all.
+        wait_s: Maximum wait for room on Ray, such as 60s or 5m; an autoscaler needs time to start nodes.
+        environment: Variables of the roles, NAME=VALUE, such as ADAM_DATA_DIR=/data.
+    """
+
+    address: Annotated[str, Check(_check_address)] = "auto"
+    asks: Annotated[Mapping[str, Ask], Check(_check_asks), Typed("ask", tuple[str, ...], (), read_asks)] = {}
+    pack: bool = False
+    wait_s: Annotated[float, Meta(gt=0.0), SECONDS, Typed("room_wait", float, 60.0, float, "60s")] = 60.0
+    environment: Annotated[
+        Mapping[str, str],
+        Check(check_variables_of_roles),
+        Typed("env", tuple[str, ...], (), read_variables),
+    ] = {}
+
+    @property
+    def strategies(self) -> dict[str, str]:
+        """The strategy of each placement group, by kind of role."""
+        return {"ps": "SPREAD", "data": "SPREAD", "worker": "PACK" if self.pack else "SPREAD"}
 
 
 def largest_share(cpus: Sequence[float], roles: int) -> float:

@@ -7,16 +7,21 @@ if the run has a new checkpoint, from which the next start continues.
 
 import asyncio
 import shlex
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from adam_async.errors import ConfigError
 from adam_async.launch.environment import MOST_RANKS, Layout, roles_of_rank
+from adam_async.launch.settings import LauncherSettings, Training
+from adam_async.option_types import Check
 from adam_async.run.config import Config
 from adam_async.run.role_memory import ROLES, asked_bytes, read_memory
-from adam_async.runtime.child_process import child_environment
+from adam_async.runtime.child_process import COMMAND, child_environment
 from adam_async.runtime.role_handle import how_it_ended
 
 ANSWER_S = 60.0
@@ -33,59 +38,93 @@ STOPPED = 143
 """Exit code of a run that SIGTERM has stopped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """Size of a Slurm job; an empty text leaves the choice to Slurm.
+def _check_text(name: str, text: str) -> None:
+    if any(not (character.isalnum() or character in "-_:.,+") for character in text):
+        raise ConfigError(f"{name} {text[:80]!r} has a character that no such value of sbatch has")
 
-    Attributes:
+
+class SlurmSettings(LauncherSettings, frozen=True, kw_only=True):
+    """Print or submit the script of a Slurm job that trains on its nodes (docs/how-to/launch-slurm.md).
+
+    Args:
+        submit: Submit the job; by default the command prints its script.
+        here: Train in this rank of a job: for `srun` in the script, or in a shell of salloc.
         nodes: Number of nodes.
-        cpus: CPUs of each node; 0: whole nodes.
-        memory_bytes: Memory of each node, in bytes; 0: the default of Slurm.
-        time: Time limit, as ``sbatch --time`` takes it.
-        partition: Partition.
-        name: Name of the job.
-
-    Raises:
-        ConfigError: A value is invalid.
+        cpus: CPUs of each node; by default whole nodes.
+        time: Time limit, such as 8:00:00; the job ends in order 120 s before, and returns into the queue if
+            it has a new checkpoint.
+        partition: Partition of the nodes.
+        job_name: Name of the job, and beginning of the name of its output.
     """
 
-    nodes: int
-    cpus: int
-    memory_bytes: int = 0
-    time: str
-    partition: str
-    name: str
-
-    def __post_init__(self) -> None:
-        for option, value, least in (("--nodes", self.nodes, 1), ("--cpus", self.cpus, 0)):
-            if not least <= value <= MOST_RANKS:
-                raise ConfigError(f"{option} must be within {least} and {MOST_RANKS}, not {value}")
-        texts = (("--time", self.time), ("--partition", self.partition), ("--job-name", self.name))
-        for option, text in texts:
-            if any(not (character.isalnum() or character in "-_:.,+") for character in text):
-                raise ConfigError(f"{option} {text[:80]!r} has a character that no such value of sbatch has")
+    submit: bool = False
+    here: bool = False
+    nodes: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+    cpus: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
+    time: Annotated[str, Check(_check_text)] = ""
+    partition: Annotated[str, Check(_check_text)] = ""
+    job_name: Annotated[str, Check(_check_text)] = "adam-async"
 
 
-def job_script(job: Job, program: Sequence[str], words: Sequence[str], checkpoint: str = "") -> str:
+async def train(settings: SlurmSettings, training: Training) -> int:
+    """Print the script of a job, or submit it; or train in this rank of a job.
+
+    Raises:
+        ConfigError: This process is no rank of a job, or Slurm refuses the job.
+    """
+    if settings.here:
+        check_rank(training.environment)
+        return await training.in_rank(training.environment)
+    config = await training.config("launch slurm")
+    words = [word for word in training.words if word not in ("--submit", "--no-submit")]
+    memory_bytes = memory_of_node(config, settings.nodes)
+    folder = str(training.checkpoints or "")
+    script = job_script(settings, memory_bytes, COMMAND, [*words, "--here"], folder)
+    if not settings.submit:
+        sys.stdout.write(script)
+        return 0
+    number = await submit(script, training.environment)
+    training.notice(f"submitted job {number}; its output is in {settings.job_name}-{number}.out")
+    return 0
+
+
+def check_rank(environment: Mapping[str, str]) -> None:
+    """Check that this process is a rank of a Slurm job. Raises ConfigError: it is none."""
+    if "SLURM_PROCID" not in environment:
+        raise ConfigError(
+            "--here is for a rank of a Slurm job, which has SLURM_PROCID: leave it out and give --submit, or "
+            "start the ranks with srun"
+        )
+
+
+def job_script(
+    job: SlurmSettings,
+    memory_bytes: int,
+    program: Sequence[str],
+    words: Sequence[str],
+    checkpoint: str = "",
+) -> str:
     """Return the sbatch script that runs a command in a rank on each node of a job.
 
     Args:
+        job: Size and name of the job; an empty text leaves the choice to Slurm.
+        memory_bytes: Memory of each node, in bytes; 0: the default of Slurm.
         program: Words that run `adam-async`.
         words: Words of the command after these.
         checkpoint: Folder of the run's checkpoints; empty without one.
     """
     options = [
-        f"job-name={job.name}",
+        f"job-name={job.job_name}",
         f"nodes={job.nodes}",
         "ntasks-per-node=1",
         f"cpus-per-task={job.cpus}" if job.cpus else "exclusive",
-        *([f"mem={-(-job.memory_bytes >> 20)}M"] if job.memory_bytes else ()),
+        *([f"mem={-(-memory_bytes >> 20)}M"] if memory_bytes else ()),
         *([f"time={job.time}"] if job.time else ()),
         *([f"partition={job.partition}"] if job.partition else ()),
         "requeue",
         f"signal=TERM@{SIGNAL_S}",
         "open-mode=append",
-        f"output={job.name}-%j.out",
+        f"output={job.job_name}-%j.out",
     ]
     run = shlex.join(program)
     cpus = f" --cpus-per-task={job.cpus}" if job.cpus else ""

@@ -26,10 +26,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from adam_async.cluster.launcher import RoleSpec
 from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cause, install_command
-from adam_async.launch.hosts import Host, Hosts, Placement, roles_by_host
+from adam_async.launch.hosts import Host, Hosts, Placement, SshSettings, roles_by_host
+from adam_async.launch.settings import Training
 from adam_async.run.config import Config
 from adam_async.run.role_memory import asked_bytes, check_room, read_memory
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.kernel_cache import user_cache
 from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
 
@@ -354,6 +357,12 @@ class SshLauncher:
 
     def __repr__(self) -> str:
         return f"<SshLauncher {', '.join(host.name for host in self.hosts.hosts)}>"
+
+
+async def train(settings: SshSettings, training: Training) -> int:
+    """Train with the roles on the hosts. See `SshLauncher`."""
+    records = user_cache(training.environment) / "launches"
+    return await training.on(SshLauncher(settings.hosts, records=records, entropy=system_entropy))
 
 
 class SshRole(RemoteRole):

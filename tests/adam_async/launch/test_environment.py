@@ -10,10 +10,8 @@ from adam_async.errors import ConfigError
 from adam_async.launch.environment import (
     Layout,
     assigned_roles,
-    check_slurm,
     cores_of_rank,
     restarts_in,
-    torchrun_variables,
 )
 from adam_async.run.config import Config
 
@@ -159,23 +157,6 @@ def test_restarts_of_a_job_are_counted() -> None:
     assert restarts_in({}) == 0
     assert restarts_in({"SLURM_RESTART_COUNT": "2"}) == 2
     assert restarts_in({"TORCHELASTIC_RESTART_COUNT": "3"}) == 3
-
-
-def test_a_port_of_torchrun_is_that_of_the_controller() -> None:
-    rank = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
-
-    assert torchrun_variables(rank, 0) == rank
-    assert torchrun_variables({**rank, "MASTER_PORT": "40000"}, 0)["MASTER_PORT"] == "20000"
-    assert assigned_roles(torchrun_variables(rank, 7000), SMALL).controllers == ("tcp://[::1]:7000",)
-    with pytest.raises(ConfigError, match="--port must be within 0 and 65535, not -1"):
-        torchrun_variables(rank, -1)
-
-
-def test_a_process_of_no_engine_is_told_how_to_start_one() -> None:
-    with pytest.raises(ConfigError, match="and one is missing: start with torchrun --nnodes"):
-        torchrun_variables({"RANK": "0", "MASTER_ADDR": ""}, 0)
-    with pytest.raises(ConfigError, match="--here is for a rank of a Slurm job, which has SLURM_PROCID"):
-        check_slurm({})
 
 
 def test_each_of_several_controllers_has_its_own_address() -> None:

@@ -110,12 +110,12 @@ def test_an_address_with_host_and_port_is_accepted(address: str) -> None:
 
 @pytest.mark.parametrize("wait_s", [0, -1, math.nan, math.inf])
 def test_a_wait_without_end_is_refused(wait_s: float) -> None:
-    with pytest.raises(ConfigError, match="--room-wait must be a time above 0"):
+    with pytest.raises(ConfigError, match="wait_s must be a number of seconds above 0"):
         RaySettings(wait_s=wait_s)
 
 
 def test_the_token_is_no_variable_of_an_actor() -> None:
-    with pytest.raises(ConfigError, match="leave ADAM_TOKEN out of --env"):
+    with pytest.raises(ConfigError, match="leave ADAM_TOKEN out of environment"):
         RaySettings(environment={"ADAM_TOKEN": "x"})
 
 

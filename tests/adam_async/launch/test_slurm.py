@@ -2,19 +2,19 @@
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from adam_async.errors import ConfigError
-from adam_async.launch.slurm import RANK_BYTES, Job, job_script, memory_of_node, submit
+from adam_async.launch.slurm import RANK_BYTES, SlurmSettings, check_rank, job_script, memory_of_node, submit
 from adam_async.run.config import Config
 
 G = 1 << 30
 ALL = ("controller=1G", "ps=4G", "data=2G", "worker=3G", "driver=1G")
-JOB = Job(nodes=2, cpus=4, time="1:00:00", partition="main", name="adam")
+JOB = SlurmSettings(nodes=2, cpus=4, time="1:00:00", partition="main", job_name="adam")
 PROGRAM = ("adam-async",)
 
 
@@ -37,7 +37,7 @@ def run_script(folder: Path, script: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_script_has_the_options_of_its_job_and_runs_its_command_in_each_rank(tmp_path: Path) -> None:
-    script = job_script(JOB, PROGRAM, ("launch", "slurm", "a b", "$HOME", "--here"))
+    script = job_script(JOB, 0, PROGRAM, ("launch", "slurm", "a b", "$HOME", "--here"))
 
     assert [line for line in script.splitlines() if "SBATCH" in line] == [
         "#SBATCH --job-name=adam",
@@ -80,20 +80,19 @@ def test_a_stopped_job_returns_into_the_queue_only_with_a_new_checkpoint(
     program(tmp_path, "srun", f"echo -n {newest} > 'my runs/latest'; exit {code}")
     program(tmp_path, "squeue", f'[ "$*" = "--noheader --format=%T --jobs=7" ] && echo {state}')
     program(tmp_path, "scontrol", 'echo "$@"')
-    done = run_script(tmp_path, job_script(JOB, PROGRAM, ("launch",), "my runs"))
+    done = run_script(tmp_path, job_script(JOB, 0, PROGRAM, ("launch",), "my runs"))
 
     assert done.returncode == code, done.stderr
     assert done.stdout == ("requeue 7\n" if returns else "")
 
 
 def test_a_job_asks_for_memory_in_whole_mebibytes_if_it_has_a_size() -> None:
-    asked = replace(JOB, memory_bytes=(1 << 30) + 1)
-    assert "#SBATCH --mem=1025M\n" in job_script(asked, PROGRAM, ())
-    assert "--mem" not in job_script(JOB, PROGRAM, ())
+    assert "#SBATCH --mem=1025M\n" in job_script(JOB, (1 << 30) + 1, PROGRAM, ())
+    assert "--mem" not in job_script(JOB, 0, PROGRAM, ())
 
 
 def test_a_job_without_cpus_has_whole_nodes() -> None:
-    script = job_script(Job(nodes=1, cpus=0, time="", partition="", name="adam"), PROGRAM, ())
+    script = job_script(SlurmSettings(job_name="adam"), 0, PROGRAM, ())
 
     assert "#SBATCH --exclusive\n" in script
     assert "cpus-per-task" not in script
@@ -103,15 +102,20 @@ def test_a_job_without_cpus_has_whole_nodes() -> None:
 @pytest.mark.parametrize(
     ("wrong", "claim"),
     [
-        ({"cpus": -1}, "--cpus must be within 0 and"),
-        ({"time": "1\n"}, "--time '1"),
-        ({"partition": "a b"}, "--partition 'a b' has a character"),
-        ({"name": "../a"}, "--job-name '../a' has a character"),
+        ({"cpus": -1}, "cpus must be within 0 and"),
+        ({"time": "1\n"}, "time '1"),
+        ({"partition": "a b"}, "partition 'a b' has a character"),
+        ({"job_name": "../a"}, "job_name '../a' has a character"),
     ],
 )
 def test_a_wrong_option_of_a_job_is_named(wrong: dict[str, Any], claim: str) -> None:
     with pytest.raises(ConfigError, match=claim):
         replace(JOB, **wrong)
+
+
+def test_a_process_outside_a_job_is_told_how_to_start_one() -> None:
+    with pytest.raises(ConfigError, match="--here is for a rank of a Slurm job, which has SLURM_PROCID"):
+        check_rank({})
 
 
 @pytest.mark.parametrize(
