@@ -6,7 +6,8 @@ This file imports only the modules that `--help` needs; each command imports its
 import difflib
 import os
 import sys
-from functools import cache
+from collections.abc import Callable, Coroutine
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -233,6 +234,11 @@ def check_words(arguments: list[str]) -> None:
     raise ConfigError(f"{' '.join((*path, rest[0]))!r} is no command{meant} known: {known}{itself}")
 
 
+def _run(work: Callable[..., Coroutine[Any, Any, int]], *arguments: Any, verbose: bool = False) -> int:
+    """Run the coroutine of a command, which takes the environment and the terminal after its arguments."""
+    return run_in_loop(lambda terminal: work(*arguments, os.environ, terminal), verbose=verbose)
+
+
 @app.command
 def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
     """Train a model, with roles that this command starts, or in a cluster of roles started by hand."""
@@ -275,7 +281,7 @@ def evaluate(
     check_source(data)
     from adam_async.cli.inspect import run_evaluation
 
-    return run_in_loop(lambda terminal: run_evaluation(model, data, damaged, threads, os.environ, terminal))
+    return _run(run_evaluation, model, data, damaged, threads)
 
 
 @app.command
@@ -345,7 +351,7 @@ def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
     check_source(options.data or "auto")
     from adam_async.cli.plan.command import run_plan
 
-    return run_in_loop(lambda terminal: run_plan(options, os.environ, terminal))
+    return _run(run_plan, options)
 
 
 @app.command
@@ -365,7 +371,7 @@ def doctor(
     """
     from adam_async.cli.inspect import run_doctor
 
-    return run_in_loop(lambda terminal: run_doctor(model, images_per_group, os.environ, terminal))
+    return _run(run_doctor, model, images_per_group)
 
 
 add_commands(app)
@@ -427,7 +433,7 @@ def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptio
     check_inspection(source, options)
     from adam_async.cli.data import run_inspection
 
-    return run_in_loop(lambda terminal: run_inspection(source, options, os.environ, terminal))
+    return _run(run_inspection, source, options)
 
 
 @app.command
@@ -464,10 +470,7 @@ def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # 
         return code
     if len(found[0].assignment.roles) == 1:
         return run_command(found[0].command(options))
-    return run_in_loop(
-        lambda terminal: supervise(found[0], options, os.environ, terminal),
-        verbose=options.verbose,
-    )
+    return _run(supervise, found[0], options, verbose=options.verbose)
 
 
 @app.command
@@ -494,10 +497,7 @@ def store(
     check_store_words(action, name, file, options)
     from adam_async.cli.store import run_store
 
-    return run_in_loop(
-        lambda terminal: run_store(action, name, file, options, os.environ, terminal),
-        verbose=options.verbose,
-    )
+    return _run(run_store, action, name, file, options, verbose=options.verbose)
 
 
 @app.command
@@ -505,10 +505,7 @@ def status(*, options: StatusOptions) -> int:
     """Show the roles of a cluster: machines, progress, lags, versions and copies."""
     from adam_async.cli.operation import show_status
 
-    return run_in_loop(
-        lambda terminal: show_status(options, os.environ, terminal),
-        verbose=options.verbose,
-    )
+    return _run(show_status, options, verbose=options.verbose)
 
 
 @app.command
@@ -546,10 +543,7 @@ def stop(*, options: OperatorOptions) -> int:
 def _ask(action: Literal["logs", "scale", "stop"], options: OperatorOptions, **details: Any) -> int:
     from adam_async.cli.operation import send_request
 
-    return run_in_loop(
-        lambda terminal: send_request(action, options, os.environ, terminal, **details),
-        verbose=options.verbose,
-    )
+    return _run(partial(send_request, **details), action, options, verbose=options.verbose)
 
 
 @token_commands.command(name="new")

@@ -58,7 +58,7 @@ class Readiness:
         Raises:
             DeadlineExceeded: No data server joined within `prepare_s`.
         """
-        cluster = await self._wait_for(
+        cluster = await self._wait_until(
             lambda m: bool(m.live("data")) and self._membership.joined, "a data server to join"
         )
         self._progress.phase = "preparing"
@@ -73,10 +73,7 @@ class Readiness:
             ConfigError: The run is to be recorded, and a worker has several compute threads.
         """
         config = self._config
-        try:
-            cluster = await self._wait_for(self._are_all_here, self._wanted)
-        except DeadlineExceeded as error:
-            raise self._missing(NO_RUN) from error
+        cluster = await self._wait_for(self._are_all_here)
         several = [w for w in cluster.live("worker") if int(cluster.nodes[w].info.get("threads", 1)) > 1]
         if config.record and several:
             raise ConfigError(
@@ -93,10 +90,7 @@ class Readiness:
             DeadlineExceeded: Too few servers joined within `prepare_s`; the error lists required and joined
                 roles.
         """
-        try:
-            return await self._wait_for(lambda m: len(m.live("ps")) >= self._config.servers, self._wanted)
-        except DeadlineExceeded as error:
-            raise self._missing(NO_RUN) from error
+        return await self._wait_for(lambda m: len(m.live("ps")) >= self._config.servers)
 
     def _are_all_here(self, cluster: ClusterMap) -> bool:
         workers, data = len(cluster.live("worker")), len(cluster.live("data"))
@@ -114,10 +108,7 @@ class Readiness:
             DeadlineExceeded: Too few servers joined; the error lists required and joined roles.
             RunFailed, RoleDied: The run is over.
         """
-        try:
-            cluster = await self._wait_for(lambda m: _is_over(m, run) or bool(m.buckets), self._wanted)
-        except DeadlineExceeded as error:
-            raise self._missing(run) from error
+        cluster = await self._wait_for(lambda m: _is_over(m, run) or bool(m.buckets), run)
         check_failed(cluster, run)
         return cluster
 
@@ -154,7 +145,14 @@ class Readiness:
                 return cluster
         raise self._missing(run, f"; the run was {self._progress.phase}{LONGER}")
 
-    async def _wait_for(self, there: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
+    async def _wait_for(self, there: Callable[[ClusterMap], bool], run: str = NO_RUN) -> ClusterMap:
+        """Wait as `_wait_until` does; the error lists the joined roles, with their readiness for a run."""
+        try:
+            return await self._wait_until(there, self._wanted)
+        except DeadlineExceeded as error:
+            raise self._missing(run) from error
+
+    async def _wait_until(self, there: Callable[[ClusterMap], bool], what: str) -> ClusterMap:
         """Wait for a map, at most `prepare_s`, and show the missing roles during the wait."""
 
         def accept(cluster: ClusterMap) -> bool:

@@ -93,22 +93,38 @@ async def load_published(
         DataError: The data set is not in the cache and cannot be downloaded; the error lists the attempts.
     """
     known = published[source]
-    title = known.files.name
     if cache_dir is None:
-        raise DataError(f"no {title}: there is no cache folder to keep it in")
+        raise DataError(f"no {known.files.name}: there is no cache folder to keep it in")
     folder = cache_dir / source
+    cure = f"put {', '.join(known.names)} into {folder}"
+    return await _cached(known.files, folder, partial(_read, known, folder, disk), downloader, cure)
+
+
+async def _cached(
+    remote: RemoteSet,
+    folder: Path,
+    read: Callable[[str], Awaitable[Dataset]],
+    downloader: Downloader | None,
+    cure: str,
+) -> Dataset:
+    """Load a data set from its folder in the cache, or download it there first.
+
+    Args:
+        read: Reads the data set in the folder, with the sentence for the report.
+        cure: Remedy in the error, if neither is possible.
+    """
+    title = remote.name
     try:
-        return await _read(known, folder, disk, f"{title}, from the cache in {folder}")
+        return await read(f"{title}, from the cache in {folder}")
     except FileNotFoundError:
         why = f"{folder} does not hold it yet"
     except (DataError, OSError) as error:
         why = f"the cache is unusable ({error})"
-    cure = f"put {', '.join(known.names)} into {folder}"
     if downloader is None:
         raise DataError(f"no {title}: {why}, and downloading is switched off; {cure}")
     try:
-        mirror = await downloader.download(known.files, folder)
-        return await _read(known, folder, disk, f"{title}, downloaded from {mirror} into {folder}")
+        mirror = await downloader.download(remote, folder)
+        return await read(f"{title}, downloaded from {mirror} into {folder}")
     except (DataError, OSError) as error:
         raise DataError(f"no {title}: {why}, and the download failed ({error}); {cure}") from None
 
@@ -186,30 +202,21 @@ async def load(
             size=size,
         )
         return replace(await _from_path(request), cache=cache)
-    return await _mnist_or_digits(disk, downloader, cache_dir, must_be_mnist=source == "mnist")
-
-
-async def _mnist_or_digits(
-    disk: Disk, downloader: Downloader | None, cache_dir: Path | None, *, must_be_mnist: bool
-) -> Dataset:
-    """Load MNIST from the cache or the network; without both, the digits, unless it must be MNIST."""
-    passed_over: list[str] = []
-    cached = await _from_cache(cache_dir, disk, passed_over)
-    if cached is not None:
-        return cached
-    if downloader is None or cache_dir is None:
-        passed_over.append("downloading is switched off")
-    else:
-        try:
-            mirror = await downloader.download(MNIST, cache_dir)
-            return await _from_mnist_folder(cache_dir, disk, f"downloaded from {mirror} into {cache_dir}")
-        except (DataError, OSError) as error:
-            passed_over.append(f"the download failed ({error})")
-    why = ", and ".join(passed_over)
-    if must_be_mnist:
-        raise DataError(f"no MNIST: {why}. Set ADAM_DATA_DIR to a folder with its four files, or use digits")
-    logger.info("no MNIST: %s", why)
+    try:
+        return await _mnist(disk, downloader, cache_dir)
+    except DataError as error:
+        if source == "mnist":
+            raise
+        logger.info("%s", error)
     return await _digits(disk, NO_MNIST)
+
+
+async def _mnist(disk: Disk, downloader: Downloader | None, cache_dir: Path | None) -> Dataset:
+    """Load MNIST from the cache, or download it there first. Raises DataError: both failed."""
+    cure = "set ADAM_DATA_DIR to a folder with its four files, or use digits"
+    if cache_dir is None:
+        raise DataError(f"no MNIST: there is no cache folder to keep it in; {cure}")
+    return await _cached(MNIST, cache_dir, partial(_from_cache, cache_dir, disk), downloader, cure)
 
 
 def _is_absent(path: Path) -> bool:
@@ -228,26 +235,13 @@ async def _digits(disk: Disk, source: str) -> Dataset:
     return parse_npz(data, str(DIGITS_FILE), name="digits", source=source)
 
 
-async def _from_cache(cache_dir: Path | None, disk: Disk, passed_over: list[str]) -> Dataset | None:
-    """Return MNIST from the cache; if that fails, add the reason and return None."""
-    if cache_dir is None:
-        passed_over.append("there is no cache folder")
-        return None
-    try:
-        if await disk.names(cache_dir):
-            return await _from_mnist_folder(cache_dir, disk, f"from the cache in {cache_dir}")
-        passed_over.append(f"{cache_dir} has no MNIST yet")  # a download that failed has made the folder
-    except FileNotFoundError:
-        passed_over.append(f"{cache_dir} has no MNIST yet")
-    except (DataError, OSError) as error:
-        passed_over.append(f"the cache is unusable ({error})")
-    return None
-
-
-async def _from_mnist_folder(folder: Path, disk: Disk, place: str) -> Dataset:
+async def _from_cache(folder: Path, disk: Disk, source: str) -> Dataset:
     """Load MNIST from the folder of the cache."""
-    request = LoadRequest(path=folder, disk=disk, source=f"MNIST, {place}", damage=Damage("error"))
-    return await _from_mnist(request, mnist_files(folder, await disk.names(folder)))
+    names = await disk.names(folder)
+    if not names:  # a download that failed has made the folder
+        raise FileNotFoundError(folder)
+    request = LoadRequest(path=folder, disk=disk, source=source, damage=Damage("error"))
+    return await _from_mnist(request, mnist_files(folder, names))
 
 
 async def _from_path(request: LoadRequest) -> Dataset:

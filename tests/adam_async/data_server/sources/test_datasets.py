@@ -231,7 +231,7 @@ async def test_without_network_auto_takes_the_digits_at_once_and_mnist_fails(
     async with asyncio.timeout(6), Disk() as disk:
         digits = await load("auto", disk, downloader=Downloader(), cache_dir=cache)
         with pytest.raises(
-            DataError, match=r"no MNIST: .* has no MNIST yet, and the download failed .*digits"
+            DataError, match=r"no MNIST: .* does not hold it yet, and the download failed .*digits"
         ):
             await load("mnist", disk, downloader=Downloader(), cache_dir=cache)
 
