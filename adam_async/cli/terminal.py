@@ -12,7 +12,7 @@ import select
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -127,25 +127,8 @@ def _escape(found: re.Match[str]) -> str:
 class EscapingConsole(Console):
     """A console that escapes controls in all text and table cells. Markup and emoji are plain text."""
 
-    def __init__(
-        self,
-        *,
-        file: IO[str] | None = None,
-        stderr: bool = False,
-        width: int | None = None,
-        soft_wrap: bool = False,
-        force_terminal: bool | None = None,
-    ) -> None:
-        super().__init__(
-            file=file,
-            stderr=stderr,
-            width=width,
-            soft_wrap=soft_wrap,
-            force_terminal=force_terminal,
-            highlight=False,
-            markup=False,
-            emoji=False,
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError: ``rich`` would end the process with code 1, also in a running loop."""

@@ -48,14 +48,6 @@ def _loss(report: Report) -> str:
     return "" if loss is None else f"{loss:.4f}"
 
 
-def _efficiency(report: Report) -> str:
-    return "" if report.baseline is None else f"{report.baseline.efficiency:.2f}"
-
-
-def _staleness(report: Report) -> str:
-    return f"{report.staleness.mean:.2f} / {report.staleness.max}"
-
-
 def _sent(report: Report) -> str:
     return f"{sum(row.payload_bytes + row.frame_bytes for row in report.traffic) / 1e6:.1f}"
 
@@ -64,12 +56,8 @@ def _waited(what: int) -> Callable[[Report], str]:
     return lambda report: f"{waited_s(report.workers)[what]:.1f}" if report.workers else ""
 
 
-def _ended(report: Report) -> str:
-    return report.ended if report.ended != "finished" else ""
-
-
 _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
-    ("ended", _ended),
+    ("ended", lambda report: report.ended if report.ended != "finished" else ""),
     ("model", lambda report: report.model.name),
     ("data", lambda report: report.data.name),
     ("consistency", _mode),
@@ -86,9 +74,9 @@ _ROWS: tuple[tuple[str, Callable[[Report], str]], ...] = (
     ("test accuracy", lambda report: f"{report.totals.test_accuracy:.2%}"),
     ("train loss", _loss),
     ("images/s", lambda report: f"{report.totals.images_per_s:.0f}"),
-    ("efficiency", _efficiency),
+    ("efficiency", lambda report: f"{report.baseline.efficiency:.2f}" if report.baseline else ""),
     ("training, s", lambda report: f"{report.totals.train_s:.1f}"),
-    ("staleness, mean / max", _staleness),
+    ("staleness, mean / max", lambda report: f"{report.staleness.mean:.2f} / {report.staleness.max}"),
     ("sent, MB", _sent),
     ("waited for servers, s", _waited(0)),
     ("waited for images, s", _waited(1)),

@@ -120,7 +120,7 @@ class StepContext:
 
 
 class StepModel:
-    """A step with its checked arrays.
+    """A step with its checked arrays, all of which are trained.
 
     Args:
         step: The step.
@@ -133,6 +133,11 @@ class StepModel:
         StepFailed: `prepare` or `arrays` raised.
     """
 
+    kernels = "step"
+    """A word for the kernels, because a step has none of this package."""
+    multiply_adds = 0
+    """Number of multiply-adds, which is unknown."""
+
     def __init__(self, step: TrainStep, spec: StepSpec, *, keep_going: bool = False) -> None:
         self.spec = spec
         self.step = step
@@ -140,12 +145,17 @@ class StepModel:
         self._prepare()
         self.arrays = arrays_of_step(spec.name, step)
         self._factored = self._checked_factors()
-        self._dtype = np.dtype(next(iter(self.arrays.values())).dtype)
         self._sample: tuple[NDArray[Any], NDArray[Any]] | None = None
-        self._parameters = tuple(
+        self.dtype: np.dtype[Any] = np.dtype(next(iter(self.arrays.values())).dtype)
+        self.parameters = tuple(
             ParameterSpec(name=name, shape=array.shape, layer=spec.name, kind=name)
             for name, array in self.arrays.items()
         )
+        """All arrays, in the order of the step."""
+        self.trained, self.frozen = self.parameters, frozenset[str]()
+        self.num_parameters = sum(array.size for array in self.arrays.values())
+        """Number of values of all arrays."""
+        self.input_shape = spec.shape
 
     def _prepare(self) -> None:
         prepare = getattr(self.step, "prepare", None)
@@ -204,49 +214,9 @@ class StepModel:
 
     # --- the interface of a network -----------------------------------------------------------------
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the arrays: float32 or float64."""
-        return self._dtype
-
-    @property
-    def kernels(self) -> str:
-        """The word ``step``, because a step has no kernels of this package."""
-        return "step"
-
-    @property
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """All arrays, in the order of the step."""
-        return self._parameters
-
-    @property
-    def trained(self) -> tuple[ParameterSpec, ...]:
-        """All arrays: each has a gradient."""
-        return self._parameters
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """Names of frozen arrays: none."""
-        return frozenset()
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """Shape of one image."""
-        return self.spec.shape
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of values of all arrays."""
-        return sum(array.size for array in self.arrays.values())
-
-    @property
-    def multiply_adds(self) -> int:
-        """Number of multiply-adds: 0, because the arithmetic of a step is unknown."""
-        return 0
-
     def parameter(self, name: str) -> ParameterSpec:
         """Look an array up by its name."""
-        return next(parameter for parameter in self._parameters if parameter.name == name)
+        return next(parameter for parameter in self.parameters if parameter.name == name)
 
     def use_ready(self) -> None:
         """Do nothing, because a step has no kernels of this package."""
@@ -427,7 +397,7 @@ class StepModel:
         return StepFailed(self.spec.name, method, what)
 
     def __repr__(self) -> str:
-        return f"<StepModel {self.spec.name} {self.num_parameters} values, {self._dtype}>"
+        return f"<StepModel {self.spec.name} {self.num_parameters} values, {self.dtype}>"
 
 
 RunModel = Network | StepModel
