@@ -96,10 +96,6 @@ class Staging:
         """Return the server that reads a file from the source."""
         return file % self.servers
 
-    def own(self) -> Iterator[int]:
-        """Yield the missing files of this server."""
-        return self._missing(self.server)
-
     def rounds(self) -> list[int]:
         """Return the owners of missing files, by growing distance in the ring."""
         others = [(self.server + distance) % self.servers for distance in range(1, self.servers)]
@@ -112,11 +108,8 @@ class Staging:
                 return owner
         return None
 
-    def files_of(self, owner: int) -> Iterator[int]:
-        """Yield the missing files of one round."""
-        return self._missing(owner)
-
-    def _missing(self, owner: int) -> Iterator[int]:
+    def missing_of(self, owner: int) -> Iterator[int]:
+        """Yield the missing files of an owner: this server, or that of a round."""
         return (file for file in range(owner, len(self.files), self.servers) if file not in self._held)
 
     def _count(self, owner: int) -> int:

@@ -68,19 +68,19 @@ LONGEST_WAIT_S = 60.0
 OpenDisk = Callable[[str], Disk]
 
 
-class StagingCounts(msgspec.Struct, frozen=True, kw_only=True):
+class StagingCounts(msgspec.Struct, kw_only=True):
     """Numbers of files and bytes of a staging, by origin."""
 
     files: int
     kept_files: int
     """Number of files that an earlier start has left in the copy."""
-    source_files: int
+    source_files: int = 0
     """Number of files read from the source."""
-    source_bytes: int
-    copied_files: int
+    source_bytes: int = 0
+    copied_files: int = 0
     """Number of files copied from other servers."""
-    copied_bytes: int
-    retried: int
+    copied_bytes: int = 0
+    retried: int = 0
     """Number of attempts that were repeated after a failure."""
 
 
@@ -128,10 +128,9 @@ class Stager(Role):
         self._news = asyncio.Event()
         self._done = asyncio.Event()
         self._parked: dict[int, list[asyncio.Event]] = {}
-        self._kept = len(held)
-        self._read_files = self._read_bytes = 0
-        self._copied_files = self._copied_bytes = 0
-        self._retried = self._progress = 0
+        self._progress = 0
+        self.counts = StagingCounts(files=len(found.files), kept_files=len(held))
+        """Numbers of files and bytes by origin so far, and of retries."""
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         for number, address in enumerate(self._addresses):
@@ -213,7 +212,7 @@ class Stager(Role):
         """Get the files of this server, after one attempt to reach each of the others."""
         while self._looking:
             await self._news.wait()
-        await self._lanes(self.plan.own(), READERS)
+        await self._lanes(self.plan.missing_of(self.plan.server), READERS)
 
     async def _copy_rounds(self) -> None:
         """Get the files of the other servers, round by round."""
@@ -223,7 +222,7 @@ class Stager(Role):
             if owner is None:
                 await self._news.wait()
             else:
-                await self._lanes(self.plan.files_of(owner), COPIES)
+                await self._lanes(self.plan.missing_of(owner), COPIES)
 
     async def _lanes(self, files: Iterable[int], lanes: int) -> None:
         waiting = deque(files)
@@ -256,7 +255,7 @@ class Stager(Role):
                 self._again(file, step.server, str(error))
 
     def _again(self, file: int, server: int, why: str) -> None:
-        self._retried += 1
+        self.counts.retried += 1
         self.plan.failed(file, server, why)
         if not self.plan.readable(file):
             self._wake(file)
@@ -282,11 +281,11 @@ class Stager(Role):
                 raise damaged(checksum, expected)
             await self._copy.keep(file, checksum)
         if step.server == self.plan.server:
-            self._read_files += 1
-            self._read_bytes += size
+            self.counts.source_files += 1
+            self.counts.source_bytes += size
         else:
-            self._copied_files += 1
-            self._copied_bytes += size
+            self.counts.copied_files += 1
+            self.counts.copied_bytes += size
         self.plan.hold(file, checksum)
         self._wake(file)
 
@@ -356,23 +355,11 @@ class Stager(Role):
 
     def statistics(self) -> StagerCounts:
         """Return the statistics of the role, with the counts of the staging."""
-        return self._with_common(StagerCounts(staging=self.counts()))
-
-    def counts(self) -> StagingCounts:
-        """Return the numbers of files and bytes by origin, and of retries."""
-        return StagingCounts(
-            files=len(self.plan.files),
-            kept_files=self._kept,
-            source_files=self._read_files,
-            source_bytes=self._read_bytes,
-            copied_files=self._copied_files,
-            copied_bytes=self._copied_bytes,
-            retried=self._retried,
-        )
+        return self._with_common(StagerCounts(staging=self.counts))
 
     def summary(self) -> str:
         """Return the counts as a sentence."""
-        counts = self.counts()
+        counts = self.counts
         return (
             f"staged {counted(counts.files, 'file')} of {self._found.root} into {self._copy.folder}: "
             f"{counts.source_files} read from there ({counts.source_bytes / 1e6:.1f} MB), "

@@ -62,9 +62,9 @@ def run(ring: list[Staging], dead: set[int], unreadable: set[tuple[int, int]], d
 @given(st.integers(1, 6), st.integers(0, 40))
 def test_every_file_has_one_owner_and_each_server_gets_all_in_rounds(servers: int, count: int) -> None:
     for one in ring_of(servers, count):
-        own = list(one.own())
+        own = list(one.missing_of(one.server))
         assert all(one.owner(file) == one.server for file in own)
-        copied = [list(one.files_of(owner)) for owner in one.rounds()]
+        copied = [list(one.missing_of(owner)) for owner in one.rounds()]
         assert sorted(own + [file for files in copied for file in files]) == list(range(count))
         distances = [(owner - one.server) % servers for owner in one.rounds()]
         assert distances == sorted(distances)

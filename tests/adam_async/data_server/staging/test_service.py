@@ -144,7 +144,7 @@ async def test_every_file_is_read_from_the_source_once_and_all_servers_get_all(r
     assert shared.opened == dict.fromkeys(FILES, 1)
     for number, stager in enumerate(stagers):
         assert servers.copy(f"s{number}") == FILES
-        counts = stager.counts()
+        counts = stager.counts
         assert counts.source_files == len(FILES) // count
         assert counts.source_files + counts.copied_files == counts.files == len(FILES)
         assert counts.source_bytes + counts.copied_bytes == sum(map(len, FILES.values()))
@@ -185,7 +185,7 @@ async def test_the_files_of_a_server_that_ends_early_are_read_by_the_next_and_it
             async with servers.server("s1") as again:
                 await again.staged()
                 assert again.plan.server == 1
-            assert again.counts().kept_files + again.counts().copied_files == len(FILES)
+            assert again.counts.kept_files + again.counts.copied_files == len(FILES)
     assert servers.copy("s1") == FILES
     assert shared.opened == before
 
@@ -194,10 +194,10 @@ async def test_a_server_that_comes_late_is_served_by_those_that_are_complete(rin
     servers, hasty = ring(3), Patience(join_s=0.05, back_s=0.05)
     async with servers.server("s0", patience=hasty) as one:
         await one.staged()
-        assert one.counts().source_files == len(FILES)
+        assert one.counts.source_files == len(FILES)
         async with servers.server("s1", patience=hasty) as late:
             await late.staged()
-    assert late.counts().copied_files == len(FILES)
+    assert late.counts.copied_files == len(FILES)
     assert shared.opened == dict.fromkeys(FILES, 1)
     assert servers.copy("s1") == FILES
 
@@ -213,7 +213,7 @@ async def test_a_read_that_hangs_is_given_up_and_tried_again(ring, shared) -> No
     async with servers.server("s0", patience=Patience(read_s=0.05)) as one:
         await one.staged()
     assert shared.opened == dict.fromkeys(FILES, 1) | {name: 3}
-    assert one.counts().retried == 2
+    assert one.counts.retried == 2
     assert servers.copy("s0") == FILES
 
 
@@ -259,7 +259,7 @@ async def test_a_file_that_only_its_owner_cannot_read_comes_from_another(ring, s
         await other.staged()
     assert servers.copy("s0") == servers.copy("s1") == FILES
     assert shared.opened == dict.fromkeys(FILES, 1) | {name: 4}
-    assert one.counts().retried == 3
+    assert one.counts.retried == 3
 
 
 @asynccontextmanager
@@ -326,7 +326,7 @@ async def test_a_copy_is_taken_only_if_it_matches_list_and_checksum(ring, shared
         one = await stack.enter_async_context(servers.server("s1", patience=Patience(stall_s=0.05)))
         await one.staged()
     assert servers.copy("s1") == FILES
-    assert one.counts().copied_files == 0
+    assert one.counts.copied_files == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["honest", "s1", "shared"]
 
 
@@ -341,7 +341,7 @@ async def test_a_damaged_copy_is_noticed_and_fetched_elsewhere(ring, shared) -> 
             await other.staged()
     assert servers.copy("s1") == FILES
     assert shared.opened == dict.fromkeys(FILES, 1) | {name: 2, "large.bin": 2}
-    assert other.counts().retried == 3
+    assert other.counts.retried == 3
 
 
 async def test_a_server_that_starts_again_keeps_what_is_whole(ring, shared) -> None:
@@ -361,7 +361,7 @@ async def test_a_server_that_starts_again_keeps_what_is_whole(ring, shared) -> N
             await one.staged()
         assert contents(folder) == changed
         assert shared.opened == dict.fromkeys(read, 1)
-        assert one.counts().kept_files == len(FILES) - len(read)
+        assert one.counts.kept_files == len(FILES) - len(read)
         shared.opened.clear()
 
 
@@ -418,7 +418,7 @@ async def test_the_counts_are_statistics(ring, network) -> None:
         await one.staged()
         answer = await link.call(pack(GetStatistics(run="")), timeout_s=20.0)
         told = read_text_tensor(answer, dict, 1 << 20)
-    assert told["staging"] == msgspec.to_builtins(one.counts())
+    assert told["staging"] == msgspec.to_builtins(one.counts)
     assert one.summary().endswith(
         f"{len(FILES)} read from there (3.2 MB), 0 copied from other servers (0.0 MB), 0 already here, "
         "0 retries"
