@@ -47,7 +47,6 @@ EXEMPT: dict[str, str] = {
                 "sources/downloads",
                 "sources/idx",
                 "sources/mnist",
-                "sources/npz",
                 "sources/objects",
                 "sources/synthetic",
                 "staging/files",
@@ -59,10 +58,7 @@ EXEMPT: dict[str, str] = {
         ],
         FILES_OF_IMAGES,
     ),
-    **dict.fromkeys(
-        [f"adam_async/worker/{name}.py" for name in ("in_place_mode", "step_reports")],
-        ONE_PROCESS,
-    ),
+    "adam_async/worker/in_place_mode.py": ONE_PROCESS,
     "transport/local.py": ONE_PROCESS,
     "transport/slow.py": INSTRUMENT,
 }

@@ -214,7 +214,11 @@ PORTS = (
         "system",
         "names in folders, listed by the thread of the disk, or by a command before its modules load",
     ),
-    port("adam_async/data_server/sources/npz.py", "files", "opens members of an archive that lies in memory"),
+    port(
+        "adam_async/data_server/sources/numpy_files.py",
+        "files",
+        "opens members of an archive that lies in memory",
+    ),
     port("adam_async/runtime/machine.py", "files system", "facts of machine and process from the kernel"),
     port(
         "adam_async/checkpoint/trained_model.py",

@@ -409,7 +409,7 @@ def data(
 
     Without --controller it is independent of a cluster, and serves each `train --data tcp://HOST:PORT`.
     """
-    from adam_async.cli.roles.checks import check_data_server
+    from adam_async.cli.option_checks import check_data_server
 
     check_data_server(options, stage)
     from adam_async.cli.roles.data_server import serve_staged
@@ -442,7 +442,7 @@ def worker(options: WorkerOptions) -> int:
 
     A worker may join a run in progress; the run keeps its rate.
     """
-    from adam_async.cli.roles.checks import check_worker
+    from adam_async.cli.option_checks import check_worker
 
     check_worker(options)
     from adam_async.cli.roles.worker import serve_worker

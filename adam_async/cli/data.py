@@ -23,8 +23,7 @@ from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load
 from adam_async.data_server.sources.downloads import Downloader
-from adam_async.data_server.sources.kinds import Kind, find_files
-from adam_async.data_server.sources.names import address_error, is_import_path
+from adam_async.data_server.sources.kinds import Kind, address_error, find_files, is_import_path
 from adam_async.data_server.sources.objects import from_object
 from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.augmentation import steps_for

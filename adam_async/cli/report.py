@@ -8,8 +8,7 @@ from rich.table import Table
 from adam_async.cli.option_checks import name_runs, read_checked
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
-from adam_async.report.compare import compare
-from adam_async.report.report import Report
+from adam_async.report.report import Report, compare
 from adam_async.report.schema import no_report
 from adam_async.run.config import FIELDS
 from adam_async.run.option_sources import make_config

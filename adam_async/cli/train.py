@@ -50,7 +50,7 @@ from adam_async.cluster.networks import network_for
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.cluster.setup import ClusterInputs
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.names import is_import_path
+from adam_async.data_server.sources.kinds import is_import_path
 from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.driver import Driver
 from adam_async.driver.saved_run import manifest_in

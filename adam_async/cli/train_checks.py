@@ -19,8 +19,7 @@ from adam_async.cli.files import (
     read_file,
 )
 from adam_async.cli.options import TrainOptions
-from adam_async.data_server.sources.kinds import check_source
-from adam_async.data_server.sources.names import is_import_path
+from adam_async.data_server.sources.kinds import check_source, is_import_path
 from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError
 from adam_async.model.named import check_model

@@ -8,7 +8,7 @@ by the rules in `state.py`. The leader then answers the request, and the watches
     state.py                      the cluster map as a state machine: nodes, losses, the order of all rules
     store_rules.py                rules of stores: placement on servers, phases, numbers of clients
     bundle_rules.py               rules of bundles: copies on servers; failover to the next member in sync
-    training_rules.py, worker_assignment.py    rules of the training run; slots of its workers
+    training_rules.py             rules of the training run; slots of its workers
     permissions.py                access control: the keys and fields that each role may set
     records.py                    limits of one record
 

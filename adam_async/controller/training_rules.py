@@ -11,7 +11,8 @@ The permanent rules, each of which reads the map and may change it:
 
 A replica has one worker for each part of its model, and restarts as a unit: if a worker is missing, the
 replica waits until another worker has the slot and all are ready for the next replica generation.
-`worker_assignment` assigns the slots.
+Free workers fill gaps before they begin a replica, the lowest gap first; the rest wait as spares
+(`assign_workers`). At most one replica lacks workers: if several do, the highest one gives up its workers.
 
 A run has as many replicas as its workers allow: replicas beyond the wanted number, and later ones, take part
 as soon as they are ready. A run that continues another run begins with that run's current epoch, its finished
@@ -30,9 +31,10 @@ The driver sets the pieces of the program's blob (``run/<n>``), then the program
 has one program at a time; its stores leave the map with it. No rule reads the blob.
 """
 
+import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Annotated, Any
 
@@ -40,7 +42,6 @@ import msgspec
 
 from adam_async.controller.records import info_problem
 from adam_async.controller.store_rules import without_stores
-from adam_async.controller.worker_assignment import assign_workers
 from adam_async.messages.bounds import Count, Images, Row
 from adam_async.run.cluster_map import (
     DATA_FACTS,
@@ -449,3 +450,45 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
         first_clock=clock if round_groups else 0,
         changed=cluster.version + 1,
     )
+
+
+Slot = tuple[int, int]
+"""Replica and part; ``(-1, 0)`` for a spare worker."""
+
+
+def assign_workers(slots: Mapping[str, Slot], partitions: int) -> dict[str, Slot]:
+    """Assign workers to slots.
+
+    Args:
+        slots: The live workers with their present slots; each slot has one worker.
+
+    Returns:
+        All workers with their slots; a worker of a complete replica keeps its own.
+    """
+    placed = {name: slot for name, slot in sorted(slots.items()) if slot[0] >= 0}
+    free = sorted(set(slots) - set(placed))
+    while True:
+        gaps = _gaps(placed.values(), partitions)
+        while free and gaps:
+            placed[free.pop(0)] = gaps.pop(0)
+        lacking = sorted({replica for replica, _ in gaps})
+        if len(lacking) < 2:
+            break
+        given_up = [name for name, (replica, _) in placed.items() if replica == lacking[-1]]
+        free = sorted(given_up)
+        for name in given_up:
+            del placed[name]
+    taken = {replica for replica, _ in placed.values()}
+    unused = (replica for replica in itertools.count() if replica not in taken)
+    while len(free) >= partitions:
+        replica = next(unused)
+        placed.update((free.pop(0), (replica, part)) for part in range(partitions))
+    return {**placed, **dict.fromkeys(free, (-1, 0))}
+
+
+def _gaps(placed: Iterable[Slot], partitions: int) -> list[Slot]:
+    """Return the empty slots of replicas with workers, the lowest first."""
+    taken = set(placed)
+    replicas = sorted({replica for replica, _ in taken})
+    everything = ((replica, part) for replica in replicas for part in range(partitions))
+    return [slot for slot in everything if slot not in taken]

@@ -25,7 +25,7 @@ are in brackets:
                                                 ReportGroups -> Reported
     data_service.py  driver - data server       ReadTest -> TestImages [images, labels]
                      driver - data host         Serve -> Serving [description of its data]
-    staging.py       data server - data server  ReadManifest -> ManifestPart [files]
+                     data server - data server  ReadManifest -> ManifestPart [files]
                                                 ReadFile -> FilePart [bytes]
     partitions.py    worker - worker            Greet, Blocks [activations, error gradients,
                                                 partial weight gradients]
@@ -68,7 +68,16 @@ from adam_async.messages.controllers import (
     Standing,
     WatchMap,
 )
-from adam_async.messages.data_service import ReadTest, Serve, Serving, TestImages
+from adam_async.messages.data_service import (
+    FilePart,
+    ManifestPart,
+    ReadFile,
+    ReadManifest,
+    ReadTest,
+    Serve,
+    Serving,
+    TestImages,
+)
 from adam_async.messages.group_sets import BundleSets, ReadGroupSets, read_group_sets
 from adam_async.messages.leases import (
     MOST_GROUPS,
@@ -137,7 +146,6 @@ from adam_async.messages.shard_states import (
     read_state_tables,
     state_tables,
 )
-from adam_async.messages.staging import FilePart, ManifestPart, ReadFile, ReadManifest
 from adam_async.messages.table import BY_NAME, TABLE, role_table, table_among, unpack_any
 from adam_async.messages.tensors import (
     check_tensor,

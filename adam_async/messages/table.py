@@ -15,7 +15,6 @@ from adam_async.messages import (
     replication,
     saved_shards,
     shard_states,
-    staging,
 )
 from adam_async.messages.body import Body, Rows, unpack_as
 from transport import Message, RoleTable
@@ -24,7 +23,6 @@ TABLE: Rows = {
     **controllers.ROWS,
     **leases.ROWS,
     **data_service.ROWS,
-    **staging.ROWS,
     **partitions.ROWS,
     **parameters.ROWS,
     **shard_states.ROWS,

@@ -2,15 +2,14 @@
 
 `report.py` receives the result of a run, with the counts of every node, and builds one JSON document. The
 document includes the rate of the bare kernels (`baseline.py`). The rate of the run divided by this rate is
-the efficiency. `compare.py` reads finished reports.
+the efficiency.
 
 Files, in reading order:
 
     schema.py       name of the format, checked before the classes of a report are imported
-    report.py       schema and builder: totals, epochs, traffic, staleness, waits, events, nodes
+    report.py       schema and builder: totals, epochs, traffic, staleness, waits, events, nodes;
+                    reports side by side, a row for each quantity
     baseline.py     the same kernels on the same number of threads, without roles and messages
-
-    compare.py      reports side by side, a row for each quantity
 
     doctor.py       checks of this machine: versions, caches, kernels, BLAS in threads, a link, the data
     evaluate.py     accuracy and loss of a model on test images, class by class

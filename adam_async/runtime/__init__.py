@@ -8,8 +8,7 @@ counts the link in `traffic.py`.
     disk.py                       files on a thread of its own: atomic writes, fdatasync, durable appends
     ordinary_files.py             opens ordinary files only, without a wait; reads with a limit; secrets
     blocking_thread.py            a thread for blocking calls, which never keeps its process
-    control_groups.py             limits of processor time and memory on the process's groups (cgroups)
-    machine.py                    cores, memory, NUMA nodes, BLAS; peak memory of a process
+    machine.py                    cores, memory, NUMA nodes, BLAS; limits of control groups (cgroups)
 
     channel.py                    one link at a time to a peer: dial, patience, growing pauses (back-off)
     traffic.py                    messages and bytes, by peer and message type
@@ -24,5 +23,4 @@ counts the link in `traffic.py`.
 
     timeline.py, trace_events.py  profile of a run: noted events; Trace Event JSON for Perfetto
     fault_points.py               fault injection in product code, and marks of events, for simulations
-    random_streams.py             seeded streams of random numbers for simulations and drills
 """

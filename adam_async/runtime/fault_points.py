@@ -14,8 +14,18 @@ sets shows an event that the scenarios do not reach.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol, Self
 
-from adam_async.runtime.random_streams import RandomStream
+
+class RandomSource(Protocol):
+    """Random numbers of a simulated run."""
+
+    def random(self) -> float:
+        """Return a number in [0, 1)."""
+
+    def fork(self, name: str, /) -> Self:
+        """Return the numbers of one concern."""
+
 
 ENABLED = 0.25
 """Probability that a run enables a fault point."""
@@ -26,13 +36,14 @@ FIRES = 0.25
 ON = False
 """Whether fault points are on: in simulated runs only."""
 
-_dice = RandomStream("")
+_dice: RandomSource | None = None
 _enabled: dict[str, bool] = {}
 _marks: Counter[str] = Counter()
 
 
 def fires(place: str) -> bool:
     """Return whether a fault point fires now. Call the function only if `ON`."""
+    assert _dice is not None, "fault points are off"
     enabled = _enabled.get(place)
     if enabled is None:
         enabled = _enabled[place] = _dice.fork(place).random() < ENABLED
@@ -48,7 +59,7 @@ def sometimes(mark: str) -> None:
 
 
 @contextmanager
-def unkind(dice: RandomStream) -> Iterator[Counter[str]]:
+def unkind(dice: RandomSource) -> Iterator[Counter[str]]:
     """Switch fault points on for a block; yield the counts of its marks and fired fault points."""
     global ON, _dice, _enabled, _marks
     before = ON, _dice, _enabled, _marks

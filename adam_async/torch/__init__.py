@@ -36,7 +36,7 @@ Training by `adam-async train`:
     random_streams.py        random streams of PyTorch, Python and NumPy, seeded and restored
     datasets.py              `from_torch`: a PyTorch dataset as data of a run
 Conversion:
-    convert.py, layers.py    `to_module`, `from_module`; modules for layers that `torch.nn` lacks
+    convert.py               `to_module`, `from_module`; modules for layers that `torch.nn` lacks
     onnx.py                  networks as ONNX files, checked in onnxruntime; needs the extra ``onnx``
 """
 

@@ -23,7 +23,6 @@ Files, in reading order:
     puller.py                           the copy, read without locks; pulls, installed whole by tensor
 
     in_place_mode.py                    mode in one process: the rule applied to the servers' memory, no locks
-    step_reports.py                     reports of steps in place, which servers count as they count pushes
 
     partition_trainer.py                segments of a part of a model, and their graph, which waits for blocks
     peer_workers.py                     links among the workers of a replica: activations, error gradients

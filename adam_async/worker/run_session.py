@@ -6,7 +6,7 @@ mode's graph: a compute thread trains it (`training.py`), the stepper sends its 
 puller installs the returned values (`puller.py`). `GroupEvents` returns the results: the end of a group's
 graph frees the slot, and an acknowledged push sends the group's report to the data server. In a run in place
 the compute thread applies the rule to the servers' memory (`training.py`), and the worker pushes only a
-report of the step (`step_reports.py`).
+report of the step (`in_place_mode.py`).
 """
 
 import asyncio

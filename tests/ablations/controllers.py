@@ -35,7 +35,7 @@ CONTROLLERS = (
     ),
     Ablation(
         "a promise is sent after its sync",
-        CONSENSUS + "outbox.py",
+        CONSENSUS + "events.py",
         "if not self._held or self._held[0][0] > self._durable:",
         "if not self._held:",
         TESTS + "test_crash_points.py::"

@@ -14,9 +14,9 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.disk_model import SECTOR_BYTES, DiskModel, Inode, Write
 from tests.simulation.disk_model import Entries as Names
+from tests.simulation.random_streams import RandomStream
 
 ROOT = Path("/")
 SMALL = 4

@@ -3,7 +3,7 @@
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.runtime.random_streams import RandomStream
+from tests.simulation.random_streams import RandomStream
 
 KINDS = ("kill", "freeze", "cut")
 """Kinds of faults: SIGKILL; SIGSTOP, and SIGCONT once the workload goes on; and no network until the workload

@@ -10,6 +10,7 @@ A seed gives the same run in every process.
     network.py, wire.py       hosts and wires between them: latency, bandwidth, network partitions
     connection.py             one end of a TCP connection: flow control, end of stream, resets
     disk.py, disk_model.py    the disk interface with its times and errors; page cache and effects of a crash
+    random_streams.py         seeded streams of random numbers, one for each concern
     pool.py                   a compute pool without threads: jobs take virtual time
 
     scenario.py               a scenario, its record and its world of machines

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from typing import Any, Protocol, cast
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.host import Host
 from tests.simulation.loop import SimulatedLoop
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.wire import Wire
 from transport.path import Path, PathConditions
 

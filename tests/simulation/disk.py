@@ -18,10 +18,10 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from adam_async.runtime.disk import Disk, FileFacts, Part, check_size, each_part
 from adam_async.runtime.ordinary_files import MOST_READ_BYTES
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.disk_model import DiskModel, Inode
 from tests.simulation.host import HOST
 from tests.simulation.loop import SimulatedLoop
+from tests.simulation.random_streams import RandomStream
 
 CLOSE_S = 10.0
 """Time limit for earlier steps when a disk is closed, in seconds, as for a real disk."""

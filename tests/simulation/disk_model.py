@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
-from adam_async.runtime.random_streams import RandomStream
+from tests.simulation.random_streams import RandomStream
 
 SECTOR_BYTES = 512
 """Size of a sector in bytes: the unit of torn writes and damage."""

@@ -32,8 +32,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.host import HOST, Host, SimulatedFuture, SimulatedTask, Step, label_of, place_of
+from tests.simulation.random_streams import RandomStream
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

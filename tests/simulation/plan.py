@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.runtime.random_streams import RandomStream
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.wire import Conditions
 
 Setting = bool | int | float | str

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.runtime.random_streams import RandomStream
 from dataflow.errors import PoolClosed
 from dataflow.jobs import Job
 from dataflow.mailbox import Mailbox
 from dataflow.pool import ComputePool
 from tests.simulation.loop import SimulatedLoop
+from tests.simulation.random_streams import RandomStream
 
 JOB_S = 0.001
 """Mean duration of a job at full pace, in seconds of the host's clock."""

@@ -14,9 +14,9 @@ from hashlib import blake2b
 import msgspec
 
 from adam_async.errors import first_cause
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.loop import Deadlock, Endless, SimulationFailed
 from tests.simulation.plan import Case
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, Span, Violation, World, simulate
 
 NOT_DONE = "every planned fault is done"

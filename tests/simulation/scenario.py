@@ -34,13 +34,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from adam_async.runtime import fault_points
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.disk import DiskConditions, SimulatedDisk
 from tests.simulation.disk_model import DiskModel
 from tests.simulation.host import Host
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.plan import Fault, Plan
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.wire import Conditions
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.disk_model import SECTOR_BYTES, DiskModel
+from tests.simulation.random_streams import RandomStream
 
 FOLDER, FILE = Path("/data"), Path("/data/file")
 

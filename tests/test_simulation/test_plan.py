@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.plan import Case, Fault, Options, Plan, draw_options, in_order, read_case
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.wire import Conditions
 
 SECONDS = st.floats(0, 1e6)

@@ -7,7 +7,6 @@ end of its stdin.
 A process runs one role: each command has a file, which imports no other role.
 
     serving.py                   start here: runs any role until its end; token, parent's orders, printed line
-    checks.py                    options, checked before the modules of a role are imported
     controller.py                `controller`: alone, or one of a group with `--peers`
     parameter_server.py          `ps`: a parameter server
     data_server.py               `data`: a data server, or a standalone one; `--stage`: a copy of its source

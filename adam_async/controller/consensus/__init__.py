@@ -6,7 +6,7 @@ docs/explanation/consensus.md has the duties of a shell.
 `events.py` has the input of a node and its effects, and `messages.py` the messages between nodes. `log.py`
 has the entries and the snapshot of one node, and `leading.py` a leader's view of the logs of the others.
 `membership.py` has the voters and the learners, and `roles.py` the roles of a node. `records.py` turns the
-durable state into bytes and back, and `outbox.py` keeps a message until the records before it are on disk.
+durable state into bytes and back.
 `violations.py` detects messages that no correct node sends. `settings.py` has times and sizes.
 
 Theory of operation

@@ -10,6 +10,7 @@ from adam_async.controller.consensus.events import (
     Effect,
     Event,
     Led,
+    Outbox,
     Persisted,
     Propose,
     Read,
@@ -38,7 +39,6 @@ from adam_async.controller.consensus.messages import (
     TakeOver,
     Vote,
 )
-from adam_async.controller.consensus.outbox import Outbox
 from adam_async.controller.consensus.records import Ballot, Entries, Saved
 from adam_async.controller.consensus.roles import TRANSITIONS, Cause, Role, always, by_role, if_leading
 from adam_async.controller.consensus.settings import Settings

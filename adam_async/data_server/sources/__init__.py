@@ -5,20 +5,19 @@ loader of encoded images collects samples, and `samples.py` decodes all of them 
 of folders and tar files may stay in their files instead; the data server then decodes them on demand.
 Programs with images in Python objects or in Ray call `objects.py` or `ray_data.py`.
 
-    datasets.py, names.py             start here: `load`, and all kinds of sources; names of sources
-    kinds.py                          kind and files of a source, by the names in its folder alone
+    datasets.py                       start here: `load`, and all kinds of sources; folders of images by class
+    kinds.py                          names of sources; kind and files, by the names in a folder alone
     samples.py                        encoded images, decoded into one size; labels, counts, damage
     pictures.py                       one encoded image to pixels (Pillow): EXIF, scaling, cropping
     splits.py                         training set and test set, by names of files or by a hash
 Encoded images:
-    image_folder.py                   one folder for each class
     shards.py                         WebDataset: tar files
     parquet.py                        Parquet files, such as those of Hugging Face
     tables.py                         CSV: pixels, or paths of image files
 Arrays:
     mnist.py, idx.py                  MNIST and Fashion-MNIST; the IDX format
     cifar.py                          CIFAR-10 in its binary version
-    npz.py, npy.py                    NumPy archives with the keys of Keras; NumPy files, mapped into memory
+    numpy_files.py                    NumPy archives with the keys of Keras; NumPy files, mapped into memory
     objects.py                        Python objects with items, and asynchronous iterators
     ray_data.py                       rows of a `ray.data.Dataset`
     synthetic.py                      random images of a seed, for runs without data

@@ -13,6 +13,13 @@
 A damaged source that the user named is an error; single damaged images are left out if the caller allows it.
 `auto` skips a damaged cache or an unreachable network, and logs the reason.
 
+Folders of images have one folder for each class, below ``train`` and ``test`` or without them. The reader
+skips files and folders whose names begin with a dot, files outside class folders and the files of desktops,
+such as ``Thumbs.db``.
+
+    DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or other usual names of sets, such as Training and valid
+    DIR/CLASS/*.png                                 one image in five is a test image, by a hash of CLASS/NAME
+
 Data sets with known names, in the user's cache after their download.
 
     fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
@@ -27,25 +34,74 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from adam_async.data_server.class_names import class_name, number_folders
 from adam_async.data_server.damage import Damage, Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import cifar, limits, mnist
 from adam_async.data_server.sources.downloads import Downloader, RemoteSet
-from adam_async.data_server.sources.files import read_file
-from adam_async.data_server.sources.image_folder import load_image_folder
-from adam_async.data_server.sources.kinds import STEMS, Files, Kind, find_files, mnist_files, reading_source
+from adam_async.data_server.sources.files import is_clutter, read_file
+from adam_async.data_server.sources.kinds import (
+    STEMS,
+    Files,
+    Kind,
+    find_files,
+    folders_in,
+    mnist_files,
+    reading_source,
+)
 from adam_async.data_server.sources.mnist import MNIST, parse_four
-from adam_async.data_server.sources.npy import load_npy
-from adam_async.data_server.sources.npz import parse_npz
+from adam_async.data_server.sources.numpy_files import load_npy, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
-from adam_async.data_server.sources.samples import LoadRequest
+from adam_async.data_server.sources.pictures import require_pillow
+from adam_async.data_server.sources.samples import (
+    LoadRequest,
+    Samples,
+    StoredSample,
+    assemble,
+    each,
+    stored_image,
+)
 from adam_async.data_server.sources.shards import load_shards
+from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.data_server.sources.synthetic import parse_synthetic, synthetic
 from adam_async.data_server.sources.tables import load_tables
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import Size
 from adam_async.runtime.disk import Disk
+
+
+async def load_image_folder(request: LoadRequest, roots: Files) -> Dataset:
+    """Load a folder of images by class.
+
+    Args:
+        roots: The folders with class folders, that of the training images first.
+
+    Raises:
+        DataError: No images, or an error of `assemble`.
+    """
+    require_pillow()
+    classes = {root: await request.disk.run(folders_in, root) for root, _ in roots}
+    numbers = number_folders(map(class_name, classes[roots[0][0]]))
+    samples = Samples(request)
+    for root, split in roots:
+        for label in classes[root]:
+            await _add_class(samples, root / label, label, split)
+    return await assemble(samples, cache=request.cache, numbers=numbers, class_names=tuple(numbers))
+
+
+async def _add_class(samples: Samples, folder: Path, label: str, split: Split | None) -> None:
+    request, found = samples.request, list[StoredSample]()
+
+    def look(name: str) -> None:
+        """Find one image, whose file must be an ordinary one."""
+        chosen = split or rank_of_image(f"{label}/{name}")
+        found.append(stored_image(folder / name, class_name(label), chosen))
+
+    names = [name for name in await request.disk.names(folder) if not is_clutter(name)]
+    await each(names, look, request.damage, request.disk)
+    for sample in found:
+        samples.add(sample)
 
 
 @dataclass(frozen=True, slots=True)

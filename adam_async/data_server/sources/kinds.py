@@ -1,8 +1,11 @@
-"""The kind of a source, and its files, by the names in a folder; reads no file, and needs no NumPy.
+"""Names of sources, and the kind and files of each, by the names in a folder; reads no file, needs no NumPy.
+
+The values of `--data` are names of data sets, functions to import, files and folders.
 
 A command finds the files of its source before it imports the loaders, and a loader finds them again.
 """
 
+import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,9 +16,36 @@ from typing import Literal
 
 from adam_async.data_server.class_names import class_name, number_folders
 from adam_async.data_server.sources.files import cure_of_archive, is_clutter, is_image_name
-from adam_async.data_server.sources.names import NAMES, address_error, is_import_path, missing
 from adam_async.data_server.sources.splits import Split, sets_of_folders, split_files
 from adam_async.errors import DataError, counted
+
+NAMES = ("auto", "mnist", "digits", "synthetic", "fashion-mnist", "cifar-10")
+"""Names of data sets; `synthetic:N` is a name too."""
+
+
+def is_import_path(source: str) -> bool:
+    """Return whether a source is a function to import, ``package.module:function``, and not a file."""
+    module, _, name = source.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), name)) and not Path(source).exists()
+
+
+def missing(source: str) -> DataError:
+    """Return the error of a source that is no name, file or folder."""
+    near = difflib.get_close_matches(source, NAMES, n=1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return DataError(
+        f"{source} does not exist{meant}; name a folder with a data set, an .npz, .parquet, .tar or .csv "
+        f"file, or one of {', '.join(NAMES)}"
+    )
+
+
+def address_error(source: str) -> DataError:
+    """Return the error of a source that is an address."""
+    return DataError(
+        f"{source} is an address, not a name, a folder or a file; only train takes addresses of data "
+        "servers, tcp://HOST:PORT"
+    )
+
 
 Kind = Literal["idx", "folders", ".npz", ".npy", ".parquet", ".tar", ".csv"]
 

@@ -5,7 +5,7 @@ numbers, which depend on the seed, the epoch, the step and the image. Each pass 
 with these numbers.
 
     recipe.py                start here: `Recipe`, its TOML file, the default steps
-    steps.py, bounds.py      kinds of steps with their options; bounds of sizes, and of the memory of a recipe
+    steps.py                 kinds of steps with their options
     pipeline.py              the interface of a pass; the choice between NumPy's kernels and compiled ones
     geometry.py              steps that move pixels: shift, rotate, elastic, crop; joined into one resampling
     pixels.py                steps that change values: brightness, contrast, noise, cutout; user functions

@@ -17,8 +17,7 @@ Kernels:
     memory.py                       the kernels' view of memory, and their compiler
     products.py                     dense layers and convolutions
     pixels.py                       padding and pooling
-    pointwise.py                    value by value
-    curves.py                       exponential, tanh and the logistic function
+    curves.py                       value by value: sums, ReLU, exponential, tanh and the logistic function
     response_norm.py, local.py, losses.py
                                     local response normalisation, locally connected layer, losses
     updates.py                      gradient descent in place

@@ -18,7 +18,18 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from adam_async.model.fast.curves import sigmoid, sigmoid_back, tanh, tanh_back
+from adam_async.model.fast.curves import (
+    add,
+    clear,
+    copy,
+    multiply_values,
+    relu,
+    relu_back,
+    sigmoid,
+    sigmoid_back,
+    tanh,
+    tanh_back,
+)
 from adam_async.model.fast.groups import add_steps, load_images, load_targets
 from adam_async.model.fast.local import local_back, local_delta, local_forward
 from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
@@ -31,7 +42,6 @@ from adam_async.model.fast.pixels import (
     pack,
     unpack,
 )
-from adam_async.model.fast.pointwise import add, clear, copy, multiply_values, relu, relu_back
 from adam_async.model.fast.products import (
     convolve,
     correlate,

@@ -21,7 +21,7 @@ from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.model.keyed_random import Dice
 from adam_async.report.baseline import Baseline
-from adam_async.report.report import Report, build_report, to_json, write
+from adam_async.report.report import Report, build_report, compare, to_json, write
 from adam_async.run.config import Config
 from adam_async.run.counts import ONCE, Counts
 from adam_async.run.learning_rate import default_rate
@@ -30,6 +30,7 @@ from adam_async.run.series import add_up
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine, pinned_cpus
+from tests.adam_async.reports import real_report
 from tests.adam_async.role_counts import counts_of
 from transport import Identity, Link, TcpNetwork
 from transport.frames import CHUNK, MESSAGE, REPLY
@@ -507,3 +508,41 @@ async def test_the_counts_equal_the_traffic_of_the_sockets() -> None:
     assert len(pushes) == 2 * 2 * 2
     assert {key: reported[key] for key in pushes} == pushes
     assert all(value <= final[key] for key, value in reported.items())
+
+
+async def test_every_row_has_a_value_for_each_report() -> None:
+    one = await real_report(epochs=1)
+    two = await real_report(epochs=2, weights="copy", schedule="cosine", rate=0.05, warm_up=0.5)
+
+    rows = {name: values for name, *values in compare([one, two])}
+
+    assert all(len(values) == 2 for values in rows.values())
+    assert rows["epochs"] == ["1", "2"]
+    assert rows["consistency"] == ["asp", "asp"]
+    assert rows["weights"] == ["aliased", "copy"]
+    assert rows["rate"] == [f"{one.config['rate']:.4g}, cosine, warm-up 0.1", "0.05, cosine, warm-up 0.5"]
+    assert rows["test accuracy"] == [f"{each.totals.test_accuracy:.2%}" for each in (one, two)]
+    assert rows["staleness, mean / max"] == [
+        f"{each.staleness.mean:.2f} / {each.staleness.max}" for each in (one, two)
+    ]
+    assert float(rows["sent, MB"][0]) < float(rows["sent, MB"][1])
+
+
+async def test_rows_without_anything_to_say_are_left_out() -> None:
+    report = await real_report(epochs=1)
+    names = [row[0] for row in compare([report])]
+    cut_short = msgspec.structs.replace(report, ended="interrupted", epochs=[])
+    rows = {name: values for name, *values in compare([report, cut_short])}
+
+    assert not {"ended", "efficiency", "push / pull every", "events"} & set(names)
+    assert rows["ended"] == ["", "interrupted"]
+    assert rows["train loss"][1] == ""
+
+
+async def test_how_models_are_cut_stands_beside_those_that_are_not() -> None:
+    whole, cut = await real_report(epochs=1), await real_report(epochs=1, partitions=2, halo="recompute")
+    rows = {name: values for name, *values in compare([whole, cut])}
+
+    assert rows["partitions"] == ["1", "2"]
+    assert rows["plan"] == ["", "vertical, halo recompute"]
+    assert "plan" not in [row[0] for row in compare([whole])]

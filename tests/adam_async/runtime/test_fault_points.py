@@ -1,7 +1,7 @@
 """Unkind places: off in production, some of them on in a run, the same ones for the same seed."""
 
 from adam_async.runtime import fault_points
-from adam_async.runtime.random_streams import RandomStream
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import simulate
 
 PLACES = [f"place {number}" for number in range(100)]

@@ -17,8 +17,7 @@ from adam_async.errors import ConfigError, SpecError
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelSpec, Network, mlp, named_model
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import MeanSquaredError
-from adam_async.torch.convert import SOFTMAX_LOSS, from_module, to_module
-from adam_async.torch.layers import LayerGraph, LocallyConnected
+from adam_async.torch.convert import SOFTMAX_LOSS, LayerGraph, LocallyConnected, from_module, to_module
 from tests.adam_async.cluster.test_sync import bars
 from tests.adam_async.model.parts import EVERYTHING, group_of, networks, run_whole, weights_of
 from tests.adam_async.own_layer import OWN_LAYERS

@@ -3,9 +3,9 @@
 import asyncio
 import math
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import Strike
 from tests.simulation.plan import Fault
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import World
 from tests.simulation.scenarios.controller_group import ControllerGroup
 from tests.simulation.scenarios.disk_faults import DiskFaults

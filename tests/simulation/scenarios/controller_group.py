@@ -17,11 +17,11 @@ from adam_async.controller.service import Controller
 from adam_async.errors import ConfigError
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.checkers.commits import Commits, Progress, Terms
 from tests.simulation.checkers.histories import Histories
 from tests.simulation.checkers.maps import Maps
 from tests.simulation.plan import Plan, Setting
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Program, Violation, World
 from tests.simulation.scenarios import cluster
 from transport import Identity, LinkConfig, TcpNetwork

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import msgspec
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import STEP_S, strike_all
 from tests.simulation.plan import Fault, Options, Plan, Setting, draw_options, in_order
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, World, settle
 from tests.simulation.scenarios.controller_faults import COSTS_A_DISK, KINDS, draw_fault, strikes_of
 from tests.simulation.scenarios.controller_group import MARKS, UNDER_WAY, ControllerRun, draw_settings

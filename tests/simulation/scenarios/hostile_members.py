@@ -16,8 +16,8 @@ from adam_async.messages.table import role_table
 from adam_async.model.rules import Sgd
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays
-from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Node, Violation
 from tests.simulation.scenarios.cluster import TOKEN, WAITS, Cluster, network_of
 from transport import Identity, RemoteError

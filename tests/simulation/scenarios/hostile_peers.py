@@ -34,9 +34,9 @@ from adam_async.messages import (
 )
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.training_program import ProgramRecord
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import Strike, check_noticed, is_running
 from tests.simulation.plan import Fault
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Violation, World
 from tests.simulation.scenarios.bad_fields import (
     BadMessage,

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from adam_async.run.result import RunResult
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import strike_all
 from tests.simulation.plan import Fault, Plan, draw_options, in_order
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, Violation, World
 from tests.simulation.scenarios.cluster import LINKS
 from tests.simulation.scenarios.group_watch import GroupWatch

@@ -27,10 +27,10 @@ from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.map_changes import changed
 from adam_async.run.training_program import TrainingProgram
-from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from tests.simulation import linearizability as lin
 from tests.simulation.checkers.histories import check_kept
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Violation
 from tests.simulation.scenarios.controller_group import ControllerGroup, network_of
 from transport import Identity, LinkClosed, Network, RemoteError

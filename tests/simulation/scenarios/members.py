@@ -16,10 +16,10 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.checkers.histories import check_kept
 from tests.simulation.faults import STEP_S, strike_all
 from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World, settle
 from tests.simulation.scenarios.cluster import LINKS, network_of
 from tests.simulation.scenarios.controller_group import permit_all

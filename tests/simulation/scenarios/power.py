@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 
 from adam_async.persistence.scan import SUFFIX
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.checkers.saved_pushes import Losses
 from tests.simulation.faults import STEP_S, Strike, check_noticed, is_running, strike_all, until
 from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World
 from tests.simulation.scenarios.bundle_watch import FAILOVERS, FROM_DISK
 from tests.simulation.scenarios.cluster import CONTROLLERS, SERVERS

@@ -15,9 +15,9 @@ import asyncio
 
 import msgspec
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import Strike, kill, strike_all
 from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, World, settle
 from tests.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
 from tests.simulation.scenarios.cluster import APART, SERVERS, Cluster

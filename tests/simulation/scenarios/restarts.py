@@ -9,9 +9,9 @@ follow every event, as in `controllers`.
 
 import asyncio
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import STEP_S, strike_all
 from tests.simulation.plan import Fault, Plan, Setting, draw_options
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, Violation, World
 from tests.simulation.scenarios.controller_group import ANSWER_S, MARKS, ControllerRun, draw_settings
 from tests.simulation.scenarios.map_user import PATIENT_S, User

@@ -57,12 +57,12 @@ from adam_async.run.group_ranges import (
 from adam_async.run.store_record import ArrayRecord, served_word
 from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 from adam_async.runtime.channel import Endpoint
-from adam_async.runtime.random_streams import RandomStream
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.stepper import is_returned
 from tests.simulation.checkers.group_sets import check_groups, check_losses, epoch_groups
 from tests.simulation.plan import Setting
 from tests.simulation.pool import SimulatedPool
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Violation, World
 from tests.simulation.scenarios.cluster import network_of, process_memory
 from tests.simulation.scenarios.map_user import INCARNATIONS, new_membership

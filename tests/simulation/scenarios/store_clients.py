@@ -25,15 +25,15 @@ from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits, slack_of
 from adam_async.run.ids import Replica
-from adam_async.runtime.random_streams import RandomStream
 from adam_async.store.arguments import OpenArguments
-from adam_async.store.arrays import Gradient, InitialArrays
+from adam_async.store.arrays import Gradient, InitialArrays, records_of
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.opening import StoreLink
 from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
 from tests.simulation.checkers.store_pushes import Pulled, StorePushes
 from tests.simulation.plan import Setting
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Violation, World, settle
 from tests.simulation.scenarios.bundle_watch import BundleWatch
 from tests.simulation.scenarios.cluster import Cluster, network_of

@@ -19,9 +19,9 @@ import asyncio
 
 from adam_async.run.config import Config, Waits
 from adam_async.run.result import RunResult
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import strike_all
 from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, Violation, World, settle
 from tests.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
 from tests.simulation.scenarios.cluster import CONTROLLERS

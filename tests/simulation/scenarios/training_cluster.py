@@ -22,7 +22,7 @@ from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.sources.datasets import DIGITS_FILE
-from adam_async.data_server.sources.npz import parse_npz
+from adam_async.data_server.sources.numpy_files import parse_npz
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach

@@ -19,8 +19,8 @@ from adam_async.errors import ConfigError
 from adam_async.model.named import mlp
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.config import Config
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.plan import Setting
+from tests.simulation.random_streams import RandomStream
 
 OWN = ("resumed", "late_s", "network", "profiled", "stores")
 """Settings that are not options of a run."""

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.runtime.random_streams import RandomStream
 from tests.simulation.faults import Strike, strike_all
 from tests.simulation.plan import Fault, Plan, draw_options, in_order
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World, settle
 from tests.simulation.scenarios import cluster
 from tests.simulation.scenarios.cluster import TOKEN

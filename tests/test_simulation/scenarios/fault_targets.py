@@ -2,7 +2,7 @@
 
 import asyncio
 
-from adam_async.runtime.random_streams import RandomStream
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, World
 from tests.simulation.scenarios.controller_group import ControllerGroup, draw_settings
 from tests.simulation.scenarios.machine_faults import Targets

@@ -3,9 +3,9 @@
 import pytest
 
 from adam_async.parameter_server.question_checks import QuestionChecks
-from adam_async.runtime.random_streams import RandomStream
 from tests.ablations.every import NAMED
 from tests.simulation.plan import Case, Fault, Options, Plan
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.runner import run_case, run_seed
 from tests.simulation.scenarios.hostile_peers import KINDS, SENDERS, TARGETS
 from tests.simulation.scenarios.hostile_training import HOSTILE, draw_plan

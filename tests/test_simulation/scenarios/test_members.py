@@ -17,7 +17,7 @@ from adam_async.data_server.set_reader import SetReader
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import Lease
 from adam_async.run.epoch_counts import EpochCounts
-from adam_async.runtime.random_streams import RandomStream
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.runner import draw_case, run_case, run_seed
 from tests.simulation.scenarios import short_runs
 from tests.simulation.scenarios.members import MEMBERS

@@ -6,8 +6,8 @@ from adam_async.errors import ConfigError
 from adam_async.model.network import Network
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
-from adam_async.runtime.random_streams import RandomStream
 from adam_async.worker.push_plan import plan_pushes, plan_sections
+from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenarios.training import TRAINING
 from tests.simulation.scenarios.training_cluster import SERVERS
 from tests.simulation.scenarios.training_setups import (

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.data_server.sources.kinds import FoundFiles, check_source, find_files
-from adam_async.data_server.sources.names import NAMES
+from adam_async.data_server.sources.datasets import PUBLISHED
+from adam_async.data_server.sources.kinds import NAMES, FoundFiles, check_source, find_files
 from adam_async.errors import DataError
 
 
@@ -61,3 +61,7 @@ def test_a_link_in_a_circle_beside_class_folders_is_no_class(tmp_path: Path) -> 
     (tmp_path / "cat" / "a.png").touch()
     (tmp_path / "circle").symlink_to("circle")
     assert find_files(tmp_path) == FoundFiles(kind="folders", files=((tmp_path, None),))
+
+
+def test_every_published_data_set_has_its_name() -> None:
+    assert set(PUBLISHED) <= set(NAMES)

@@ -1,6 +1,6 @@
 """Seeded streams: the same for a name, unlike for others, and fair enough."""
 
-from adam_async.runtime.random_streams import RandomStream
+from tests.simulation.random_streams import RandomStream
 
 
 def test_a_stream_is_a_function_of_its_name():
