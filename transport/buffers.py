@@ -23,7 +23,11 @@ import numpy as np
 from transport.tensors import ALIGNMENT, Tensor
 
 MIN_BYTES = 4 << 10
+"""Minimum size of a pooled buffer, in bytes."""
+
 MAX_BYTES = 32 << 20
+"""Maximum size of a pooled buffer, in bytes; the pool keeps no larger ones."""
+
 _MAP_FROM_BYTES = 1 << 20
 _MIN_SHIFT = MIN_BYTES.bit_length() - 1
 _UINT8 = np.dtype(np.uint8)

@@ -96,6 +96,7 @@ class LinkStatistics:
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_TEXT = 200
+"""Maximum length of the text of an error that answers a request, in characters."""
 
 UNCHARGED_BYTES = 1 << 20
 """Maximum payload of an answer without a charge, in bytes, unless the request is larger."""

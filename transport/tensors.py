@@ -31,6 +31,8 @@ else:
 
 ALIGNMENT = 64
 MAX_DIMS = 8
+"""Maximum number of dimensions of a tensor."""
+
 Tensor = NDArray[Any]
 
 _UINT16: np.dtype[Any] = np.dtype(np.uint16)

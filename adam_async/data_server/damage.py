@@ -7,6 +7,8 @@ from adam_async.errors import DataError
 Policy = Literal["skip", "error"]
 
 MAX_SENTENCES = 100
+"""Maximum number of damaged images that the report of a data set names."""
+
 MAX_SHARE = 0.05
 """Largest share of damaged images that may be left out of a data set."""
 

@@ -91,6 +91,7 @@ SLICE_S = 0.05
 
 SECONDS = 3.0
 WARM_UP_S = 0.3
+"""Default time of training before the measurement of the baseline, in seconds."""
 
 IMAGES = 4096
 """Maximum number of images that a thread repeats: 3 MB for MNIST, more than a core's own caches usually

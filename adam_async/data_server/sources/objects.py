@@ -25,6 +25,7 @@ ITEMS_PER_TURN = 32
 """Number of items read before other tasks of the loop run."""
 
 LIMIT_BYTES = 4 << 30
+"""Default maximum size of the images of a data set of Python objects, in bytes."""
 
 
 @runtime_checkable

@@ -30,6 +30,7 @@ from adam_async.errors import DataError
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_LABEL_BYTES = 1 << 16
+"""Maximum size of a label's file in a tar shard, in bytes."""
 
 
 async def load_shards(request: LoadRequest, files: Files) -> Dataset:

@@ -26,8 +26,13 @@ TEST_SHARE = 5
 """Number of training images for each test image."""
 
 MIN_SIDE = 4
+"""Minimum length of a side of a synthetic image, in pixels."""
+
 MAX_CLASSES = 1_000
+"""Maximum number of classes of synthetic images."""
+
 MAX_BYTES = 4 << 30
+"""Maximum size of all synthetic images, in bytes."""
 
 BRIGHTNESS = (120.0, 220.0)
 """Range of the brightest pixel of an image before noise."""

@@ -27,6 +27,7 @@ from hashlib import blake2b
 import msgspec
 
 DIGEST_BYTES = 16
+"""Length of the digest of a list of files, in bytes."""
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
