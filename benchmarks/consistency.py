@@ -10,8 +10,6 @@ Cases:
 - `lockstep`: bsp as processes, and in one process, against PyTorch DDP over gloo with two processes of 16
   images each: the same batch of 32, the same rate on both sides.
 - `slack`: ssp:1000 against asp, both on copies, in one process: the cost of clocks without waits.
-- `stalls`: a seeded plan, the same for both sides, stops and resumes worker processes; no stall is as long as
-  S steps take. ssp:S against asp.
 - `paced`: asp, ssp:4 and bsp with both workers limited to `--share` of a core, then with one of them at a
   fifth of that, against the same mode with equal shares. Every replica has its share of the epoch, so the
   slow replica determines the length of an epoch in every mode; the modes differ in the work of the other
@@ -45,7 +43,7 @@ from adam_async.run.series import add_up, waited_s
 from adam_async.runtime.child_process import ChildProcess
 from benchmarks.harness import Option, Row, apart, compared, interleaved, printed, run
 from benchmarks.images import mnist, save
-from benchmarks.pacing import Order, Pacer, cpu_seconds, duties, stalls
+from benchmarks.pacing import Pacer, cpu_seconds, duties
 
 POLL_S = 0.005
 
@@ -60,8 +58,6 @@ class Run:
     """Number of training images; 0 takes all."""
     first_s: float = 0.0
     """Length of the beginning of the run whose rate is reported too, in seconds; 0 for none."""
-    stalls: dict[str, Any] | None = None
-    """Arguments of `pacing.stalls`."""
     shares: tuple[float, ...] = ()
     """Share of a core that each worker may use; empty: no limit."""
 
@@ -111,13 +107,8 @@ async def pace(cluster: ProcessCluster, run: Run) -> tuple[float, ...]:
         await asyncio.sleep(POLL_S)
     workers = [cluster.children[f"worker-{number}"] for number in range(cluster.config.replicas)]
     pids = [each.pid for each in workers if isinstance(each, ChildProcess) and each.pid is not None]
-    orders: Iterator[Order] = iter(())
-    if run.stalls is not None:
-        orders = stalls(workers=len(pids), **run.stalls)
-    elif run.shares:
-        orders = duties(run.shares)
     before = [cpu_seconds(pid) for pid in pids]
-    with Pacer(orders, pids):
+    with Pacer(duties(run.shares), pids):
         while progress.phase == "training":  # noqa: ASYNC110 - as above
             await asyncio.sleep(POLL_S)
         return tuple(round(cpu_seconds(pid) - had, 2) for pid, had in zip(pids, before, strict=True))
@@ -204,19 +195,6 @@ def slack(arguments: Namespace) -> Iterator[Row]:
     yield row("ssp:1000 beside asp, one process, into copies", found["ssp:1000"], found["asp"])
 
 
-def stalled(arguments: Namespace) -> Iterator[Row]:
-    """ssp:S against asp under the same stalls."""
-    bounded = f"ssp:{arguments.steps}"
-    found: dict[str, list[Found]] = {bounded: [], "asp": []}
-    for seed in range(arguments.rounds):
-        plan = {"seed": seed, "every_s": 0.5, "longest_s": arguments.longest}
-        for mode in (bounded, "asp") if seed % 2 == 0 else ("asp", bounded):
-            options = {"consistency": mode, "replicas": 2, "processes": True}
-            found[mode].append(apart(perform, Run(options=options, images=arguments.images, stalls=plan)))
-    case = f"{bounded} beside asp, stalls of up to {arguments.longest:g} s"
-    yield row(case, found[bounded], found["asp"])
-
-
 def paced(arguments: Namespace) -> Iterator[Row]:
     """asp, ssp:4 and bsp, with both workers paced equally, then one at a fifth of the other's share."""
     share, found = arguments.share, dict[tuple[str, bool], Found]()
@@ -242,7 +220,6 @@ def paced(arguments: Namespace) -> Iterator[Row]:
 CASES: dict[str, Callable[[Namespace], Iterator[Row]]] = {
     "lockstep": lockstep,
     "slack": slack,
-    "stalls": stalled,
     "paced": paced,
 }
 
@@ -259,11 +236,9 @@ if __name__ == "__main__":
         measure,
         torch=Option(None, "command of the peer"),
         only=Option(list(CASES), choices=list(CASES)),
-        images=Option(0, "training images of slack and stalls; 0: all"),
-        rounds=Option(3, "rounds of lockstep and stalls"),
+        images=Option(0, "training images of slack; 0: all"),
+        rounds=Option(3, "rounds of lockstep"),
         pairs=Option(20, "rounds of slack"),
-        steps=Option(256, "bound S of the runs with stalls"),
-        longest=Option(0.4, "longest stall, in seconds"),
         share=Option(0.4, "share of a core for each paced worker"),
         paced_images=Option(24_000, "training images of paced"),
         first=Option(3.0, "seconds of the paced runs' second rate"),

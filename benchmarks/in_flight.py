@@ -1,7 +1,7 @@
 """Groups in flight hide a slow link: rates of a cut model over a slow link, against the prediction.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.in_flight --json FILE --picture docs/images/in_flight.svg
-    ... --images 16 --delays 0 5 --in-flight 1 16 --no-accuracy                a part of it
+    ... --images 16 --delays 0 5 --in-flight 1 16                a part of it
     python -m benchmarks.in_flight --draw FILE --picture docs/images/in_flight.svg
 
 `mnist-adam` is cut vertically over the two workers of one replica, with halos sent (`--halo`), all roles in
@@ -23,8 +23,7 @@ With `n` groups in flight the prediction is the smaller of two rates, in groups 
 
 A rate is measured in a window after a warm-up, from one finished group to another, a whole multiple of n
 later (groups that began together stay together). Bounds: within 15 % of the prediction, or 30 % within a
-factor of 2 of the knee, which is at n = B(n) (c d + t1). The last rows are accuracies after 3 epochs with
-most groups in flight over the slowest link, at the rates of `RATES`.
+factor of 2 of the knee, which is at n = B(n) (c d + t1).
 
 Rows: ours and peer (the prediction) in groups/s, knee (n over the knee's n), bound and whether it is met,
 delays in ms.
@@ -50,10 +49,8 @@ from adam_async.model import Network as NeuralNetwork
 from adam_async.model import named_model
 from adam_async.model.partition.network import Partition
 from adam_async.model.partition.planner import Halo, vertical_plan
-from adam_async.run.counts import ServerCounts
-from adam_async.run.series import add_up
 from benchmarks.harness import Option, Row, compared, run
-from benchmarks.images import first_images, mnist
+from benchmarks.images import mnist
 from benchmarks.in_flight_plot import picture
 from transport import Identity, LocalNetwork, Network, TransportError
 from transport.link import Link
@@ -68,10 +65,6 @@ WARM_UP_S = 0.7
 TIMES = 4
 """Number of repetitions of the training images, so that no epoch ends within a window."""
 BOUND, BOUND_AT_KNEE = 0.15, 0.30
-RATES = {1: 0.0015, 16: 0.003}
-"""Learning rates of the accuracy runs, by images per group: chosen for gradients that are 63 pushes old."""
-ACCURACY_IMAGES = {1: 20_000, 16: 60_000}
-"""Number of training images, so few that the runs take a few minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,27 +285,6 @@ async def curves(options: Namespace, images: int, dataset: Dataset) -> AsyncIter
             )
 
 
-async def accuracy(images: int, options: Namespace, dataset: Dataset) -> Row:
-    """Train three epochs with gradients as stale as in the measurement."""
-    in_flight, delay_ms = max(options.in_flight), max(options.delays)
-    config = config_of(images, in_flight, options.halo, epochs=3, rate=RATES[images])
-    async with (
-        slow_network(delay_ms / 1e3) as network,
-        LocalCluster(config, dataset=dataset, network=network, address="local://") as cluster,
-    ):
-        result = await cluster.train()
-    servers = [each for each in result.statistics.values() if isinstance(each, ServerCounts)]
-    return {
-        "case": f"{images} images per group, {in_flight} in flight, {delay_ms:g} ms: accuracy after 3 epochs",
-        "ours": result.test_accuracy,
-        "unit": "test accuracy",
-        "rate": config.rate,
-        "train_images": len(dataset.train_labels),
-        "staleness": round(add_up(each.staleness for each in servers).mean, 1),
-        "images_per_s": round(result.epochs[-1].images_per_s),
-    }
-
-
 async def measure(options: Namespace) -> AsyncIterator[Row]:
     """Yield every row, and draw them; with `--draw` the rows of a file."""
     rows: list[Row] = []
@@ -333,8 +305,6 @@ async def all_rows(options: Namespace) -> AsyncIterator[Row]:
     for images in options.images:
         async for row in curves(options, images, many):
             yield row
-    for images in options.images if options.accuracy else ():
-        yield await accuracy(images, options, first_images(many, ACCURACY_IMAGES[images]))
 
 
 if __name__ == "__main__":
@@ -342,11 +312,10 @@ if __name__ == "__main__":
         __doc__,
         measure,
         draw=Option(None, "measure nothing, and take the rows of this file", type=Path),
-        images=Option([16, 1], "images per group", choices=list(RATES)),
+        images=Option([16, 1], "images per group", choices=[16, 1]),
         delays=Option([0.0, 2.0, 5.0, 10.0, 20.0], "ms"),
         in_flight=[1, 2, 4, 8, 16, 32, 64],
         halo=Option("exchange", choices=["exchange", "recompute"]),
         seconds=Option(3.0, "of each window, at least"),
-        accuracy=True,
         picture=Option(None, "draw the rates into this SVG file", type=Path),
     )

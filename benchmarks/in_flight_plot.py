@@ -16,18 +16,13 @@ Row = dict[str, Any]
 
 
 def picture(rows: list[Row]) -> str:
-    """The whole drawing.
-
-    Args:
-        rows: Rows in the benchmark's form; rows of accuracies are left out.
-    """
-    points = [row for row in rows if row["unit"] == "groups/s"]
-    delays = sorted({row["asked_ms"] for row in points})
-    sizes = sorted({row["images"] for row in points}, reverse=True)
+    """The whole drawing of the benchmark's rows."""
+    delays = sorted({row["asked_ms"] for row in rows})
+    sizes = sorted({row["images"] for row in rows}, reverse=True)
     width = (WIDTH - LEFT - RIGHT - BETWEEN * (len(sizes) - 1)) / len(sizes)
     parts: list[str] = []
     for place, images in enumerate(sizes):
-        panel = Panel(LEFT + place * (width + BETWEEN), width, [r for r in points if r["images"] == images])
+        panel = Panel(LEFT + place * (width + BETWEEN), width, [r for r in rows if r["images"] == images])
         parts += panel.axes(f"{images} image{'s' if images > 1 else ''} per group")
         for delay, colour in zip(delays, COLOURS, strict=False):
             parts += panel.curve(delay, colour)

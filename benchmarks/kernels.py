@@ -1,12 +1,12 @@
 """The bare kernel loop: forward, backward, all gradients and the rule, on its own weights.
 
-    python -m benchmarks.kernels --json kernels.json [--kernels numpy numba] [--busy] [--layers]
+    python -m benchmarks.kernels --json kernels.json [--kernels numpy numba] [--layers]
 
 Every thread trains its own copy of the weights, like worker replicas without a server. `share` compares the
 operations of training with those of the BLAS in products of 512 x 512, on as many threads in the same round.
-With `--busy` a thread as busy as an event loop runs beside them. With `--layers` the rows are microseconds
-per group of each layer's forward pass and of its backward pass, which has the error gradient of the input, if
-it is needed, and the gradients of all tensors. On a machine with AVX-512, as if it had none:
+With `--layers` the rows are microseconds per group of each layer's forward pass and of its backward pass,
+which has the error gradient of the input, if it is needed, and the gradients of all tensors. On a machine
+with AVX-512, as if it had none:
 
     ADAM_VECTORS=avx2 OPENBLAS_CORETYPE=Haswell python -m benchmarks.kernels
 """
@@ -17,11 +17,9 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Self
 
 import numpy as np
 
@@ -33,8 +31,6 @@ from benchmarks.harness import Option, Row, measured, run, turns
 RATE = 0.01
 POOL_IMAGES = 1024
 """Number of distinct images in a thread's cycle: too many for the cache, as in training."""
-BURST_S = 100e-6
-"""Seconds for which the busy thread holds the interpreter's lock, and for which it then sleeps."""
 PASS_S = 0.02
 """Length of one measurement of one pass of one layer, in seconds."""
 
@@ -48,7 +44,6 @@ class Case:
     group: int
     rule: Rule
     kernels: str = "numpy"
-    busy: bool = False
 
     @property
     def name(self) -> str:
@@ -57,10 +52,7 @@ class Case:
             f", momentum {self.rule.momentum}" if isinstance(self.rule, Sgd) and self.rule.momentum else ""
         )
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        busy = ", beside a busy loop" if self.busy else ""
-        return (
-            f"{self.model}, {threads}, group {self.group}, {self.rule.name}{momentum}, {self.kernels}{busy}"
-        )
+        return f"{self.model}, {threads}, group {self.group}, {self.rule.name}{momentum}, {self.kernels}"
 
 
 class Loop(threading.Thread):
@@ -100,40 +92,14 @@ class Loop(threading.Thread):
         self.images_per_s = groups * self._case.group / spent
 
 
-class Busy(threading.Thread):
-    """Holds the interpreter's lock in bursts during a block, like an event loop with many short callbacks."""
-
-    def __init__(self) -> None:
-        super().__init__(name="busy")
-        self._ended = threading.Event()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self.join()
-
-    def run(self) -> None:
-        """Hold the lock and sleep in turn."""
-        while not self._ended.wait(BURST_S):
-            end = time.perf_counter() + BURST_S
-            while time.perf_counter() < end:
-                pass
-
-
 def images_per_s(case: Case, seconds: float) -> float:
     """Images per second of one run of a case, all threads together."""
     start_line = threading.Barrier(case.threads)
     loops = [Loop(case, number, start_line, seconds) for number in range(case.threads)]
-    with ExitStack() as stack:
-        if case.busy:
-            stack.enter_context(Busy())
-        for loop in loops:
-            loop.start()
-        for loop in loops:
-            loop.join()
+    for loop in loops:
+        loop.start()
+    for loop in loops:
+        loop.join()
     return sum(loop.images_per_s for loop in loops)
 
 
@@ -198,7 +164,6 @@ def measure(options: Namespace) -> Iterator[Row]:
             group=group,
             rule=Sgd(momentum=momentum),
             kernels=kernels,
-            busy=options.busy,
         )
         for momentum, group, threads, kernels in product(
             options.momentum, options.groups, options.threads, options.kernels
@@ -225,6 +190,5 @@ if __name__ == "__main__":
         threads=[1, 2],
         seconds=Option(1.0, "seconds per case and round"),
         kernels=Option(["numpy"], choices=["numpy", "numba"]),
-        busy=Option(False, "together with a thread as busy as an event loop"),
         layers=Option(False, "measure layer by layer"),
     )

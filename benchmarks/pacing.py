@@ -1,13 +1,12 @@
-"""Processes that a plan stops and resumes: stalls at random moments, and fixed shares of a core.
+"""Processes that get fixed shares of a core, by a plan that stops and resumes them.
 
-A plan precedes the run and depends on a seed or only on shares, so every run gets the same plan. The plan
-uses only SIGSTOP and SIGCONT: no part of the product knows its pace. A thread of the caller carries out the
-plan and is late by the machine's delays, so `cpu_seconds` has the processor time that a process got.
+The plan precedes the run and depends only on shares, so every run gets the same plan. It uses only SIGSTOP
+and SIGCONT: no part of the product knows its pace. A thread of the caller carries out the plan and is late by
+the machine's delays, so `cpu_seconds` has the processor time that a process got.
 """
 
 import heapq
 import os
-import random
 import signal
 import threading
 import time
@@ -28,28 +27,6 @@ class Order:
     at_s: float
     worker: int
     stop: bool
-
-
-def stalls(
-    *, seed: int, workers: int, every_s: float, longest_s: float, shortest_s: float = 0.05
-) -> Iterator[Order]:
-    """Stalls of random workers, one at a time, without end.
-
-    Args:
-        seed: Seed of moments, workers and lengths.
-        workers: Number of workers.
-        every_s: Mean pause between two stalls.
-        longest_s: Maximum length; lengths are drawn evenly from `shortest_s` to this.
-        shortest_s: See `longest_s`.
-    """
-    dice = random.Random(seed)
-    at_s = 0.0
-    while True:
-        at_s += dice.uniform(0.5, 1.5) * every_s
-        worker, length = dice.randrange(workers), dice.uniform(shortest_s, longest_s)
-        yield Order(at_s, worker, True)
-        at_s += length
-        yield Order(at_s, worker, False)
 
 
 def duties(shares: Sequence[float], *, period_s: float = 0.01) -> Iterator[Order]:

@@ -1,11 +1,9 @@
 """Training `mnist-adam` in one process beside PyTorch's modes, at several group sizes and momenta.
 
     ADAM_DATA_DIR=DIR python -m benchmarks.pytorch --torch 'PYTHON torch_mnist.py --data DIR' --json FILE
-    ... --to-accuracy 0.99 --seeds 5 --rate 0.06 --torch-rate 0.05
 
-The peer is a command that takes ``--mode --batch --momentum --images --lr --seed --to-accuracy`` and prints
-JSON with ``images_per_second``, or ``seconds`` and ``reached``. Both sides use two compute threads, float32,
-and the same network, rule and group size. Rows of accuracies have all seconds of all seeds.
+The peer is a command that takes ``--mode --batch --momentum --images`` and prints JSON with
+``images_per_second``. Both sides use two compute threads, float32, and the same network, rule and group size.
 """
 
 from argparse import Namespace
@@ -24,13 +22,13 @@ WAYS = {"copy": "through the servers", "aliased": "in place"}
 
 
 async def ours(options: dict[str, Any]) -> dict[str, float]:
-    """Return the images per second of one run, its seconds and its accuracy."""
+    """Return the images per second of one run, and its accuracy."""
     config = Config(model="mnist-adam", schedule="constant", kernels="numba", **options)
     async with LocalCluster(config, dataset=await mnist()) as cluster:
         result = await cluster.train()
     seconds = sum(epoch.train_s for epoch in result.epochs)
     images = sum(epoch.images for epoch in result.epochs)
-    return {"images_per_second": images / seconds, "seconds": seconds, "reached": result.test_accuracy}
+    return {"images_per_second": images / seconds, "reached": result.test_accuracy}
 
 
 def peer(command: str, **options: Any) -> dict[str, Any]:
@@ -39,8 +37,8 @@ def peer(command: str, **options: Any) -> dict[str, Any]:
     return printed(command, *words)[-1]
 
 
-def rates(options: Namespace) -> Iterator[Row]:
-    """Images per second, for each group size, momentum and mode."""
+def measure(options: Namespace) -> Iterator[Row]:
+    """Yield a row for each group size, momentum and mode."""
     for group, momentum in product(options.groups, options.momentum):
         found: dict[str, list[dict[str, Any]]] = {side: [] for side in ("ours", *options.modes)}
         mine = {"images_per_group": group, "momentum": momentum, "weights": options.weights}
@@ -57,26 +55,6 @@ def rates(options: Namespace) -> Iterator[Row]:
             yield compared(case, values["ours"], values[mode], "images/s", accuracy=accuracy)
 
 
-def accuracies(options: Namespace) -> Iterator[Row]:
-    """Seconds of training until the test accuracy is reached, for several seeds, 16 images per group."""
-    mine: list[float] = []
-    theirs: list[float] = []
-    wanted = options.to_accuracy
-    for seed in range(options.seeds):
-        run = {"seed": seed, "rate": options.rate, "epochs": 40, "until_accuracy": wanted}
-        mine.append(apart(ours, run)["seconds"])
-        fixed: dict[str, Any] = {"mode": "hogwild", "batch": 16, "momentum": 0, "lr": options.torch_rate}
-        theirs.append(peer(options.torch, **fixed, seed=seed, to_accuracy=wanted)["seconds"])
-    case = f"seconds to {wanted:.1%}, 16 images per group, beside PyTorch hogwild"
-    more = {"rate": options.rate, "peer_rate": options.torch_rate, "all_ours": mine, "all_peer": theirs}
-    yield compared(case, mine, theirs, "s", less_is_better=True, **more)
-
-
-def measure(options: Namespace) -> Iterator[Row]:
-    """Yield the rows of rates, or of seconds to an accuracy."""
-    yield from accuracies(options) if options.to_accuracy else rates(options)
-
-
 if __name__ == "__main__":
     run(
         __doc__,
@@ -87,8 +65,4 @@ if __name__ == "__main__":
         modes=["hogwild", "ddp", "single"],
         weights=Option("aliased", "in place, or through the servers", choices=list(WAYS)),
         rounds=3,
-        to_accuracy=0.0,
-        seeds=5,
-        rate=0.06,
-        torch_rate=0.05,
     )

@@ -10,7 +10,7 @@ def test_every_attached_record_has_a_largest_size() -> None:
 
 
 def test_a_largest_message_is_larger_than_its_example() -> None:
-    lists = {each.name: each for each in largest_messages(Facts()) if each.name == "PinList"}
+    (largest,) = largest_messages(Facts(), only="PinList")
     (example,) = (each for each in valid_messages(Facts()) if type(each.body).__name__ == "PinList")
-    (full,) = lists["PinList"].example.tensors
+    (full,) = largest.example.tensors
     assert example.tensors[0].nbytes < full.nbytes <= MOST_BYTES["PinList"]
