@@ -22,12 +22,7 @@ checkpoint_commands = App(name="checkpoint", help="List, verify and export the c
 
 
 @checkpoint_commands.command(name="list")
-def checkpoint_list(
-    folder: CheckpointsPath,
-    /,
-    *,
-    options: JsonOptions = JsonOptions(),  # noqa: B008 - frozen
-) -> int:
+def checkpoint_list(folder: CheckpointsPath, /, *, options: JsonOptions = JsonOptions()) -> int:
     """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there."""
     from adam_async.cli.checkpoint import list_checkpoints
 
@@ -35,12 +30,7 @@ def checkpoint_list(
 
 
 @checkpoint_commands.command(name="verify")
-def checkpoint_verify(
-    folder: CheckpointsPath,
-    /,
-    *,
-    options: JsonOptions = JsonOptions(),  # noqa: B008 - frozen
-) -> int:
+def checkpoint_verify(folder: CheckpointsPath, /, *, options: JsonOptions = JsonOptions()) -> int:
     """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged."""
     from adam_async.cli.checkpoint import verify_checkpoints
 
@@ -49,11 +39,7 @@ def checkpoint_verify(
 
 @checkpoint_commands.command(name="export")
 def checkpoint_export(
-    folder: CheckpointsPath,
-    file: Path,
-    /,
-    *,
-    options: LayerOptions = LayerOptions(),  # noqa: B008 - frozen
+    folder: CheckpointsPath, file: Path, /, *, options: LayerOptions = LayerOptions()
 ) -> int:
     """Write the model of the newest whole checkpoint, or of one that you name, as `train --out` does.
 

@@ -240,7 +240,7 @@ def _run(work: Callable[..., Coroutine[Any, Any, int]], *arguments: Any, verbose
 
 
 @app.command
-def train(options: TrainOptions = TrainOptions()) -> int:  # noqa: B008 - frozen
+def train(options: TrainOptions = TrainOptions()) -> int:
     """Train a model, with roles that this command starts, or in a cluster of roles started by hand."""
 
     async def work(terminal: Terminal) -> int:
@@ -288,7 +288,7 @@ def evaluate(
 def predict(
     model: ModelPath,
     *images: Annotated[Path, to_read("image", check_present)],
-    options: PredictOptions = PredictOptions(),  # noqa: B008 - frozen
+    options: PredictOptions = PredictOptions(),
 ) -> int:
     """Classify images with a model of `train --out`.
 
@@ -307,7 +307,7 @@ def predict(
 
 
 @app.command
-def export(model: ModelPath, *, options: ExportOptions = ExportOptions()) -> int:  # noqa: B008 - frozen
+def export(model: ModelPath, *, options: ExportOptions = ExportOptions()) -> int:
     """Write a model of `train --out` for ONNX runtimes or PyTorch.
 
     Parameters
@@ -341,7 +341,7 @@ def report(*files: Annotated[Path, to_read("report")]) -> int:
 
 
 @app.command
-def plan(options: PlanOptions = PlanOptions()) -> int:  # noqa: B008 - frozen
+def plan(options: PlanOptions = PlanOptions()) -> int:
     """Predict the rate of a model cut over several workers, and recommend a cut."""
     from adam_async.data_server.sources.kinds import check_source
 
@@ -378,7 +378,7 @@ add_commands(app)
 
 
 @app.command
-def controller(options: ControllerOptions = ControllerOptions()) -> int:  # noqa: B008 - frozen
+def controller(options: ControllerOptions = ControllerOptions()) -> int:
     """Run a controller, which keeps the cluster map; the other roles connect to it.
 
     Three or five controllers with the same --peers agree on the map; the cluster works while more than half
@@ -400,11 +400,7 @@ def ps(options: ServerOptions) -> int:
 
 
 @data_commands.default
-def data(
-    options: DataServerOptions = DataServerOptions(),  # noqa: B008 - frozen
-    *,
-    stage: StageOptions = StageOptions(),  # noqa: B008 - frozen
-) -> int:
+def data(options: DataServerOptions = DataServerOptions(), *, stage: StageOptions = StageOptions()) -> int:
     """Run a data server, which leases image groups to the workers.
 
     Without --controller it is independent of a cluster, and serves each `train --data tcp://HOST:PORT`.
@@ -420,7 +416,7 @@ def data(
 
 
 @data_commands.command(name="inspect")
-def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptions()) -> int:  # noqa: B008
+def inspect_data(source: str = "auto", /, options: InspectOptions = InspectOptions()) -> int:
     """Describe a source of images, and draw its images, with or without transforms.
 
     Parameters
@@ -451,7 +447,7 @@ def worker(options: WorkerOptions) -> int:
 
 
 @app.command
-def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:  # noqa: B008 - frozen
+def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:
     """Run the roles that the variables of a batch job give to this process.
 
     A rank with one role runs that role. A rank with several roles starts them as child processes and

@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from adam_async.cluster.networks import address_towards
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
 from adam_async.messages.bounds import MOST_INFO_BYTES
@@ -22,15 +21,6 @@ from transport import (
     RemoteError,
     RemoteProtocolError,
 )
-
-
-async def address_for(hosts: Sequence[str]) -> str:
-    """Return an address at which all hosts reach a controller, on the interface that leads to the hosts.
-
-    Raises:
-        ConfigError: No route leads to a host.
-    """
-    return await address_towards(",".join(hosts))
 
 
 class DataHosts:

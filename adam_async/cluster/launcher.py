@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from adam_async.cluster.external_data import address_for
-from adam_async.cluster.networks import LOOPBACK
+from adam_async.cluster.networks import LOOPBACK, address_towards
 from adam_async.errors import ConfigError, failing_as
 from adam_async.run.config import Config
 from adam_async.run.role_memory import asked_bytes, check_room, read_memory
@@ -199,7 +198,7 @@ class LocalLauncher:
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
         """Return addresses that all roles reach. See `Launcher.controller_addresses`."""
-        bind = await address_for(self._hosts) if self._hosts else LOOPBACK
+        bind = await address_towards(",".join(self._hosts)) if self._hosts else LOOPBACK
         if len(nodes) == 1:
             return [bind]
         return await free_addresses(network, driver, bind, count=len(nodes))

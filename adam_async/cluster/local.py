@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from adam_async.cluster.external_data import DataHosts, address_for
-from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, network_for, slowed
+from adam_async.cluster.external_data import DataHosts
+from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, address_towards, network_for, slowed
 from adam_async.cluster.setup import Cluster, ClusterInputs, ClusterSetup
 from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.role import RoleSettings
@@ -213,7 +213,7 @@ class LocalCluster(Cluster):
         setup = self._setup
         hosts = DataHosts(setup.hosts, network=network, identity=driver, waits=self.config.waits)
         await stack.enter_async_context(hosts)
-        reached = await address_for(setup.hosts)
+        reached = await address_towards(",".join(setup.hosts))
         listeners = [await controller.listen_also(reached) for controller in self.controllers]
         await hosts.serve(",".join(listeners))
 
@@ -232,7 +232,7 @@ class LocalCluster(Cluster):
 
     async def _open_servers(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         # The dealer may be elsewhere, and asks the servers for their groups.
-        elsewhere = await address_for(self._setup.hosts) if self._setup.hosts else ""
+        elsewhere = await address_towards(",".join(self._setup.hosts)) if self._setup.hosts else ""
         for number in range(self.config.servers):
             node, disk = f"ps-{number}", None
             if (folder := self._setup.server_folder(node)) is not None:

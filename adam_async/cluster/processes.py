@@ -99,7 +99,7 @@ class ProcessCluster(Cluster):
         on_line: Callable[[str], None] = logger.warning,
         step_path: Sequence[Path] = (),
         launcher: Launcher | None = None,
-        restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        restarts: RestartPolicy = RestartPolicy(),
         **inputs: Unpack[ClusterInputs],
     ) -> None:
         step, transforms = inputs.get("step"), inputs.get("transforms")

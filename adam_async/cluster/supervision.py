@@ -97,7 +97,7 @@ class Supervisor:
         *,
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
-        restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        restarts: RestartPolicy = RestartPolicy(),
     ) -> None:
         self.processes: dict[str, RoleHandle] = {}
         self.driver: Driver | None = None

@@ -9,7 +9,7 @@ from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleFailed, RunFailed
 from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
-from adam_async.run.config import Config, default_in_flight
+from adam_async.run.config import Config, replica_in_flight
 from adam_async.run.counts import WorkerCounts
 from adam_async.run.progress import Progress
 from adam_async.run.store_record import served_word
@@ -98,8 +98,8 @@ class Readiness:
 
     def _at_once(self, worker: NodeRecord) -> int:
         """Return the number of groups in flight of a worker's replica, from the record of this worker."""
-        given, threads = int(worker.info.get("in_flight", 0)), int(worker.info.get("threads", 1))
-        return max(given or default_in_flight(threads, self._config.partitions), self._config.push_every)
+        config = self._config
+        return max(replica_in_flight([worker.info], config.partitions), config.push_every)
 
     async def wait_placed(self, run: str) -> ClusterMap:
         """Wait until the shards of a run are placed on servers.

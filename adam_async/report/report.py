@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from adam_async.model.network import Network
-from adam_async.model.working_set import Level, WorkingSet, working_sets
+from adam_async.model.working_set import Level, working_sets
 from adam_async.report.baseline import Baseline
 from adam_async.report.schema import SCHEMA
 from adam_async.run.config import Config
@@ -254,15 +254,12 @@ def _working_sets(model: RunModel, config: Config, machine: Machine) -> list[Wor
     """Measure the working sets of a network; the working sets of a step are unknown."""
     if isinstance(model, StepModel):
         return []
-    return [_fitted(each, machine) for each in working_sets(model, config.images_per_group)]
-
-
-def _fitted(each: WorkingSet, machine: Machine) -> WorkingSetReport:
-    return WorkingSetReport(
-        **asdict(each),
-        total=each.total,
-        fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb),
-    )
+    return [
+        WorkingSetReport(
+            **asdict(each), total=each.total, fits=each.fits(l2_kb=machine.l2_kb, l3_kb=machine.l3_kb)
+        )
+        for each in working_sets(model, config.images_per_group)
+    ]
 
 
 def _totals(result: RunResult) -> Totals:
@@ -298,12 +295,9 @@ def _memory_mb(roles: Iterable[Counts]) -> float:
 
 def _baseline(baseline: Baseline, images_per_s: float, model: Network) -> BaselineReport:
     return BaselineReport(
+        **msgspec.structs.asdict(baseline),
         images_per_s=baseline.images_per_s,
         efficiency=images_per_s / baseline.images_per_s,
-        threads=baseline.threads,
-        before=baseline.before,
-        after=baseline.after,
-        sgemm=baseline.sgemm,
         share=images_per_s * model.operations / baseline.sgemm,
     )
 
