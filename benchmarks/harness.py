@@ -237,9 +237,28 @@ def median_interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def looped(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on uvloop."""
+    """Run a coroutine on uvloop; SIGTERM cancels it.
+
+    Raises:
+        SystemExit: The process was terminated.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+        try:
+            return runner.run(_until_terminated(work))
+        except asyncio.CancelledError:
+            sys.exit("terminated")
+        finally:
+            runner.get_loop().remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.current_task()
+    assert task is not None
+    # uvloop takes an exception of a signal's handler for one of the protocol that it interrupts.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work
 
 
 @contextmanager

@@ -191,6 +191,31 @@ def test_a_peer_without_rows_ends_the_benchmark() -> None:
         printed([sys.executable, "-c"], "raise SystemExit('on purpose')")
 
 
+TERMINATED = """
+import asyncio
+from benchmarks.harness import looped
+async def work():
+    try:
+        print("works", flush=True)
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0)
+        print("has ended", flush=True)
+looped(work())
+"""
+
+
+@pytest.mark.processes
+def test_a_terminated_benchmark_runs_its_last_steps() -> None:
+    root = Path(__file__).resolve().parents[2]
+    with program(sys.executable, "-c", TERMINATED, cwd=root) as benchmark:
+        assert benchmark.stdout is not None
+        assert benchmark.stdout.readline() == "works\n"
+        benchmark.terminate()
+        assert benchmark.stdout.read() == "has ended\n"
+        assert benchmark.wait(30) == 1
+
+
 ORPHAN = """
 import os, sys
 from benchmarks.harness import beside
