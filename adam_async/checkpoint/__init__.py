@@ -16,7 +16,7 @@ reads its pieces again when they are loaded.
     files.py                       a folder of checkpoints: atomic write, `latest`, retention, resume
     reader.py                      one checkpoint from the disk: its head, or all of it
     verification.py                `checkpoint verify` reads every byte; `checkpoint list` reads no shard
-    export.py                      `checkpoint export`: values and rule state as one file, tensor by tensor
+    export.py                      values and rule state of a store as one file, tensor by tensor
 Shards on the disks of servers (`train --store`, stores of clients):
     saved_shards.py                newest copy of each piece, and newest record of a run, found and read after
                                    the loss of all servers

@@ -1,4 +1,4 @@
-"""A checkpoint as one file in the safetensors format, for other programs; one tensor in memory at a time.
+"""A store as one file in the safetensors format, for other programs; one tensor is copied at a time.
 
 The file has the values by tensor, as the file of a trained model, and the state of the update rules under
 names of their own (`model_head.RULE_STATE`): elementwise arrays in the shape of their tensor, and counts with
@@ -6,7 +6,7 @@ one number per shard of the tensor. Larger types come first, so each array is al
 """
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.checkpoint import StoredCheckpoint
 from adam_async.checkpoint.model_head import RULE_STATE
-from adam_async.checkpoint.tensors import WholeTensors
-from adam_async.checkpoint.trained_model import check_finite
+from adam_async.checkpoint.tensors import ShardSource, WholeTensors
+from adam_async.model.rules import Rule
 from adam_async.run.store_record import ArrayRecord
 
 _TYPES = {"<f8": "F64", "<i8": "I64", "<f4": "F32"}
@@ -26,7 +25,7 @@ _TYPES = {"<f8": "F64", "<i8": "I64", "<f4": "F32"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Export:
-    """A file that is written from a checkpoint.
+    """A file that is written from the shards of a store.
 
     Attributes:
         head: Its first bytes, before the arrays.
@@ -35,18 +34,19 @@ class Export:
 
     head: bytes
     nbytes: int
-    _stored: StoredCheckpoint
+    _source: ShardSource
+    _rules: Sequence[Rule]
     _tensors: tuple[ArrayRecord, ...]
     """The tensors in the order of the file."""
     _counts: Mapping[str, NDArray[Any]]
 
     async def parts(self) -> AsyncGenerator[bytes | memoryview, None]:
-        """Yield the bytes of the file. Raises CheckpointError: a piece of the checkpoint has changed."""
+        """Yield the bytes of the file. Raises CheckpointError: a shard is missing or damaged now."""
         yield self.head
         for _, counts in sorted(self._counts.items()):
             yield counts.tobytes()
         for record in self._tensors:
-            whole = await _read(self._stored, record)
+            whole = await _read(self._source, record, self._rules)
             for _, array in _arrays(whole):
                 yield array.tobytes()
 
@@ -58,33 +58,39 @@ def _arrays(whole: WholeTensors) -> list[tuple[str, NDArray[Any]]]:
     return [(name, values), *(each for each in state if not each[1].dtype.kind == "i")]
 
 
-async def _read(stored: StoredCheckpoint, record: ArrayRecord) -> WholeTensors:
-    pieces = stored.pieces
-    whole = WholeTensors([record], pieces.table, pieces.catalogue.record.rules)
-    async with aclosing(stored.source.shards_of(pieces.table.by_tensor.get(record.name, ()))) as parts:
+async def _read(source: ShardSource, record: ArrayRecord, rules: Sequence[Rule]) -> WholeTensors:
+    whole = WholeTensors([record], source.table, rules)
+    async with aclosing(source.shards_of(source.table.by_tensor.get(record.name, ()))) as parts:
         async for shards in parts:
             for shard in shards:
                 whole.take(shard)
     return whole
 
 
-async def export_of(stored: StoredCheckpoint, metadata: Mapping[str, str]) -> Export:
-    """Check the values of a checkpoint, and return the file that it becomes.
+async def export_of(
+    source: ShardSource,
+    arrays: Iterable[ArrayRecord],
+    rules: Sequence[Rule],
+    metadata: Mapping[str, str],
+    *,
+    check: Callable[[str, NDArray[Any]], None] = lambda name, values: None,
+) -> Export:
+    """Return the file that the shards of a store become.
 
     Args:
+        rules: The rules of the store; none for values alone.
         metadata: Texts for the head, see `trained_model.metadata_of`.
+        check: Checks the values of each array, by its name.
 
     Raises:
-        CheckpointError: A piece of the checkpoint has changed.
-        ConfigError: A value is not finite.
+        CheckpointError: A shard is missing or damaged.
     """
     counts: dict[str, NDArray[Any]] = {}
     entries: dict[str, NDArray[Any]] = {}
-    arrays = stored.pieces.catalogue.arrays
     tensors = tuple(sorted(arrays, key=lambda each: (-np.dtype(each.dtype).itemsize, each.name)))
     for record in tensors:
-        whole = await _read(stored, record)
-        check_finite(record.name, whole.weights[record.name])
+        whole = await _read(source, record, rules)
+        check(record.name, whole.weights[record.name])
         found = _arrays(whole)
         names = {name for name, _ in found}
         # Only the shapes are kept.
@@ -93,7 +99,7 @@ async def export_of(stored: StoredCheckpoint, metadata: Mapping[str, str]) -> Ex
     entries = {**dict(sorted(counts.items())), **entries}
     head = _head_of(entries, metadata)
     nbytes = len(head) + sum([each.nbytes for each in entries.values()])
-    return Export(head=head, nbytes=nbytes, _stored=stored, _tensors=tensors, _counts=counts)
+    return Export(head=head, nbytes=nbytes, _source=source, _rules=rules, _tensors=tensors, _counts=counts)
 
 
 def _head_of(entries: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

@@ -33,6 +33,7 @@ from adam_async.messages import (
 )
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import chunks_of
+from adam_async.parameter_server.question_checks import MOST_STEPS
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import state_of
 from adam_async.persistence.keys import StateName
@@ -170,6 +171,7 @@ class ShardCopies:
                 failure, or for `copies_s` while its bundle lacks copies.
         """
         deadline = _Deadline(asyncio.get_running_loop().time() + within_s, within_s)
+        store = pieces.catalogue.record
         left: dict[str, deque[StateName]] = {}
         # From the first trained shard on the server keeps the clock of the others.
         by_use = sorted(pieces.specs, key=lambda name: all(spec.frozen for spec in pieces.specs[name]))
@@ -185,18 +187,18 @@ class ShardCopies:
                 for is_frozen in (False, True):
                     some = [spec for spec in specs if spec.frozen == is_frozen]
                     for numbers in chunks_of(some, pieces.arrays):
-                        await self._read(link, cluster, numbers, bundle, 0 if is_frozen else clock, deadline)
+                        at = 0 if is_frozen else clock
+                        await self._read(link, cluster, store, numbers, bundle, at, deadline)
                 await put(names[0], bundle)
                 names.popleft()
 
-        store = cluster.run_store
-        assert store is not None, "a run has a store"
         await self.with_primaries(store, pieces.table, read_bundle)
 
     async def _read(
         self,
         link: Link,
         cluster: ClusterMap,
+        store: StoreRecord,
         numbers: tuple[int, ...],
         bundle: Bundle,
         clock: int,
@@ -204,8 +206,7 @@ class ShardCopies:
     ) -> None:
         """Read the shards of one message into a bundle, as soon as they reach the clock; errors as in
         `read`."""
-        assert cluster.run is not None
-        ask = ReadShards(store=cluster.run.id, generation=cluster.generation, shards=numbers, clock=clock)
+        ask = ReadShards(store=store.id, generation=store.generation, shards=numbers, clock=clock)
         while True:
             try:
                 reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
@@ -218,7 +219,7 @@ class ShardCopies:
             else:
                 break
         answer = unpack(reply, ShardStates)
-        most = _most_clock(cluster)
+        most = _most_clock(cluster) if store.program else MOST_STEPS
         if answer.passed:
             if not clock < answer.passed <= most:  # the caller reads at a later clock than this one
                 text = f"sent clock {answer.passed} for shards past clock {clock}, and {most} is the most"

@@ -1,5 +1,6 @@
 """All arrays of a store, with the state of their rules, joined from shards and cut into shards."""
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -51,6 +52,8 @@ class WholeTensors:
         values: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         self.table = table
+        self.arrays = tuple(arrays)
+        self.rules = rules
         self.weights: dict[str, NDArray[Any]] = {
             each.name: np.empty(each.shape, each.dtype) if values is None else values[each.name]
             for each in arrays
@@ -58,8 +61,11 @@ class WholeTensors:
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays of the rules: elementwise ones in the shape of their tensor, counts with one entry per shard
         of the tensor."""
+        self._keys: dict[str, tuple[str, ...]] = {}
+        """Names of the arrays of the rule of each tensor."""
         for each in arrays if rules else ():
             rule = rules[each.rule]
+            self._keys[each.name] = (*rule.state_names, *rule.scalar_names)
             made = rule.new_state((1,), np.dtype(each.dtype))
             for name in rule.state_names:
                 self.state[f"{name}/{each.name}"] = np.empty(each.shape, made[name].dtype)
@@ -79,17 +85,28 @@ class WholeTensors:
         """Copy a shard into the tensors, with the arrays of its rule if these have room for them."""
         spec = shard.spec
         self.values_of(spec)[:] = shard.values
-        for name, array in shard.rule_state.items():
-            if (whole := self.state.get(f"{name}/{spec.tensor}")) is None:
-                continue
-            is_elementwise = whole.shape == self.weights[spec.tensor].shape
-            start = spec.start if is_elementwise else self._place[spec.id]
-            whole.reshape(-1)[start : start + len(array)] = array
+        for name, part in self._state_of(spec).items():
+            part[:] = shard.rule_state[name]
+
+    def _state_of(self, spec: ShardSpec) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the rule of a shard by name, flat views."""
+        parts = {}
+        for name in self._keys.get(spec.tensor, ()):
+            whole = self.state[f"{name}/{spec.tensor}"]
+            if whole.shape == self.weights[spec.tensor].shape:
+                parts[name] = whole.reshape(-1)[spec.start : spec.stop]
+            else:
+                parts[name] = whole[self._place[spec.id] :][:1]
+        return parts
 
     async def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
-        """Yield some shards before any push, without the state of their rules; see `ShardSource`."""
+        """Yield some shards without versions, clocks and groups; see `ShardSource`."""
         for piece in pieces_of(specs, in_place=False)[1:]:
-            yield [Shard(spec=spec, values=self.values_of(spec), rule_state={}) for spec in piece]
+            yield [
+                Shard(spec=spec, values=self.values_of(spec), rule_state=self._state_of(spec))
+                for spec in piece
+            ]
+            await asyncio.sleep(0)  # the tensors may be large, and links need the loop
 
 
 class RecutShards:

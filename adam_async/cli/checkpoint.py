@@ -9,7 +9,7 @@ from adam_async.checkpoint.export import export_of
 from adam_async.checkpoint.files import open_checkpoint
 from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.model_head import read_head
-from adam_async.checkpoint.trained_model import check_model, metadata_of
+from adam_async.checkpoint.trained_model import check_finite, check_model, metadata_of
 from adam_async.checkpoint.verification import Verification, checkpoints_in, summary_of, verify_checkpoint
 from adam_async.cli.files import announce_existing, check_target, write_file
 from adam_async.cli.options import JsonOptions, LayerOptions
@@ -108,7 +108,8 @@ async def export_checkpoint(path: Path, file: Path, options: LayerOptions, termi
             terminal.notice(f"an older checkpoint is exported: {problem}")
         arrays = {each.name: each for each in found.pieces.catalogue.arrays}
         metadata = await disk.run(_metadata, found.manifest, arrays, layers)
-        export = await export_of(found, metadata)
+        record = found.pieces.catalogue.record
+        export = await export_of(found.source, arrays.values(), record.rules, metadata, check=check_finite)
         if metadata:  # the names of a forged manifest may be anything
             read_head(export.head, export.nbytes, found.manifest.name)
         await announce_existing(file, disk, terminal)

@@ -247,7 +247,7 @@ def _check_keys(rows: Sequence[tuple[int, ...]], name: str) -> None:
 
 
 ROWS: Rows = {
-    ReadShards: frozenset({("driver", "ps")}),
+    ReadShards: frozenset({("driver", "ps"), ("client", "ps")}),
     ShardStates: frozenset({("ps", "driver"), ("ps", "client")}),
     LoadShards: frozenset({("driver", "ps"), ("client", "ps")}),
     Loaded: frozenset({("ps", "driver"), ("ps", "client")}),

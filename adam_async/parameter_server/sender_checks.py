@@ -105,6 +105,10 @@ class SenderChecks:
             return f"{peer.node} loads values, and {self._creator} created the store"
         return ""
 
+    def read_refusal(self, peer: Identity) -> str:
+        """Return why a peer may not read the state of rules; empty if it may."""
+        return self._not_a_user(peer) if self._program and peer.role == "client" else ""
+
     def _not_a_user(self, peer: Identity) -> str:
         of = "a run" if self._program else "clients"
         return f"{peer.role} {peer.node} has no part in a store of {of}"

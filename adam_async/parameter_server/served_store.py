@@ -608,6 +608,10 @@ class ServedStore:
             if refusal is not None:
                 request.fail(*refusal)
                 return False
+        # A reading at a clock keeps copies for one reader, the driver.
+        if isinstance(body, ReadShards) and (text := self._sender_checks.read_refusal(request.link.peer)):
+            self._refuse_sender(request, text)
+            return False
         if isinstance(body, SESSION_TYPES):
             text = self._sender_checks.refusal(request.link.peer, body)
             if text:

@@ -59,7 +59,7 @@ _ITS_OWN = "a store that exists has its own"
 _WITH_ARRAYS = Only(_ARRAYS, _ITS_OWN)
 
 BY_CREATOR = Mark("by creator")
-"""Only the creator of a store decides the argument, with the arrays of the store or with a pin."""
+"""Only the creator of a store decides the argument, with the arrays of the store, a pin or a file."""
 _ONE_SERVER = "local has one server"
 
 
@@ -136,6 +136,8 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
         pin: Pin with which a new store begins, ``STORE/PIN``, or ``PIN`` of this store's name: its values and
             the state of its rules take the place of the first values of `arrays`. Without `arrays` the store
             has the arrays, rules, consistency and shards of the pin.
+        init: File of `save` with which a new store begins, as with a pin. Its rules begin anew unless it was
+            saved with ``rule_state=True``.
         dir: With ``local``, folder in which the server keeps its stores: a store that is opened again by its
             name gets back its values and the state of its rules. None: in memory only. The servers of a
             cluster have their own folders (``adam-async ps --dir``).
@@ -161,6 +163,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
     reader: bool = False
     durable: Annotated[bool, BY_CREATOR] = False
     pin: Annotated[str | None, Check(_check_pin)] = None
+    init: Annotated[str | Path | None, OBJECT] = None
     dir: Annotated[
         str | Path | None,
         OBJECT,
@@ -173,7 +176,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
         check_types(self)
         records = self.records
         check_modes(OpenArguments, {name: getattr(self, name) for name in options_of(OpenArguments)})
-        if self.arrays is None and self.pin is None:
+        if self.arrays is None and not self.has_origin:
             self._check_creates()
         if self.copies is not None and self.min_in_sync > self.copies:
             raise ConfigError(
@@ -187,10 +190,16 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
                 raise ConfigError(
                     "consistency='bsp' needs replicas=N, the number of clients of the first step"
                 )
-            if (self.arrays is None and self.pin is None) or self.reader:
-                raise ConfigError("create='new' needs the arrays of the store, or a pin, and no reader")
-        if self.pin is not None and (self.reader or self.create == "never"):
-            raise ConfigError("pin begins a new store: leave it out for a reader, and with create='never'")
+            if (self.arrays is None and not self.has_origin) or self.reader:
+                raise ConfigError("create='new' needs the arrays of the store, pin or init, and no reader")
+        if self.has_origin and (self.reader or self.create == "never"):
+            raise ConfigError(
+                "pin and init begin a new store: leave them out for a reader, and with create='never'"
+            )
+        if self.pin is not None and self.init is not None:
+            raise ConfigError("a new store begins with a pin or with the file of init: leave one out")
+        if not isinstance(self.init, str | Path | None):
+            raise ConfigError(f"init is the path of a file, not {self.init!r:.80}")
         if self.token is not None:
             check_token_is_for(self.token, "reader" if self.reader else "client", origin="token")
         if self.name is None:
@@ -199,13 +208,13 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
             raise ConfigError("durable is True, and the server of 'local' has no folder: add dir=FOLDER")
 
     def _check_creates(self) -> None:
-        """Check that a call without arrays and pin leaves out what the creator of a store decides."""
+        """Check that a call without arrays, pin and init leaves out what the creator of a store decides."""
         for name, option in options_of(OpenArguments).items():
             value = getattr(self, name)
             if option.has(BY_CREATOR) and value != option.default:
                 raise ConfigError(
                     f"{name}={value} has no effect without arrays, because {_ITS_OWN}: give the arrays of "
-                    f"the store too, or a pin, or leave {name} out"
+                    f"the store too, pin or init, or leave {name} out"
                 )
 
     def _check_needs_no_name(self) -> None:
@@ -213,7 +222,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
         for word, fits in (
             ("where", self.where == LOCAL),
             ("dir", self.dir is None),
-            ("arrays", self.arrays is not None),
+            ("arrays", self.arrays is not None or self.init is not None),
             ("create", self.create != "never"),
             ("reader", not self.reader),
             ("replicas", self.replicas <= 1),
@@ -225,6 +234,11 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
                     "'local', in memory and for one client, needs no name. Add name='model', in each client "
                     "of the store"
                 )
+
+    @property
+    def has_origin(self) -> bool:
+        """Whether a new store begins with a pin or a file."""
+        return self.pin is not None or self.init is not None
 
     @property
     def pinned(self) -> tuple[str, str]:

@@ -451,18 +451,21 @@ class Calls:
         """See `ParameterStore.pull`."""
         self.check()
         if names is None:
-            self._check_room()
+            self.check_room()
         call = self.new_pull(self.layout.arrays if names is None else names, out)
         self.put(call)
         return await self.pulled(call)
 
-    def _check_room(self) -> None:
-        """Refuse a pull of all arrays if they do not fit into memory: another client may have chosen them.
+    def check_room(self, times: int = 1) -> None:
+        """Refuse to read all arrays if they do not fit into memory: another client may have chosen them.
+
+        Args:
+            times: Number of arrays for each array of the store.
 
         Raises:
             StoreError: The arrays take more than the available memory.
         """
-        nbytes = self.store.nbytes
+        nbytes = self.store.nbytes * times
         if nbytes > LARGE_BYTES and nbytes > (available := available_bytes()):
             raise StoreError(
                 f"store {self.name!r} has arrays of {nbytes / 1e9:.1f} GB, and {available / 1e9:.1f} GB of "

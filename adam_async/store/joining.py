@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,20 +23,21 @@ from numpy.typing import NDArray
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import SEARCH_S, FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
-from adam_async.checkpoint.tensors import RecutShards, WholeTensors
+from adam_async.checkpoint.tensors import RecutShards, ShardSource, WholeTensors
 from adam_async.client.parameter_client import SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.bundle_record import DEFAULT_COPIES
 from adam_async.run.cluster_map import ClusterMap, replica_generation
-from adam_async.run.shard_table import shard_table
+from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Within
 from adam_async.store.arguments import OpenArguments, consistency_of
 from adam_async.store.arrays import flat_values
 from adam_async.store.pins import find_pin
+from adam_async.store.saved_file import SavedFile, read_store
 from transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -92,8 +94,8 @@ class Joining:
         self._found: FoundStore | None = None
         """Store on the disks of the servers, which this client creates again because it has no arrays of its
         own; None without such a store."""
-        self._pin: FoundStore | None = None
-        """Pin with which the store begins, once it is found."""
+        self._origin: SavedFile | None = None
+        """Pin or file with which the store begins, once it is found."""
 
     async def join(self) -> tuple[StoreRecord, tuple[ArrayRecord, ...]]:
         """Return the open store and its arrays.
@@ -109,8 +111,8 @@ class Joining:
         while True:
             store = membership.map.stores.get(self._name)
             if store is None or store.phase == "failed":
-                if not arguments.reader and (arguments.arrays is None or arguments.pin is not None):
-                    arguments = await self._look_on_disks()
+                if not arguments.reader and (arguments.arrays is None or arguments.has_origin):
+                    arguments = await self._look_for_values()
                 store = await self._create(store)
             elif arguments.create == "new":
                 raise StoreError(
@@ -128,35 +130,42 @@ class Joining:
             if opened is not None:
                 return opened, arrays
 
-    async def _look_on_disks(self) -> OpenArguments:
-        """Look on the disks for the store, else for its pin; return the arguments, perhaps with arrays."""
+    async def _look_for_values(self) -> OpenArguments:
+        """Look for the store on the disks, else for its pin or file; return the arguments with arrays."""
         arguments, membership, found = self._arguments, self._membership, None
         if arguments.create != "new":
             found = await find_saved(self._saved, self._name, lambda: membership.map)
         if arguments.arrays is None:
             self._found = found
-        if arguments.pin is None or found is not None:
+        if not arguments.has_origin or found is not None:
             return arguments
         # Before the creation: a refusal leaves no store.
-        pin = self._pin = await self._find_pin()
+        origin = self._origin = await self._find_origin()
         if arguments.arrays is None:
+            record = origin.record
             self._arguments = msgspec.structs.replace(
                 arguments,
-                arrays={each.name: ArraySpec(each.shape, each.dtype, each.split) for each in pin.arrays},
-                rule={each.name: pin.record.rules[each.rule] for each in pin.arrays},
-                consistency=consistency_of(pin.record.slack, is_summed=pin.record.summed_weight > 0),
-                replicas=arguments.replicas or pin.record.replicas,
-                shard_bytes=pin.record.shard_bytes,
+                arrays={each.name: ArraySpec(each.shape, each.dtype, each.split) for each in origin.arrays},
+                rule={each.name: record.rules[each.rule] for each in origin.arrays},
+                consistency=consistency_of(record.slack, is_summed=record.summed_weight > 0),
+                replicas=arguments.replicas or record.replicas,
+                shard_bytes=record.shard_bytes,
             )
         return self._arguments
 
-    async def _find_pin(self) -> FoundStore:
-        """Return the pin. Raises StoreError: it is not on the disks, or has other arrays or rules."""
-        arguments = self._arguments
-        store, pin = arguments.pinned
-        found = await find_pin(self._saved, store, pin, lambda: self._membership.map, search_s=SEARCH_S)
+    async def _find_origin(self) -> SavedFile:
+        """Return the pin or the file. Raises StoreError: it is absent, or has other arrays or rules."""
+        arguments, membership = self._arguments, self._membership
+        if arguments.init is not None:
+            whose, found = str(arguments.init), await read_store(Path(arguments.init))
+        else:
+            store, pin = arguments.pinned
+            on_disks = await find_pin(self._saved, store, pin, lambda: membership.map, search_s=SEARCH_S)
+            source = self._saved.shards(on_disks, membership.map)
+            whose = f"pin {pin!r} of store {store!r}"
+            found = SavedFile(on_disks.record, on_disks.arrays, source)
         if arguments.arrays is not None:
-            whose, cure = f"pin {pin!r} of store {store!r}", "give those of the pin, or leave arrays out"
+            cure = "give those of it, or leave arrays out"
             _compare_arrays(arguments, found.record, found.arrays, whose, cure)
         return found
 
@@ -348,30 +357,21 @@ class Joining:
         try:
             async with Within(self._waits.prepare_s, f"servers to load store {self._name!r}"):
                 table = shard_table(arrays, shard_bytes=store.shard_bytes)
-                found = await self._first_state(store)
-                if found is not None:
-                    source = self._saved.shards(found, self._membership.map)
-                    is_same = source.table == table
-                    await copies.load(store, source if is_same else RecutShards(source, table))
-                    if found is not self._pin:
-                        logger.warning("store %r goes on from the disks of its servers", found.name)
-                else:
-                    assert self._arguments.arrays is not None
-                    given = {
-                        each.name: _first_values(self._arguments.arrays[each.name], each) for each in arrays
-                    }
-                    await copies.load(store, WholeTensors(arrays, table, values=given))
+                source = await self._first_values(store, arrays, table)
+                await copies.load(store, source if source.table == table else RecutShards(source, table))
         except CheckpointError as error:
             raise StoreError(str(error)) from error
         except (ShardUnavailable, TransportError) as error:
             _present(self._membership.map, key)
             raise StoreError(f"store {self._name!r} cannot be loaded: {error}") from error
 
-    async def _first_state(self, store: StoreRecord) -> FoundStore | None:
-        """Return the store of this name on the disks of the servers, else the pin; None without both.
+    async def _first_values(
+        self, store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable
+    ) -> ShardSource:
+        """Return the shards of this name's store on the disks of the servers, else those of the caller.
 
         Raises:
-            StoreError: Its bundles are incomplete, or it has other arrays, rules or consistency.
+            StoreError: The disks have a part of the store, or it has other arrays, rules or consistency.
         """
         arguments, membership = self._arguments, self._membership
         found = self._found
@@ -380,8 +380,14 @@ class Joining:
         if found is not None:
             if arguments.arrays is not None:
                 _compare(self._name, arguments, found.record, found.arrays)
-            return found
-        return None if arguments.pin is None else self._pin or await self._find_pin()
+            logger.warning("store %r goes on from the disks of its servers", self._name)
+            return self._saved.shards(found, membership.map)
+        if arguments.has_origin:
+            origin = self._origin or await self._find_origin()
+            return origin.source
+        assert arguments.arrays is not None
+        given = {each.name: _first_values(arguments.arrays[each.name], each) for each in arrays}
+        return WholeTensors(arrays, table, values=given)
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
         """Return the session of this client; unless it is a reader, get a place among the store's clients."""

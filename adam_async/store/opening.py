@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
+from adam_async.checkpoint.checkpoint import StoredPieces
+from adam_async.checkpoint.shard_transfer import ClockPassed, ShardCopies
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership
 from adam_async.errors import RunFailed, StoreError, first_cause
 from adam_async.model.rules import AnyRule
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.piece_states import Catalogue
+from adam_async.persistence.keys import StateName
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cluster_map import NodeRecord, replica_generation
 from adam_async.run.shard_table import holders, shard_table
@@ -33,7 +39,7 @@ from adam_async.store.joining import Joining
 from adam_async.store.layout import StoreLayout
 from adam_async.store.local_servers import ServerAccess, local_servers
 from adam_async.store.pins import StorePins
-from transport import BufferPool, Identity
+from transport import BufferPool, Identity, TransportError
 
 LEAVE_S = 2.0
 """Maximum time for open pushes at the end of a client, in seconds."""
@@ -128,11 +134,31 @@ class StoreLink:
             waits=self._waits,
             entropy=self._entropy,
         )
+        self._arrays = arrays
         self._has_joined = True
         self._spawn("servers", servers.run())
         self._spawn("queue", self.calls.run())
         self._spawn("follow", self._follow(session, servers))
         await self.calls.start()
+
+    async def read_all(self) -> WholeTensors:
+        """Read all values with the state of their rules, see `ParameterStore.save`."""
+        self.calls.check_room(1 + self.store.state_arrays)
+        await self.calls.until_settled()
+        pieces = StoredPieces(Catalogue(self.name, self.store, self._arrays, 0.0))
+        tensors = pieces.new_tensors()
+
+        async def put(_: StateName, bundle: Bundle) -> None:
+            for shard in bundle.shards.values():
+                tensors.take(shard)
+
+        membership, within_s = self._membership, self._waits.clock_s
+        copies = ShardCopies(self._endpoint, changes=membership.changes, waits=self._waits)
+        try:
+            await copies.read(membership.map, pieces, put, clock=self.calls.bound, within_s=within_s)
+        except (ClockPassed, TransportError) as error:
+            raise StoreError(f"the rules of store {self.name!r} cannot be read: {error}") from error
+        return tensors
 
     def _spawn(self, name: str, work: Any) -> None:
         self.tasks.append(self._group.create_task(work, name=f"{self._identity.node}/{name}"))

@@ -24,22 +24,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save as save_tensors
 
+from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import StoreError, counted
 from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec
-from adam_async.runtime.disk import Disk
 from adam_async.store.arguments import OpenArguments, with_arguments
 from adam_async.store.arrays import Gradient
 from adam_async.store.opening import NO_COPY, Opening, StoreLink
 from adam_async.store.pins import PinSummary, StorePins, check_pin_name
+from adam_async.store.saved_file import write_store
 from adam_async.store.values import PushOutcome, Rate, ReadVersions, Values
-
-RESERVED = "__metadata__"
-"""Name that the safetensors format reserves."""
 
 
 class ParameterStore:
@@ -249,25 +245,28 @@ class ParameterStore:
         self._calls.check()
         await self._calls.until_settled()
 
-    async def save(self, path: str | Path) -> Path:
+    async def save(self, path: str | Path, *, rule_state: bool = False) -> Path:
         """Pull all values into a file in the safetensors format, whole or not at all, and return its path.
+
+        Args:
+            rule_state: Whether the file has the state of the rules, too, for `open(init=...)`.
 
         Raises:
             OSError: The file cannot be written.
             StoreError: The store is closed, or has an array with the name ``__metadata__``, which the format
-                reserves.
+                reserves, or with that of a rule's state; or a reader wants this state.
             DeadlineExceeded: The slowest client did not reach the clock within `clock_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
-        if RESERVED in self._calls.layout.arrays:
-            raise StoreError(
-                f"array {RESERVED!r} has a name that safetensors reserves: pull and write it apart"
-            )
-        values = await self.pull()
-        arrays = {name: np.asarray(array, order="C") for name, array in values.items()}
-        async with Disk() as disk:
-            # On the disk's thread, because the copy of a large store takes long.
-            await disk.write_atomic(Path(path), [await disk.run(save_tensors, arrays)])
+        self._calls.check()
+        layout = self._calls.layout
+        if not rule_state:
+            tensors = WholeTensors([*layout.arrays.values()], layout.table, values=await self.pull())
+        elif self._calls.is_reader:
+            raise StoreError("this client is a reader: open the store without reader=True for rule_state")
+        else:
+            tensors = await self._link.read_all()
+        await write_store(Path(path), self._link.store, tensors)
         return Path(path)
 
     # --- pins ----------------------------------------------------------------------------------

@@ -21,12 +21,17 @@ SPEC = mlp((4, 3), input_shape=(1, 2, 2), name="quarters")
 ADAM = msgspec.structs.replace(CONFIG, rule="adam", momentum=0.0, shard_bytes=64)
 
 
+async def export_of_checkpoint(stored, metadata):
+    store = stored.pieces.catalogue
+    return await export_of(stored.source, store.arrays, store.record.rules, metadata)
+
+
 async def exported(path, checkpoint, metadata=()):
     """Write a checkpoint, and return its export, and the checkpoint in memory."""
     async with Disk() as disk:
         folder = await written(disk, path)
         await folder.write(checkpoint)
-        export = await export_of(await open_checkpoint(path, disk), dict(metadata))
+        export = await export_of_checkpoint(await open_checkpoint(path, disk), dict(metadata))
         async with aclosing(export.parts()) as parts:
             data = b"".join([bytes(part) async for part in parts])
         assert (len(data), data[: len(export.head)]) == (export.nbytes, export.head)
@@ -91,7 +96,7 @@ async def test_an_export_has_one_tensor_in_memory_at_a_time(tmp_path):
         stored = await open_checkpoint(tmp_path, disk)
         tracemalloc.start()
         try:
-            export = await export_of(stored, {})
+            export = await export_of_checkpoint(stored, {})
             await disk.write_atomic(tmp_path / "export", export.parts())
             _, peak = tracemalloc.get_traced_memory()
         finally:

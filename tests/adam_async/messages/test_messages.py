@@ -149,7 +149,7 @@ ALLOWED = {
     "Ticked": {("ps", "worker"), ("ps", "client")},
     "Pull": {(role, "ps") for role in ("worker", "driver", "client", "reader")},
     "Values": {("ps", role) for role in ("worker", "driver", "client", "reader")},
-    "ReadShards": {("driver", "ps")},
+    "ReadShards": {("driver", "ps"), ("client", "ps")},
     "ShardStates": {("ps", "driver"), ("ps", "client")},
     "LoadShards": {("driver", "ps"), ("client", "ps")},
     "Loaded": {("ps", "driver"), ("ps", "client")},

@@ -73,10 +73,10 @@ def shard_named(servers, tensor):
     return spec
 
 
-def talk(servers):
-    """A bare link to the only server, as a worker has it."""
+def talk(servers, *, role="worker"):
+    """A bare link to the only server, as a role has it."""
     address = servers.map.nodes["ps-0"].address
-    return servers.network.connect(address, servers.identity("worker", 5), timeout_s=50.0)
+    return servers.network.connect(address, servers.identity(role, 5), timeout_s=50.0)
 
 
 async def refused(link, message, code, text):
@@ -630,6 +630,19 @@ async def test_a_push_in_a_session_of_another_peer_is_refused_and_changes_nothin
                 await other.call(pack(second, [delta]), timeout_s=50.0)
             await asyncio.wait_for(other.wait_closed(), 50.0)
         assert unpack(await link.call(pack(second, [delta]), timeout_s=50.0), Pushed).versions == 2
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+async def test_a_client_reads_no_shards_of_a_run_and_a_driver_does(network):
+    async with servers_of(NETWORKS[network]()) as servers:
+        generation, every = servers.map.generation, tuple(servers.shards())
+        read = pack(ReadShards(store="run", generation=generation, shards=every))
+        async with talk(servers, role="driver") as link:
+            await link.call(read, timeout_s=50.0)
+        async with talk(servers, role="client") as link:
+            with pytest.raises(RemoteError, match=r"not-yours: client .* has no part in a store of a run"):
+                await link.call(read, timeout_s=50.0)
+            await asyncio.wait_for(link.wait_closed(), 50.0)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -1,15 +1,19 @@
-"""Stores that begin with a pin: the values and the state of the rules of another store, at another cut."""
+"""Stores that begin with the values and the rule state of a pin or a file, at another cut of shards."""
 
 import asyncio
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from adam_async import ArraySpec, ParameterStore, sync
 from adam_async.checkpoint import saved_shards
+from adam_async.checkpoint.model_head import RULE_STATE
 from adam_async.errors import ConfigError, StoreError
 from adam_async.model.rules import Adam, AdamW, Sgd
 from adam_async.store import joining, pins
+from adam_async.store.saved_file import STORE
 from tests.adam_async.store.fleets import fleet
 
 NODES = ("ps-0", "ps-1", "ps-2")
@@ -197,8 +201,10 @@ async def test_a_branch_that_differs_from_its_pin_is_refused_and_leaves_no_store
         ({"pin": "model/"}, "pin is 'STORE/PIN'"),
         ({"pin": 3}, "pin must be text, not 3"),
         ({"pin": "a/b/best"}, "a store's name has .* no slash, not 'a/b'"),
-        ({"pin": "best", "reader": True}, "pin begins a new store: leave it out for a reader"),
-        ({"pin": "best", "create": "never"}, "leave it out for a reader, and with create='never'"),
+        ({"pin": "best", "reader": True}, "pin and init begin a new store: leave them out for a reader"),
+        ({"pin": "best", "create": "never"}, "leave them out for a reader, and with create='never'"),
+        ({"pin": "best", "init": "file"}, "begins with a pin or with the file of init: leave one out"),
+        ({"init": 3}, "init is the path of a file, not 3"),
         ({"pin": "best", "rule": Adam()}, "rule=.* without arrays"),
         ({"pin": "best", "name": None, "arrays": ARRAYS}, "name is missing, and pin is 'best'"),
     ],
@@ -231,3 +237,144 @@ async def test_a_store_comes_back_from_the_disks_with_other_shards_and_its_array
         for each in (*steps(3), *steps(3, seed=1)):
             await store.push(each)
         assert same(await store.pull(), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shard_bytes": 100, "servers": 2},
+        {"consistency": "bsp", "replicas": 1, "copies": 2, "min_in_sync": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_given", [True, False], ids=["arrays", "no arrays"])
+@pytest.mark.parametrize("consistency", ["asp", "ssp:1", "bsp"])
+async def test_a_file_with_rule_state_begins_a_store_on_other_servers_bit_for_bit(
+    monkeypatch, tmp_path, options, is_given, consistency
+):
+    if not is_given:
+        options = {k: each for k, each in options.items() if k not in ("shard_bytes", "consistency")}
+    first, second, file = steps(5), steps(5, seed=1), tmp_path / "model.safetensors"
+    async with fleet(monkeypatch, *NODES, network="local") as running:
+        at_first = {"rule": RULES, "shard_bytes": 512, "consistency": consistency, "replicas": 1}
+        async with running.open(ARRAYS, **at_first) as store:
+            saved = await push_all(store, first)
+            assert await store.save(file, rule_state=True) == file
+            expected = await push_all(store, second)
+            given = {"arrays": ARRAYS, "rule": RULES} if is_given else {"arrays": None}
+            async with running.open(name="branch", init=file, **given, **options) as branch:
+                assert same(await branch.pull(), saved)
+                assert same(await push_all(branch, second), expected)
+                assert branch.consistency == (options.get("consistency", "asp") if is_given else consistency)
+    found = load_file(file)
+    assert same({name: each for name, each in found.items() if not name.startswith(RULE_STATE)}, saved)
+    assert {name.split("/")[1] for name in found if name.startswith(RULE_STATE)} == {
+        "mean",
+        "square",
+        "steps",
+        "momentum",
+    }
+
+
+async def test_a_saved_step_of_bsp_is_whole_while_other_clients_wait_for_this_one(tmp_path):
+    """The others have pushed to the next step; the file has the step that this client has ended."""
+    options = {"name": "model", "rule": RULES, "consistency": "bsp", "replicas": 2, "shard_bytes": 256}
+    pushes, file = steps(4), tmp_path / "model.safetensors"
+    async with (
+        ParameterStore.open("local", ARRAYS, **options) as store,
+        ParameterStore.open("local", ARRAYS, **options) as other,
+    ):
+        for each in pushes[:2]:
+            await asyncio.gather(store.push(each), other.push(each))
+            await asyncio.gather(store.tick(), other.tick())
+        values = await store.pull()
+        await other.push(pushes[2])
+        await other.tick()
+        await store.save(file, rule_state=True)
+    async with ParameterStore.open("local", init=file, name="branch", replicas=1) as branch:
+        assert same(await branch.pull(), values)
+
+
+async def test_a_file_of_values_alone_begins_a_store_with_new_rule_state(tmp_path):
+    file = tmp_path / "model.safetensors"
+    async with ParameterStore.open("local", ARRAYS, rule=RULES) as store:
+        values = await push_all(store, steps(3))
+        await store.save(file)
+    assert same(load_file(file), values)
+    async with (
+        ParameterStore.open("local", init=str(file)) as branch,
+        ParameterStore.open("local", values, rule=RULES) as other,
+    ):
+        assert branch.rules == RULES
+        assert same(await push_all(branch, steps(2)), await push_all(other, steps(2)))
+
+
+def _write(file, content, arrays=None):
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        save_file(arrays or {"w": np.zeros(3, np.float32)}, file, metadata=content)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (None, "No such file"),
+        (
+            b"no file of tensors",
+            "cannot be read as a file of `ParameterStore.save`: Error while deserializing",
+        ),
+        ({}, "cannot be read as a file of `ParameterStore.save`: its head has no store"),
+        ({STORE: "[{"}, "cannot be read as a file of `ParameterStore.save`: Input data was truncated"),
+        (
+            {STORE: "[{}, []]"},
+            "cannot be read as a file of `ParameterStore.save`: Object missing required field",
+        ),
+    ],
+    ids=["absent", "other bytes", "no store", "truncated", "no record"],
+)
+async def test_a_file_that_no_store_wrote_is_refused_and_leaves_no_store(tmp_path, content, error):
+    file = tmp_path / "model.safetensors"
+    if content is not None:
+        _write(file, content)
+    with pytest.raises(StoreError, match=f"{file} .*{error}"):
+        await ParameterStore.open("local", init=file)
+
+
+async def test_a_file_whose_arrays_or_rules_differ_is_refused_with_the_difference(tmp_path):
+    file = tmp_path / "model.safetensors"
+    async with ParameterStore.open("local", ARRAYS, rule=RULES) as store:
+        await store.save(file, rule_state=True)
+    found = load_file(file)
+    with safe_open(file, framework="numpy") as opened:
+        head = opened.metadata()
+    for arrays, rule, error in (
+        ({"w": ARRAYS["w"]}, RULES["w"], f"{file} has the further array 'b', which is absent here"),
+        (ARRAYS, Sgd(), rf"array 'w' has rule Adam\(\) in {file}, and Sgd\(\) here"),
+    ):
+        with pytest.raises(StoreError, match=error):
+            await ParameterStore.open("local", arrays, rule=rule, init=file)
+    for name, array, error in (
+        ("w", np.full((40, 30), np.nan, np.float32), f"{file}: the value of 'w'.*nan"),
+        ("w", np.zeros((4, 3), np.float32), rf"{file}: the value of 'w' has shape \(4, 3\)"),
+        ("rule_state/mean/w", np.zeros((40, 30)), f"{file} has no array 'rule_state/mean/w' of float32"),
+        ("rule_state/steps/w", np.array([-1]), "cannot be loaded: .*steps"),
+    ):
+        _write(file, head, {**found, name: array})
+        with pytest.raises(StoreError, match=error):
+            await ParameterStore.open("local", init=file)
+
+
+async def test_names_that_the_file_has_for_rules_are_refused_and_a_reader_has_no_rule_state(tmp_path):
+    file = tmp_path / "model.safetensors"
+    arrays = {"w": np.zeros(3), "rule_state/momentum/w": np.zeros(3)}
+    async with ParameterStore.open("local", arrays, rule=Sgd(momentum=0.5), name="model") as store:
+        await store.save(file)
+        with pytest.raises(
+            StoreError, match="'rule_state/momentum/w' has a name that is that of a rule's state"
+        ):
+            await store.save(file, rule_state=True)
+        async with ParameterStore.open("local", name="model", reader=True) as reader:
+            with pytest.raises(StoreError, match=r"this client is a reader: open .* for rule_state"):
+                await reader.save(file, rule_state=True)

@@ -1,0 +1,99 @@
+"""A store in a file in the safetensors format: its values, and on request the state of its rules.
+
+The names are those of a checkpoint's export (`checkpoint/export.py`). The head has the record of the store
+and its arrays, so a new store begins with the file alone.
+"""
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from adam_async.checkpoint.export import export_of
+from adam_async.checkpoint.model_head import RULE_STATE
+from adam_async.checkpoint.tensors import ShardSource, WholeTensors
+from adam_async.errors import ConfigError, StoreError
+from adam_async.messages.tensors import UNREADABLE
+from adam_async.run.shard_table import shard_table
+from adam_async.run.store_checks import check_placed_store
+from adam_async.run.store_record import ArrayRecord, StoreRecord
+from adam_async.runtime.disk import Disk
+from adam_async.store.arrays import flat_values
+
+STORE = "adam_async_store"
+"""Name of the text in the head that has the record of the store and its arrays."""
+
+RESERVED = "__metadata__"
+"""Name that the safetensors format reserves."""
+
+
+class SavedFile(NamedTuple):
+    """A store in a file."""
+
+    record: StoreRecord
+    arrays: tuple[ArrayRecord, ...]
+    source: ShardSource
+
+
+async def write_store(path: Path, record: StoreRecord, tensors: WholeTensors) -> None:
+    """Write a store into a file, all or nothing.
+
+    Args:
+        tensors: Its values, and the state of its rules or none.
+
+    Raises:
+        OSError: The file cannot be written.
+        StoreError: The file would have one name twice, or one that the format reserves.
+    """
+    keys = {RULE_STATE + key for key in tensors.state}
+    for name in tensors.weights.keys() & {RESERVED, *keys}:
+        what = "is that of a rule's state" if name in keys else "safetensors reserves"
+        raise StoreError(f"array {name!r} has a name that {what}: pull and write it apart")
+    about = msgspec.json.encode((record, tensors.arrays)).decode()
+    export = await export_of(tensors, tensors.arrays, tensors.rules, {STORE: about})
+    async with Disk() as disk, aclosing(export.parts()) as parts:
+        await disk.write_atomic(path, parts)
+
+
+async def read_store(path: Path) -> SavedFile:
+    """Read a store from a file.
+
+    Raises:
+        StoreError: The file cannot be read, or `write_store` did not write it.
+    """
+    async with Disk() as disk:
+        try:
+            about, found = await disk.run(_read, path)
+            record, arrays = _decoder.decode(about)
+            check_placed_store(record, arrays)
+        except (OSError, SafetensorError, ConfigError, *UNREADABLE) as error:
+            why = getattr(error, "strerror", None) or error
+            raise StoreError(f"{path} cannot be read as a file of `ParameterStore.save`: {why}") from None
+    has_state = any(name.startswith(RULE_STATE) for name in found.keys() - {each.name for each in arrays})
+    table = shard_table(arrays, shard_bytes=record.shard_bytes)
+    values = {
+        each.name: flat_values(each, found.get(each.name), f"{path}: the value").reshape(each.shape)
+        for each in arrays
+    }
+    tensors = WholeTensors(arrays, table, record.rules if has_state else (), values=values)
+    for key, state in tensors.state.items():
+        array = found.get(RULE_STATE + key)
+        if array is None or (array.shape, array.dtype) != (state.shape, state.dtype):
+            raise StoreError(f"{path} has no array {RULE_STATE + key!r} of {state.dtype}{state.shape}")
+        tensors.state[key] = array
+    return SavedFile(record, arrays, tensors)
+
+
+_decoder = msgspec.json.Decoder(tuple[StoreRecord, tuple[ArrayRecord, ...]])
+
+
+def _read(path: Path) -> tuple[str, Mapping[str, NDArray[Any]]]:
+    with safe_open(path, framework="numpy") as file:
+        about = (file.metadata() or {}).get(STORE)
+        if about is None:
+            raise ConfigError("its head has no store")
+        return about, {name: file.get_tensor(name) for name in file.keys()}
