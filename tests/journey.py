@@ -47,7 +47,7 @@ from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from adam_async.worker.copy_mode import CopyMode
-from adam_async.worker.training_mode import GroupEvents, ModeSetup
+from adam_async.worker.training import GroupEvents, ModeSetup
 from dataflow import Engine, Tag
 from tests.adam_async.runs import PATIENT, Servers, servers_of, tcp_network, tiny_dataset, turns, until
 from tests.dataflow.testing import ManualPool

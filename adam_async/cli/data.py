@@ -26,7 +26,7 @@ from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.kinds import Kind, address_error, find_files, is_import_path
 from adam_async.data_server.sources.objects import from_object
 from adam_async.data_server.transforms.steps import read_steps
-from adam_async.driver.augmentation import steps_for
+from adam_async.driver.preparation import steps_for
 from adam_async.errors import AdamError, ConfigError, DataError
 from adam_async.run.cache_size import CacheLimits, room_for_whole
 from adam_async.run.image_size import Size, read_image_size

@@ -51,16 +51,17 @@ from adam_async.controller.consensus import (
 )
 from adam_async.controller.consensus.messages import Snapshot, TakeOver
 from adam_async.controller.consensus.records import WHAT_TO_DO, Ballot, Born, DamagedLog, LogFileRecord
-from adam_async.controller.contents import CONTENTS, log_problem
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.peer_controllers import PeerControllers
 from adam_async.controller.replicated_state import (
+    CONTENTS,
     DONE,
     Command,
     Outcome,
     ReplicatedState,
     command_bytes,
     first_state,
+    log_problem,
 )
 from adam_async.controller.stall_aware_clock import CoreClock
 from adam_async.controller.status_log import StatusLog

@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any
 
 from adam_async.controller.consensus_node import Answer, ConsensusNode, ConsensusSetup
-from adam_async.controller.contents import MAP_DEPTH
 from adam_async.controller.failure_detector import FailureDetector, Incarnation
 from adam_async.controller.learned_map import LearnedMap, StoresReport, most_version
 from adam_async.controller.peer_controllers import read_agree
@@ -33,6 +32,7 @@ from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTabl
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
 from adam_async.controller.replicated_state import (
     DONE,
+    MAP_DEPTH,
     MAX_SESSIONS,
     Lost,
     Open,

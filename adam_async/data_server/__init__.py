@@ -8,13 +8,13 @@ sends them, and `group_producer.py` makes them.
 
     state.py                        leases and reports: each group finished exactly once, or skipped
     epoch.py                        one epoch: queues, groups of lost replicas, early end, skipped groups
-    replica_leases.py               the log of one replica's leases, from which all its workers read
+    replica_leases.py               the log of one replica's leases, from which all its workers read;
+                                    fewer groups ahead for slow replicas (stragglers)
     clock_targets.py                clocks in ssp and bsp, and the sync clock that all replicas reach
-    lease_limits.py                 fewer groups ahead for slow replicas (stragglers)
     order.py                        the shuffle by seed and epoch, skipped images first, cut into groups
 
-    dealer.py                       shell of the state: the map, epochs, and the sets that settle leases
-    set_reader.py                   groups that the shards have, from the primaries of all bundles
+    dealer.py                       shell of the state: the map, epochs, and the sets that settle leases, from
+                                    the primaries of all bundles
     service.py                      the data-server role: runs, epochs, effects of events
     questions.py                    questions for leases, and reports of workers, from request to answer
     image_questions.py              questions for images, from request to answer; back-pressure

@@ -32,8 +32,7 @@ from itertools import chain, starmap
 from typing import assert_never
 
 from adam_async.data_server.epoch import Epoch, EpochBegan, Restored, SetsRead
-from adam_async.data_server.lease_limits import LeaseLimits
-from adam_async.data_server.replica_leases import Logged, ReplicaLeases
+from adam_async.data_server.replica_leases import LeaseLimits, Logged, ReplicaLeases
 from adam_async.messages import Finished, HeldLease
 from adam_async.run.counts import DataCounts
 from adam_async.run.epoch_counts import EpochCounts

@@ -9,8 +9,7 @@ Files, in reading order:
 
     driver.py                        `Driver`: a run from its options to its result; takeover, ordered end
     settings.py                      access to the cluster; inputs of runs: model, step, checkpoint, folders
-    preparation.py, calibration.py   checks, network, partition plan, first values; layer times
-    augmentation.py                  transforms of the training images (data augmentation)
+    preparation.py, calibration.py   checks, network, partition plan, first values, transforms; layer times
     submission.py                    a program set in the map, changed, or taken over from a lost driver
     readiness.py                     waits for roles; errors that name missing or lost roles
 

@@ -27,7 +27,6 @@ from adam_async.checkpoint.manifest import (
 from adam_async.checkpoint.saved_shards import SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.controller.client import Membership
-from adam_async.driver.augmentation import transforms_of
 from adam_async.driver.evaluator import Evaluator, pull_snapshot, reading_client, running
 from adam_async.driver.events import Notices, RunEvents
 from adam_async.driver.preparation import (
@@ -37,6 +36,7 @@ from adam_async.driver.preparation import (
     prepare_model,
     prepare_plan,
     store_of,
+    transforms_of,
     unless_stopped,
 )
 from adam_async.driver.readiness import Readiness, raise_failure

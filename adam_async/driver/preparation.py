@@ -1,4 +1,4 @@
-"""Preparation of a run: the checks of its data and model, the network, and the plan of its partitions.
+"""Preparation of a run: the checks of its data and model, the network, its partitions, and its transforms.
 
 First values of a run: from a checkpoint that it continues, from a saved model, or drawn from its seed.
 
@@ -7,7 +7,7 @@ The servers have no model: they wait until the driver has loaded the values of a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,11 +15,14 @@ from typing import Any, TypeVar
 from adam_async.checkpoint.checkpoint import StoredCheckpoint
 from adam_async.checkpoint.files import CheckpointFolder
 from adam_async.checkpoint.manifest import (
+    Manifest,
     check_data,
+    resumed_transforms,
 )
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import ShardSource, WholeTensors
 from adam_async.checkpoint.trained_model import Model
+from adam_async.data_server.transforms.recipe import Recipe, default_steps
 from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.readiness import Readiness
@@ -38,7 +41,7 @@ from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ProgramRecord, TrainingProgram
-from adam_async.run.user_code import NamedStep
+from adam_async.run.user_code import NamedStep, functions_for, imported_functions
 from adam_async.runtime.clock import Within
 from dataflow import ComputePool
 from transport import LinkConfig, RemoteError, TransportError
@@ -337,3 +340,54 @@ def fill_from(tensors: WholeTensors, network: RunModel, init: Model | None, *, s
         )
     left = f"fresh: {', '.join(fresh)}" if fresh else "no fresh tensors"
     return f"{taken} of {len(tensors.weights)} tensors come from the saved model {saved_name!r}; {left}"
+
+
+async def transforms_of(
+    config: Config,
+    resumed: Manifest | None,
+    asked: Sequence[Mapping[str, Any]] | None,
+    image_shape: Sequence[int],
+    functions: Mapping[str, Callable[..., Any]] = {},
+) -> tuple[dict[str, Any], ...]:
+    """Choose the transforms of a run that may continue another run; imports run outside the event loop.
+
+    Args:
+        resumed: Manifest of the checkpoint that the run continues; None for a new run.
+        asked: See `steps_for`. With `resumed`, the steps come from the checkpoint, and `asked` only lists
+            functions that the run may import.
+
+    Raises:
+        ConfigError: See `steps_for` and `resumed_transforms`.
+        DeadlineExceeded: An import took too long.
+    """
+    if not config.augment:
+        return ()
+    if resumed is not None:
+        steps = resumed_transforms(resumed, asked, functions)
+        # Data servers import the functions: refuse here a function that this process cannot find.
+        await imported_functions(steps, functions)
+        return steps
+    return steps_for(asked, image_shape, await imported_functions(asked or (), functions))
+
+
+def steps_for(
+    asked: Sequence[Mapping[str, Any]] | None,
+    image_shape: Sequence[int],
+    functions: Mapping[str, Callable[..., Any]] = {},
+) -> tuple[dict[str, Any], ...]:
+    """Choose the transforms of a run, and check that they fit the images.
+
+    Args:
+        asked: Steps of the caller; None: defaults for the images.
+        image_shape: (C, H, W) of every image.
+
+    Raises:
+        ConfigError: A step is invalid, or the steps change the shape of images, which must stay that of test
+            images.
+    """
+    channels, rows, columns = image_shape
+    shape = (int(channels), int(rows), int(columns))
+    steps = default_steps(shape) if asked is None else [dict(step) for step in asked]
+    recipe = Recipe.of(steps, shape, kernels="numpy", functions=functions_for(steps, functions))
+    recipe.check_shape_kept()
+    return tuple(steps)

@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from adam_async.persistence.keys import State
-from adam_async.persistence.settings import FlushSettings
+from adam_async.persistence.keys import FlushSettings, State
 from adam_async.runtime.clock import Clock
 from adam_async.runtime.disk import Disk
 

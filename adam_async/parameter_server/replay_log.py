@@ -12,7 +12,7 @@ A log is one run of bytes, all numbers little-endian:
                    uint32 clock, uint16 client, uint16 zero, uint32 size, and its reads, so many bytes
 
 A *client* is a pushing replica generation with its session (`ReplicaGeneration`); (client, clock) names a
-push. The workers make the reads (`worker/step_reads.py`), and each message of a step has them: a worker may
+push. The workers make the reads (`worker/pusher.py`), and each message of a step has them: a worker may
 be lost before another bundle gets the step.
 
 Flags: `JOINED`: applied in one batch with the entry before. `NOT_APPLIED`: refused; the shard did not change.
@@ -187,7 +187,7 @@ class OrderLog:
 
 
 def most_read_bytes(groups: Sequence[int], *, shards: int, arrays: int) -> int:
-    """Return the maximum size of the reads of a step, in bytes; see `worker/step_reads.py`.
+    """Return the maximum size of the reads of a step, in bytes; see `worker/pusher.py`.
 
     Args:
         groups: Groups of the step, as in `Push.groups`; a step without groups counts as one of one group.

@@ -12,9 +12,9 @@ from adam_async.messages import SavedStore
 from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.pins import PINNED, Pins
 from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of, read_saved_store
+from adam_async.persistence.keys import FlushSettings
 from adam_async.persistence.opening import read_identity
 from adam_async.persistence.scan import segment_name
-from adam_async.persistence.settings import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, served_word
 from adam_async.runtime.clock import wall_clock

@@ -44,8 +44,8 @@ from adam_async.persistence.contents import Recovery
 from adam_async.persistence.folder import FULL
 from adam_async.persistence.keys import LEADING, EntryKey, Identity, Order, State, StateKey, StateName
 from adam_async.persistence.opening import LOCK, read_identity, read_newest
-from adam_async.persistence.statistics import SegmentStatistics
 from adam_async.persistence.store import SegmentStore
+from adam_async.persistence.usage import SegmentStatistics
 from adam_async.run.ids import ShardId
 from adam_async.run.run_record import RunRecord, packed_record
 from adam_async.run.shard_table import ShardSpec, shard_table

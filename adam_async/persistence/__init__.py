@@ -4,13 +4,14 @@ The server marks changed shards in a `SegmentStore`. A flush round takes the new
 (`rounds.py`), appends the states to segment files (`folder.py`), and syncs once. The next opening
 scans all files, decides which states and entries count (`contents.py`), and repairs the folder.
 
-    store.py                      start here: `SegmentStore`, the interface of the room
-    keys.py                       names and order of states and entries; owner of a folder
-    settings.py, statistics.py    flush interval and sizes; counts, and ages of unwritten updates
+    store.py                      start here: `SegmentStore`, the interface of the room; write-ahead log for
+                                  durable pushes, with group commit
+    keys.py                       names and order of states and entries; owner of a folder; flush interval and
+                                  sizes
 Writing:
     rounds.py                     write-back: many updates, one write, one sync; compaction
-    entry_log.py                  write-ahead log for durable pushes, with group commit
-    folder.py, usage.py           the open folder that rounds and log share; files that are still in use
+    folder.py, usage.py           the open folder that rounds and log share; files that are still in use;
+                                  counts, and ages of unwritten updates
     frames.py, records.py         file format: frames with CRC-32 and proofs of durability; their payloads.
                                   The log of the controllers consists of the same frames
     written_once.py               a folder that is written once and read whole, such as a checkpoint

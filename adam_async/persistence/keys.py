@@ -1,4 +1,4 @@
-"""Pure: the keys of states and entries, and the states that are handed to the disk."""
+"""Pure: the keys of states and entries, the states that go to the disk, and the settings of a store."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,3 +113,21 @@ class OtherContents(ConfigError):
 
 class OtherFormat(ConfigError):
     """The folder has segment files of another release. The message has the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushSettings:
+    """Settings of a segment store.
+
+    Attributes:
+        flush_s: Time from the first update of a shard to the round that writes it, in seconds.
+        dirty_bytes: Size of dirty states from which on a round begins after half of `flush_s`, in bytes.
+        segment_bytes: Size of a segment file from which on another one follows, in bytes.
+        batch_bytes: Size from which on copied states are handed to the disk's thread, in bytes. One batch is
+            in memory at a time, and at most one further state.
+    """
+
+    flush_s: float = 1.0
+    dirty_bytes: int = 64 << 20
+    segment_bytes: int = 64 << 20
+    batch_bytes: int = 4 << 20

@@ -33,10 +33,9 @@ from dataclasses import dataclass, field
 
 from adam_async.persistence.contents import Location
 from adam_async.persistence.folder import DamagedState, DiskFull, Folder, Payload, payload_of
-from adam_async.persistence.keys import LEADING, State, StateKey, StateName
+from adam_async.persistence.keys import LEADING, FlushSettings, State, StateKey, StateName
 from adam_async.persistence.records import STATES, StateRecord, SyncedRecord
-from adam_async.persistence.settings import FlushSettings
-from adam_async.persistence.statistics import RoundCounts
+from adam_async.persistence.usage import RoundCounts
 from adam_async.runtime.clock import Clock
 
 

@@ -11,15 +11,16 @@ Files, in reading order:
 
     run_session.py                      one run on this worker: its objects, the admission of groups, events
     service.py                          the role: joins a cluster, and trains one run after the other
-    training_mode.py                    what the training modes get, and their calls to the session
 
     copy_mode.py                        modes on a copy of the values, of a model or of one part of it
-    training.py                         one group on a compute thread, on a copy or in place; its graph
+    training.py                         one group on a compute thread, on a copy or in place; its graph; what
+                                        the modes get
     push_plan.py                        deltas or factors per tensor, messages per server, push buffers
     gradient_clipping.py                clipping by the norm, layer-wise rate control
     stepper.py                          groups summed into steps; in ssp and bsp in order, behind a gate
     replica_clock.py                    arithmetic of clocks: the step of a group, the values that it reads
-    pusher.py                           pushes of a step, with the versions for staleness; ticks
+    pusher.py                           pushes of a step, with the versions for staleness; ticks; the reads of
+                                        each group in a recorded run
     puller.py                           the copy, read without locks; pulls, installed whole by tensor
 
     in_place_mode.py                    mode in one process: the rule applied to the servers' memory, no locks
@@ -29,5 +30,4 @@ Files, in reading order:
     reliable_stream.py                  numbered blocks: repeated on a new link, accepted exactly once
 
     kernel_change.py                    compiled kernels, compiled during training in a child process
-    step_reads.py                       the versions that each group read, in pushes of a recorded run
 """

@@ -18,12 +18,10 @@ from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.partition_trainer import PartitionTrainer, SendBlock, partition_graph
 from adam_async.worker.puller import Puller, WorkerWeights
 from adam_async.worker.push_plan import BackwardSection, PushPlan, plan_pushes, plan_sections
-from adam_async.worker.pusher import Pusher
+from adam_async.worker.pusher import Pusher, StepReads
 from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.step_reads import StepReads
 from adam_async.worker.stepper import Stepper
-from adam_async.worker.training import GroupTrainer, ThreadScratch, replica_graph
-from adam_async.worker.training_mode import ModeSetup
+from adam_async.worker.training import GroupTrainer, ModeSetup, ThreadScratch, replica_graph
 from dataflow import Graph
 from transport import BufferPool
 

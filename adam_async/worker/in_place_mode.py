@@ -24,8 +24,14 @@ from adam_async.run.ids import ShardId
 from adam_async.run.learning_rate import Schedule
 from adam_async.run.shard_table import ShardTable
 from adam_async.worker.push_plan import cut_shards, plan_pushes
-from adam_async.worker.training import InPlaceTrainer, OnStep, ThreadMemory, TrainedInPlace, replica_graph
-from adam_async.worker.training_mode import ModeSetup
+from adam_async.worker.training import (
+    InPlaceTrainer,
+    ModeSetup,
+    OnStep,
+    ThreadMemory,
+    TrainedInPlace,
+    replica_graph,
+)
 from dataflow import Graph
 
 STEPS = 8

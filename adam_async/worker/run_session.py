@@ -47,8 +47,7 @@ from adam_async.worker.copy_mode import CopyMode, PartitionMode
 from adam_async.worker.in_place_mode import InPlaceMode, groups_in_flight
 from adam_async.worker.kernel_change import KernelChange
 from adam_async.worker.peer_workers import PeerWorkers
-from adam_async.worker.training import Trained
-from adam_async.worker.training_mode import GroupEvents, ModeSetup
+from adam_async.worker.training import GroupEvents, ModeSetup, Trained
 from dataflow import (
     ComputePool,
     Engine,

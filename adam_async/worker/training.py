@@ -18,6 +18,10 @@ the step. Between two groups a thread waits while a reader keeps the storage sti
 
 Staleness is the number of steps that other threads applied to the memory between the group's first read and
 the end of its own step.
+
+A training mode is on a copy (`CopyMode`), in place, or on one partition of a model. A mode is complete after
+its construction: `ModeSetup` has the run, the servers, and `GroupEvents`, the only calls from the mode to the
+session that feeds it. Groups enter the mode's graph, and events leave it.
 """
 
 from collections import deque
@@ -28,8 +32,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.client.parameter_client import ParameterClient
 from adam_async.data_server.client import ImageGroup
-from adam_async.messages import Lease
+from adam_async.messages import Finished, Lease
 from adam_async.model import InPlaceStep, StepBuffers
 from adam_async.model.context import Context, StepInput
 from adam_async.model.keyed_random import Dice
@@ -38,6 +43,7 @@ from adam_async.model.rules import Rule, new_scratch, plain_step
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
+from adam_async.run.shard_table import ShardTable
 from adam_async.worker.gradient_clipping import Scaling
 from adam_async.worker.puller import Snapshot, TensorCopy, WorkerWeights
 from adam_async.worker.push_plan import BackwardSection, PushBuffer, PushBufferPool, PushPlan
@@ -372,3 +378,30 @@ class InPlaceTrainer:
             keys=(lease.epoch, lease.number),
             rate=self._schedule.rate(lease.progress) if self._rate is None else self._rate,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEvents:
+    """Functions that take the events of groups. The loop calls all of them except `section_done`."""
+
+    finished: Callable[[Finished], None]
+    """Function that takes the report of a group whose step the servers have counted."""
+    landed: Callable[[Tag], None]
+    """Function that takes the tag of a group after its pull is installed."""
+    section_done: OnSection
+    """Function that takes a finished section of a group's backward pass, on the compute thread."""
+    stepped: OnStep | None = None
+    """Function that takes each step; None in a run without a timeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModeSetup:
+    """The parts of a run that every training mode needs."""
+
+    config: Config
+    table: ShardTable
+    """Shards of the model, or of the partition."""
+    buckets: Sequence[str]
+    """Home of each bucket."""
+    client: ParameterClient
+    events: GroupEvents

@@ -179,7 +179,7 @@ BOUNDS = (
     ),
     _row(
         "a command is readable by the replicated state",
-        CONTROLLER + "contents.py",
+        CONTROLLER + "replicated_state.py",
         "    if len(value) > MOST_VALUE_BYTES:\n",
         '    return ""\n    if len(value) > MOST_VALUE_BYTES:\n',
         RULES + "violations.py::test_a_command_that_the_machine_cannot_read_is_named",

@@ -15,8 +15,7 @@ Encoded images:
     parquet.py                        Parquet files, such as those of Hugging Face
     tables.py                         CSV: pixels, or paths of image files
 Arrays:
-    mnist.py, idx.py                  MNIST and Fashion-MNIST; the IDX format
-    cifar.py                          CIFAR-10 in its binary version
+    published_sets.py, idx.py         MNIST, Fashion-MNIST and CIFAR-10; the IDX format
     numpy_files.py                    NumPy archives with the keys of Keras; NumPy files, mapped into memory
     objects.py                        Python objects with items, and asynchronous iterators
     ray_data.py                       rows of a `ray.data.Dataset`

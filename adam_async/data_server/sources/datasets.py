@@ -37,7 +37,7 @@ from pathlib import Path
 from adam_async.data_server.class_names import class_name, number_folders
 from adam_async.data_server.damage import Damage, Policy
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources import cifar, limits, mnist
+from adam_async.data_server.sources import limits, published_sets
 from adam_async.data_server.sources.downloads import Downloader, RemoteSet
 from adam_async.data_server.sources.files import is_clutter, read_file
 from adam_async.data_server.sources.kinds import (
@@ -49,10 +49,10 @@ from adam_async.data_server.sources.kinds import (
     mnist_files,
     reading_source,
 )
-from adam_async.data_server.sources.mnist import MNIST, parse_four
 from adam_async.data_server.sources.numpy_files import load_npy, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.pictures import require_pillow
+from adam_async.data_server.sources.published_sets import MNIST, parse_four
 from adam_async.data_server.sources.samples import (
     LoadRequest,
     Samples,
@@ -116,18 +116,18 @@ class Published:
 
 
 def _fashion(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
-    return mnist.parse_four(
-        contents, origins, name="fashion-mnist", source=source, class_names=mnist.FASHION_CLASSES
+    return published_sets.parse_four(
+        contents, origins, name="fashion-mnist", source=source, class_names=published_sets.FASHION_CLASSES
     )
 
 
 def _cifar(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
-    return cifar.parse_cifar(contents[0], origins[0], source=source)
+    return published_sets.parse_cifar(contents[0], origins[0], source=source)
 
 
 PUBLISHED: Mapping[str, Published] = {
-    "fashion-mnist": Published(mnist.FASHION, tuple(f"{stem}.gz" for stem in STEMS), _fashion),
-    "cifar-10": Published(cifar.CIFAR10, (cifar.ARCHIVE,), _cifar),
+    "fashion-mnist": Published(published_sets.FASHION, tuple(f"{stem}.gz" for stem in STEMS), _fashion),
+    "cifar-10": Published(published_sets.CIFAR10, (published_sets.ARCHIVE,), _cifar),
 }
 
 

@@ -27,7 +27,7 @@ from adam_async.run.partition import table_of
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.train_step import StepSpec
 from adam_async.run.user_code import NamedStep
-from adam_async.worker.step_reads import reads_type
+from adam_async.worker.pusher import reads_type
 
 
 def read_recording(

@@ -7,7 +7,6 @@ rules of parameter servers need no tape: `batches.py` calls their kernels.
     engine.py                       start here: a network's passes, and its steps in place
     program.py                      the interpreter: one call for many kernels; the numbers of all kernels
     tape.py                         the rows that it runs; a ReLU is fused into the kernel before it
-    groups.py                       kernels that load the next group and count steps, within that call
     compiling.py                    a process that compiles kernels while training runs without them
 Layers:
     compiled.py                     the interface of a layer with such kernels

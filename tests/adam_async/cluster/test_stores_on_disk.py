@@ -26,10 +26,9 @@ from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import RUN
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.persistence.keys import LEADING
+from adam_async.persistence.keys import LEADING, FlushSettings
 from adam_async.persistence.records import StateRecord
 from adam_async.persistence.scan import scan
-from adam_async.persistence.settings import FlushSettings
 from adam_async.run.config import Config
 from adam_async.run.epoch_counts import skipped_groups
 from adam_async.run.training_program import read_training

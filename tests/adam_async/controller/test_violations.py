@@ -13,10 +13,18 @@ from adam_async.controller.consensus import Entry, Members, Message, Writer, boo
 from adam_async.controller.consensus.messages import Append, Appended, Chunk, TakeOver
 from adam_async.controller.consensus.records import Entries
 from adam_async.controller.consensus_node import ConsensusSetup
-from adam_async.controller.contents import command_problem, log_problem, state_problem
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.peer_controllers import packed_agree
-from adam_async.controller.replicated_state import Lost, Open, Set, command_bytes, first_state
+from adam_async.controller.replicated_state import (
+    Lost,
+    Open,
+    Set,
+    command_bytes,
+    command_problem,
+    first_state,
+    log_problem,
+    state_problem,
+)
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause

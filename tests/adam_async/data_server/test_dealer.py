@@ -1,6 +1,7 @@
 """Data servers are lost in the middle of an epoch: every group is counted once, and on the shards once."""
 
 import asyncio
+import random
 import re
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,7 +17,7 @@ from adam_async.controller.service import Controller
 from adam_async.data_server import client as client_module
 from adam_async.data_server import group_reader
 from adam_async.data_server.client import DataClient, WorkerSlot
-from adam_async.data_server.dealer import Dealer
+from adam_async.data_server.dealer import Dealer, merged
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import LeaseAsked, ReplicasChanged
@@ -762,3 +763,34 @@ async def test_an_epoch_of_which_no_loss_is_known_has_a_checkpoint(tmp_path, mon
         result = await cluster.train()
     assert all(np.isnan(epoch.train_loss) for epoch in result.epochs)
     assert len(result.checkpoints) == len(result.epochs)
+
+
+def answer(every=(), some=(), *, trainable=True, clock=0):
+    return BundleSets(trainable=trainable, clock=clock), tuple(every), tuple(some)
+
+
+def test_a_group_is_on_every_shard_or_on_some_or_on_none():
+    found = merged([answer((0, 4, 6, 8), (4, 5)), answer((0, 2, 6, 7), (2, 3))], 10)
+    assert found == ({0, 1, 6}, {2, 3, 4, 7}, 0)
+
+
+def test_a_bundle_without_trainable_shards_restricts_nothing_and_has_a_clock():
+    assert merged([answer((0, 2), clock=3), answer(trainable=False, clock=7)], 4) == ({0, 1}, set(), 7)
+
+
+def test_without_any_trainable_shard_no_group_counts_as_trained():
+    assert merged([answer(trainable=False), answer(trainable=False)], 4) == (set(), set(), 0)
+
+
+def test_groups_that_the_epoch_does_not_have_are_left_out():
+    assert merged([answer((2, 1 << 32), (0, 1))], 4) == ({2, 3}, {0}, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranges_are_merged_as_sets_of_numbers_are(seed):
+    dice = random.Random(seed)
+    for groups in (1, 7, 30):
+        every, some = ([*dice.sample(range(40), dice.randrange(12))] for _ in range(2))
+        some = [number for number in some if not {number - 1, number, number + 1} & {*every}]
+        found = merged([answer(name_groups(1, every)[1:], name_groups(1, some)[1:])], groups)
+        assert found[:2] == tuple({n for n in numbers if n < groups} for numbers in (every, some))

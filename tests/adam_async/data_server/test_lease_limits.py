@@ -3,7 +3,7 @@
 import pytest
 
 from adam_async.data_server.epoch import EpochBegan
-from adam_async.data_server.lease_limits import RECORDED, LeaseLimits
+from adam_async.data_server.replica_leases import RECORDED, LeaseLimits
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import Scene
 

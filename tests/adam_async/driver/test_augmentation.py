@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.data_server.sources.datasets import load
-from adam_async.driver.augmentation import steps_for
+from adam_async.driver.preparation import steps_for
 from adam_async.errors import ConfigError, TransformFailed
 from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk

@@ -57,7 +57,7 @@ from adam_async.run.partition import arrays_of
 from adam_async.run.store_record import served_word
 from adam_async.run.training_program import ResumeRecord, read_training
 from adam_async.runtime.traffic import Traffic
-from adam_async.worker.step_reads import reads_type
+from adam_async.worker.pusher import reads_type
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
 from tests.simulation.scenarios.valid_messages import fields_of

@@ -11,9 +11,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from adam_async.persistence.contents import Contents, contents_of
-from adam_async.persistence.keys import EntryKey, Identity, State, StateKey, StateName
+from adam_async.persistence.keys import EntryKey, FlushSettings, Identity, State, StateKey, StateName
 from adam_async.persistence.scan import Scan, scan, segment_name
-from adam_async.persistence.settings import FlushSettings
 from adam_async.persistence.store import SegmentStore
 
 HOME = Path("/home/ps-0")

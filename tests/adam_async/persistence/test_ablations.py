@@ -78,7 +78,7 @@ OWN = (
     ),
     Ablation(
         "entries share a sync",
-        FOLDER + "entry_log.py",
+        FOLDER + "store.py",
         "if group and size >= self._batch_bytes:",
         "if group:",
         story=test_store.test_entries_that_wait_together_share_a_sync_and_none_is_acknowledged_before_it,

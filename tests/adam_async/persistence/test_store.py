@@ -8,6 +8,7 @@ from adam_async.errors import ConfigError, DiskFailed
 from adam_async.persistence.keys import (
     LEADING,
     EntryKey,
+    FlushSettings,
     Identity,
     OtherContents,
     OtherFormat,
@@ -15,7 +16,6 @@ from adam_async.persistence.keys import (
     StateName,
 )
 from adam_async.persistence.opening import read_identity
-from adam_async.persistence.settings import FlushSettings
 from adam_async.runtime.disk import Disk
 from tests.adam_async.persistence.disks import Running, failing_disk, flip, on_a_node
 from tests.adam_async.persistence.owners import (

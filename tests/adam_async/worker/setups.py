@@ -1,6 +1,6 @@
 """The setup of a training mode whose events no session takes."""
 
-from adam_async.worker.training_mode import GroupEvents, ModeSetup
+from adam_async.worker.training import GroupEvents, ModeSetup
 
 
 def ignore(*_):

@@ -19,8 +19,7 @@ from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.pins import PINNED
 from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.server_disk import ServerDisk, is_saved
-from adam_async.persistence.keys import State
-from adam_async.persistence.settings import FlushSettings
+from adam_async.persistence.keys import FlushSettings, State
 from adam_async.store.arguments import OpenArguments
 from adam_async.store.store import ParameterStore
 from tests.simulation.checkers.saved_pins import LoggedStates, SavedPins

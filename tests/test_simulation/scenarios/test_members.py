@@ -11,9 +11,9 @@ import pytest
 
 from adam_async.controller.client import Membership
 from adam_async.data_server.client import DataClient, ImageGroup
+from adam_async.data_server.dealer import SetReader
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
-from adam_async.data_server.set_reader import SetReader
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import Lease
 from adam_async.run.epoch_counts import EpochCounts

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adam_async.data_server.sources.cifar import RECORD_BYTES, TEST, TRAIN, parse_cifar
+from adam_async.data_server.sources.published_sets import RECORD_BYTES, TEST, TRAIN, parse_cifar
 from adam_async.errors import DataError
 
 FOLDER = "cifar-10-batches-bin/"

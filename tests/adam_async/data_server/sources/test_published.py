@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources import cifar, mnist
+from adam_async.data_server.sources import published_sets
 from adam_async.data_server.sources.datasets import PUBLISHED, Published, load_published
 from adam_async.data_server.sources.downloads import Downloader, RemoteFile, RemoteSet
 from adam_async.data_server.sources.kinds import STEMS
@@ -34,7 +34,7 @@ FILES = {
     "fashion-mnist": {
         f"{stem}.gz": gzip.compress(idx(array)) for stem, array in zip(STEMS, ARRAYS, strict=True)
     },
-    "cifar-10": {cifar.ARCHIVE: gzip.compress(CIFAR_ARCHIVE)},
+    "cifar-10": {published_sets.ARCHIVE: gzip.compress(CIFAR_ARCHIVE)},
 }
 
 
@@ -109,13 +109,15 @@ async def test_an_error_names_the_attempts_to_get_a_data_set(tmp_path: Path, web
         await loaded("cifar-10", tmp_path, web, online=False)
     web.answers.clear()
     failed = r"no CIFAR-10: .* yet, and the download failed \(CIFAR-10 broke .*404.*\)"
-    with pytest.raises(DataError, match=rf"{failed}; put {cifar.ARCHIVE} into {tmp_path / 'cifar-10'}$"):
+    with pytest.raises(
+        DataError, match=rf"{failed}; put {published_sets.ARCHIVE} into {tmp_path / 'cifar-10'}$"
+    ):
         await loaded("cifar-10", tmp_path, web)
 
 
 async def test_a_damaged_cache_is_named_and_downloaded_anew(tmp_path: Path, web: Web) -> None:
     await loaded("cifar-10", tmp_path, web)
-    path = tmp_path / "cifar-10" / cifar.ARCHIVE
+    path = tmp_path / "cifar-10" / published_sets.ARCHIVE
     path.write_bytes(path.read_bytes()[:100])
 
     with pytest.raises(DataError, match=r"the cache is unusable \(.*gzip.*switched off"):
@@ -126,7 +128,7 @@ async def test_a_damaged_cache_is_named_and_downloaded_anew(tmp_path: Path, web:
 def test_every_published_file_has_a_whole_checksum_a_limit_and_a_secure_or_second_address() -> None:
     digits = {"md5": 32, "sha256": 64}
     files: list[RemoteFile] = []
-    for remote in (mnist.MNIST, *(known.files for known in PUBLISHED.values())):
+    for remote in (published_sets.MNIST, *(known.files for known in PUBLISHED.values())):
         assert remote.mirrors[0].startswith("https://")
         files += remote.files
     for file in files:

@@ -48,9 +48,8 @@ from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
 from adam_async.worker.puller import Puller, Snapshot, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
-from adam_async.worker.pusher import Pusher
+from adam_async.worker.pusher import Pusher, StepReads
 from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.step_reads import StepReads
 from adam_async.worker.stepper import Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from transport import BufferPool

@@ -13,7 +13,7 @@ from adam_async.model.network import Network
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.run.config import Config
 from adam_async.run.partition import table_of
-from adam_async.worker.step_reads import reads_type
+from adam_async.worker.pusher import reads_type
 
 NETWORK = Network(digits())
 TABLE = table_of(NETWORK)

@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.messages import Lease
 from adam_async.worker.puller import TensorCopy, WorkerWeights
-from adam_async.worker.step_reads import StepReads, reads_type
+from adam_async.worker.pusher import StepReads, reads_type
 from adam_async.worker.training import Trained
 
 SHARDS = {"a.weight": 3, "b.bias": 1}
