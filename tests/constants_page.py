@@ -115,7 +115,7 @@ def _value(node: ast.expr, values: Mapping[str, float]) -> float | None:
 # --- bounds and times --------------------------------------------------------------------------
 
 FORMATS = (
-    "adam_async/data_server/sources/cifar.py",
+    "adam_async/data_server/sources/published_sets.py",
     "adam_async/messages/loss_sums.py",
     "transport/frames.py",
     "transport/handshake.py",
