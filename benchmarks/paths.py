@@ -355,6 +355,7 @@ async def rows_of(network: NamespaceNetwork, layout: Layout, kib: int, options: 
     rows["catch-up"]["attempts"] = measurement.attempts
     return [
         {
+            "case": f"{layout.name}, updates of {kib} KiB, {state}",
             "layout": layout.name,
             "update_kib": kib,
             "state": state,

@@ -192,6 +192,7 @@ def _row(largest: Largest, to: str, took: list[float], what: str) -> Row:
     message = largest.message
     median_s = statistics.median(took)
     return {
+        "case": f"{largest.name} to {to}: {what}",
         "message": largest.name,
         "to": to,
         "what": what,
