@@ -394,6 +394,9 @@ def controller(options: ControllerOptions = ControllerOptions()) -> int:
 @app.command
 def ps(options: ServerOptions) -> int:
     """Run a parameter server, which stores shards of the model and applies updates to them."""
+    from adam_async.cli.option_checks import check_server
+
+    check_server(options, os.environ)
     from adam_async.cli.roles.parameter_server import serve_ps
 
     return run_role(lambda _, health: serve_ps(options, os.environ, health), options)

@@ -58,11 +58,17 @@ class Found:
     arguments: Mapping[str, tuple[str, ...]]
     threads: int
 
+    def words_of_run(self, role: str, node: str) -> tuple[str, ...]:
+        """Return the options of the run for the command of a role, except its threads."""
+        # The interval of writes in the file of the run has no effect on a server in memory.
+        idle = () if role != "ps" or "--dir" in self.arguments[node] else ("flush_s",)
+        return role_words(self.config, role, without=("threads", *idle))
+
     def command(self, options: FromEnvironmentOptions) -> list[str]:
         """Return the words of the command of the only role."""
         ((role, node),) = self.assignment.roles
         words = [role, *(("--id", node) if node else ()), *self.arguments[node]]
-        words += role_words(self.config, role, without=("threads",))
+        words += self.words_of_run(role, node)
         if role == "controller":
             named = self.assignment.bind_of(node)
             words += ["--bind", self.assignment.pod or named, "--advertise", named]
@@ -159,7 +165,7 @@ async def _function_words(
 def show(found: Found) -> int:
     """Print role, node id and options of each role of this process; returns 0."""
     for role, node in found.assignment.roles:
-        words = (*found.arguments[node], *role_words(found.config, role, without=("threads",)))
+        words = (*found.arguments[node], *found.words_of_run(role, node))
         sys.stdout.write(f"{printable(shlex.join((role, node or '-', *words)))}\n")
     return 0
 

@@ -4,14 +4,17 @@ A command makes them before it imports the modules of its work, which takes long
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.cli.files import check_spill, text_of
 from adam_async.cli.options import (
+    WAIT,
     DataServerOptions,
     ExportOptions,
     InspectOptions,
+    ServerOptions,
     StageOptions,
     WorkerOptions,
     check_threads,
@@ -20,7 +23,11 @@ from adam_async.cli.terminal import printable
 from adam_async.data_server.sources.kinds import check_source
 from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError, failing_as
+from adam_async.option_types import Only, dashed
 from adam_async.report.schema import check_schema
+from adam_async.run.config import OPTIONS
+from adam_async.run.modes import ON_DISK
+from adam_async.run.option_sources import variable_of
 from adam_async.run.user_code import (
     add_import_folder,
     allow_functions,
@@ -96,6 +103,27 @@ def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:
     return names
 
 
+def check_server(options: ServerOptions, environment: Mapping[str, str]) -> None:
+    """Check that the options of a parameter server have an effect.
+
+    A variable may be for other servers too, and the words of a launcher are those of the run.
+
+    Raises:
+        ConfigError: An option has no effect without a folder.
+    """
+    if options.dir is not None or options.supervised:
+        return
+    given = options.config()
+    for name, option in OPTIONS.items():
+        value = getattr(given, name)
+        is_typed = value != option.default and variable_of(name) not in environment
+        if "ps" in option.roles and is_typed and any(only.mode is ON_DISK for only in option.all(Only)):
+            raise ConfigError(
+                f"{dashed(name)} {value} has no effect without {ON_DISK.name}: give --dir DIR, or leave "
+                f"{dashed(name)} out"
+            )
+
+
 def check_data_server(options: DataServerOptions, stage: StageOptions) -> None:
     """Check the source of a data server, and import the functions that its command line allows.
 
@@ -106,6 +134,15 @@ def check_data_server(options: DataServerOptions, stage: StageOptions) -> None:
         ConfigError: A folder or function does not exist, or fails in its import.
         DataError: The source holds no data set.
     """
+    if options.controller is None and options.wait != WAIT:
+        raise ConfigError("--wait has no effect without --controller: give --controller, or leave --wait out")
+    if stage.stage is None:
+        for name in ("stage_peers", "stage_wait"):
+            if (value := getattr(stage, name)) != getattr(StageOptions, name):
+                raise ConfigError(
+                    f"{dashed(name)} {value} has no effect without a copy: give --stage FOLDER, or leave "
+                    f"{dashed(name)} out"
+                )
     config = options.config()
     check_spill(config)
     if stage.stage is None:

@@ -104,10 +104,6 @@ async def serve_staged(
 def _checked(stage: StageOptions, data: str) -> list[str]:
     """Return the addresses of all servers; by default only the address of this server."""
     if stage.stage is None:
-        if stage.stage_peers:
-            raise ConfigError(
-                "--stage-peers names the servers that copy, but no folder for the copy; add --stage FOLDER"
-            )
         return []
     if data == "auto":
         raise ConfigError("--stage copies a folder or a file; name it with --data")

@@ -179,6 +179,16 @@ WRONG_WORDS: Cases = [
     ("controller --peers x", "--peers: 'x' is not of the form"),
     ("controller --dir pyproject.toml", "it exists and is no folder"),
     ("ps --controller tcp://localhost:1 --flush-s -1", "--flush-s must be within 0.01 and 3600, not -1.0"),
+    (
+        "ps --controller tcp://localhost:1 --flush-s 5",
+        "--flush-s 5.0 has no effect without a folder for the shards: give --dir DIR, or leave --flush-s out",
+    ),
+    ("data --data digits --wait 5s", "--wait has no effect without --controller: give --controller"),
+    ("data --data digits --stage-wait 5", "--stage-wait 5.0 has no effect without a copy: give --stage"),
+    (
+        "data --data digits --stage-peers tcp://localhost:1",
+        "--stage-peers tcp://localhost:1 has no effect without a copy: give --stage FOLDER",
+    ),
     ("ps --controller tcp://localhost:1 --copies-bind x", "--copies-bind: address 'x'"),
     ("ps --controller tcp://localhost:1 --advertise x", "--advertise: address 'x'"),
     ("worker --join tcp://localhost:1 --allow-step absent", "--allow-step absent: its import failed"),

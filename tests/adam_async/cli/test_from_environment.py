@@ -25,7 +25,7 @@ def test_only_a_parameter_server_gets_an_address_for_other_servers() -> None:
 
 def test_a_role_gets_the_options_of_the_run_that_its_command_has() -> None:
     words = words_of("ps", Config(flush_s=3.0, checksum="on"))
-    assert words[words.index("--flush-s") + 1] == "3.0"
+    assert "--flush-s" not in words  # the server has no folder
     assert words[words.index("--checksum") + 1] == "on"
 
 
