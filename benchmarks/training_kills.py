@@ -61,7 +61,7 @@ from adam_async.parameter_server.shard_transfer import state_of
 from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
-from adam_async.run.epoch_counts import SkippedGroups, skipped_groups
+from adam_async.run.counts import SkippedGroups, skipped_groups
 from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy

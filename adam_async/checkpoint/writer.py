@@ -36,7 +36,7 @@ from adam_async.parameter_server.storage import StoragePool
 from adam_async.persistence.keys import StateName
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.group_ranges import common_and_others
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult

@@ -52,7 +52,7 @@ from adam_async.run.cluster_map import (
     NodeRecord,
     failure_of,
 )
-from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts
+from adam_async.run.counts import RESULTS_KEPT, EpochCounts
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
 from adam_async.run.training_program import (
     ProgramPiece,

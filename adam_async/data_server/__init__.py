@@ -23,10 +23,10 @@ sends them, and `group_producer.py` makes them.
     group_cache.py                  gathered blocks of groups, handed out as slices
     image_cache.py                  decoded images in memory
     transforms/                     data augmentation: the recipe of transforms, and its compiled kernels
-    validation_split.py             images held back for validation, and the sample of a training step
     run_memory.py                   memory of a run, checked before allocation
 
-    dataset.py, class_names.py      checked images with labels; images in files; names of classes
+    dataset.py, class_names.py      checked images with labels; images in files; images held back for
+                                    validation, and the sample of a training step; names of classes
     damage.py                       the policy for damaged images
     sources/                        MNIST, CIFAR-10, image folders, NumPy, CSV, Parquet, WebDataset, Ray
     staging/                        a shared source, copied by several data servers together

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import Dataset, StoredImages
+from adam_async.data_server.dataset import Dataset, StoredImages, ValidationSplit, check_validation, sample_of
 from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
 from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
 from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.run_memory import check_cache, check_run_memory
 from adam_async.data_server.transforms.pipeline import first_kernels
 from adam_async.data_server.transforms.recipe import Recipe
-from adam_async.data_server.validation_split import ValidationSplit, check_validation, sample_of
 from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits, cache_limits

@@ -42,8 +42,7 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import DATA_FACTS, ClusterMap, EpochRecord, failed_word
-from adam_async.run.counts import DataCounts
-from adam_async.run.epoch_counts import EpochCounts, skipped_groups
+from adam_async.run.counts import DataCounts, EpochCounts, skipped_groups
 from adam_async.run.epoch_shares import Ranges
 from adam_async.run.training_program import TrainingProgram, read_training
 from adam_async.runtime.machine import available_bytes

@@ -34,8 +34,7 @@ from typing import assert_never
 from adam_async.data_server.epoch import Epoch, EpochBegan, Restored, SetsRead
 from adam_async.data_server.replica_leases import LeaseLimits, Logged, ReplicaLeases
 from adam_async.messages import Finished, HeldLease
-from adam_async.run.counts import DataCounts
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import DataCounts, EpochCounts
 from adam_async.run.epoch_shares import POOL, most_clock
 from adam_async.run.ids import Replica
 

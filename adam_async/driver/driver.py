@@ -63,8 +63,7 @@ from adam_async.model.named import PHOTO
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
-from adam_async.run.counts import Counts
-from adam_async.run.epoch_counts import EpochCounts, newest_and_best
+from adam_async.run.counts import Counts, EpochCounts, newest_and_best
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import choose_model

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.run.epoch_counts import Evaluation
+from adam_async.run.counts import Evaluation
 from adam_async.run.result import EpochResult
 
 

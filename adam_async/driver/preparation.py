@@ -22,8 +22,8 @@ from adam_async.checkpoint.manifest import (
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import ShardSource, WholeTensors
 from adam_async.checkpoint.trained_model import Model
+from adam_async.data_server.dataset import check_validation
 from adam_async.data_server.transforms.recipe import Recipe, default_steps
-from adam_async.data_server.validation_split import check_validation
 from adam_async.driver.calibration import calibrate
 from adam_async.driver.readiness import Readiness
 from adam_async.driver.settings import RunInputs

@@ -15,8 +15,7 @@ from adam_async.driver.readiness import POLL_S, check_failed
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages import PROFILED
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.counts import Counts, DataCounts
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import Counts, DataCounts, EpochCounts
 from adam_async.run.progress import Progress
 from adam_async.run.run_copies import copies_of
 from adam_async.runtime.trace_events import Part

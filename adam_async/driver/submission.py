@@ -7,7 +7,7 @@ import msgspec
 from adam_async.controller.client import Membership
 from adam_async.errors import RunFailed
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.epoch_counts import joined_evaluations, newest_and_best
+from adam_async.run.counts import joined_evaluations, newest_and_best
 from adam_async.run.result import EpochResult
 from adam_async.run.training_program import ProgramRecord, cut_blob
 

@@ -27,7 +27,7 @@ from adam_async.messages import ShardState
 from adam_async.option_types import DECIDED, OF_DRIVER, OF_ROLES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import OPTIONS, Config
-from adam_async.run.epoch_counts import skipped_groups
+from adam_async.run.counts import skipped_groups
 from adam_async.run.group_ranges import has_groups
 from adam_async.run.run_record import RunRecord, newest
 from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training

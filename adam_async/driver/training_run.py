@@ -35,8 +35,7 @@ from adam_async.driver.submission import update_program, with_evaluations
 from adam_async.driver.takeover import next_epoch
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
 from adam_async.run.cluster_map import ClusterMap, EpochRecord
-from adam_async.run.counts import Counts
-from adam_async.run.epoch_counts import EpochCounts, Evaluation
+from adam_async.run.counts import Counts, EpochCounts, Evaluation
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.run_record import RunRecord

@@ -23,7 +23,6 @@ Files, in reading order:
     cluster_map.py                   nodes, stores, program, epoch, dealer: one snapshot value
     map_changes.py                   changes from version to version of the map, for watchers
     training_program.py              a training run as a program: its blob and its terms
-    epoch_counts.py                  counts of an ended epoch by its dealer; its evaluation by the driver
     run_record.py                    program, counts and evaluations of a run: the memory of drivers and disks
     store_record.py, arrays.py       a store: arrays, rules, consistency, servers; specification of an array
     store_checks.py                  bounds of a store's record, new or placed
@@ -39,7 +38,8 @@ Files, in reading order:
     user_code.py                     transforms, layers and steps imported by path; allowed modules
 
     progress.py                      state of a run for the live table
-    counts.py                        the numbers that each role counts, from their owners to the report
+    counts.py                        the numbers that each role counts, from their owners to the report; counts and
+                                     evaluation of an ended epoch
     series.py                        one sample per second of training; sums of staleness and waits
     result.py                        results of epochs, of checkpoints and of a whole run
     run_copies.py                    copies of a run's shards; the primary that clients use

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adam_async.messages import read_number
-from adam_async.run.counts import Counts, DataCounts, ServerCounts, WorkerCounts
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import Counts, DataCounts, EpochCounts, ServerCounts, WorkerCounts
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample, Series, add_up, waited_s

@@ -8,8 +8,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from adam_async.errors import RecordError, counted
-from adam_async.run.counts import Counts
-from adam_async.run.epoch_counts import EpochCounts, Evaluation
+from adam_async.run.counts import Counts, EpochCounts, Evaluation
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.run_record import RunRecord
 from adam_async.run.series import Sample

@@ -15,7 +15,7 @@ from adam_async.errors import RunFailed
 from adam_async.messages.bounds import MOST_VALUE_BYTES, Count, Seconds
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.epoch_counts import EpochCounts, Evaluation, joined_evaluations
+from adam_async.run.counts import EpochCounts, Evaluation, joined_evaluations
 from adam_async.run.training_program import ProgramRecord, start_of
 
 MOST_EPOCHS = 1 << 16

@@ -23,7 +23,7 @@ from adam_async.errors import ConfigError
 from adam_async.messages.bounds import MOST_VALUE_BYTES, Seconds
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
-from adam_async.run.epoch_counts import (
+from adam_async.run.counts import (
     RESULTS_KEPT,
     EpochCounts,
     Evaluation,

@@ -46,7 +46,7 @@ DEALERS = (
         "adam_async/run/cluster_map.py",
         "return len(newest) == RESULTS_KEPT - 1 and all(each.skipped_groups for each in newest)",
         "return False",
-        "tests/adam_async/run/test_epoch_counts.py::"
+        "tests/adam_async/run/test_counts.py::"
         "test_runs_that_go_on_with_each_other_find_the_order_of_each_epoch_from_few_results",
         seldom="a run must have 32 epochs that skip groups",
     ),

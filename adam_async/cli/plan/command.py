@@ -9,8 +9,7 @@ from adam_async.cli.data import load_data
 from adam_async.cli.files import check_target, read_model_file, write_file
 from adam_async.cli.link_speed import parse_bandwidth, parse_latency
 from adam_async.cli.options import PlanOptions
-from adam_async.cli.plan.choice import Candidate, Conditions, candidates, reason, recommend
-from adam_async.cli.plan.report import plan_report
+from adam_async.cli.plan.choice import Candidate, Conditions, candidates, plan_report, reason, recommend
 from adam_async.cli.terminal import Terminal, new_table
 from adam_async.driver.calibration import calibrate
 from adam_async.errors import ConfigError, ModelError

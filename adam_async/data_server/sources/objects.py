@@ -17,8 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.dataset import MAX_CLASSES, Dataset, make_dataset
-from adam_async.data_server.validation_split import ValidationSplit
+from adam_async.data_server.dataset import MAX_CLASSES, Dataset, ValidationSplit, make_dataset
 from adam_async.errors import DataError, DeadlineExceeded
 
 ITEMS_PER_TURN = 32

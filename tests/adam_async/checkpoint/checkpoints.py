@@ -19,7 +19,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.shard_transfer import set_state
 from adam_async.run.config import Config
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.run_record import RunRecord
 from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
 from adam_async.run.training_program import ResumeRecord, TrainingProgram

@@ -30,7 +30,7 @@ from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.persistence import written_once
 from adam_async.persistence.written_once import ShortMemory
-from adam_async.run.epoch_counts import Evaluation
+from adam_async.run.counts import Evaluation
 from adam_async.run.run_record import packed_record
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import (
@@ -516,7 +516,7 @@ import asyncio, sys
 from pathlib import Path
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
 from adam_async.run.run_record import packed_record
-from adam_async.run.epoch_counts import Evaluation
+from adam_async.run.counts import Evaluation
 from adam_async.runtime.disk import Disk
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 

@@ -16,7 +16,7 @@ from adam_async.checkpoint.manifest import (
 )
 from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.run.config import Config
-from adam_async.run.epoch_counts import Evaluation
+from adam_async.run.counts import Evaluation
 from adam_async.run.learning_rate import decide
 from adam_async.run.option_sources import make_config
 from adam_async.run.result import EpochResult

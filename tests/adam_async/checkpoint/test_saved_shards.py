@@ -24,7 +24,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.saved_shards import MOST_LISTS, SavedPiece
 from adam_async.run.cluster_map import DISK, ClusterMap
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.run_record import RunRecord, packed_record, read_run_record
 from adam_async.run.store_record import ArrayRecord
 from adam_async.runtime.channel import Endpoint

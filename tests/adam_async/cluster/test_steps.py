@@ -11,7 +11,7 @@ from safetensors.numpy import load as load_tensors
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.trained_model import Model, dump_model
 from adam_async.cluster.local import LocalCluster
-from adam_async.data_server.validation_split import ValidationSplit, sample_of
+from adam_async.data_server.dataset import ValidationSplit, sample_of
 from adam_async.driver.replay.decode import read_recording
 from adam_async.errors import ConfigError, RoleFailed, StepFailed
 from adam_async.run.arrays import ArraySpec

@@ -30,7 +30,7 @@ from adam_async.persistence.keys import LEADING, FlushSettings
 from adam_async.persistence.records import StateRecord
 from adam_async.persistence.scan import scan
 from adam_async.run.config import Config
-from adam_async.run.epoch_counts import skipped_groups
+from adam_async.run.counts import skipped_groups
 from adam_async.run.training_program import read_training
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import apply_numerics

@@ -20,7 +20,7 @@ from adam_async.controller.training_rules import assign_workers, program_lines
 from adam_async.driver.readiness import check_failed
 from adam_async.errors import LOST_SHARDS, RoleFailed
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, failed_word
-from adam_async.run.epoch_counts import EpochCounts, Evaluation
+from adam_async.run.counts import EpochCounts, Evaluation
 from adam_async.run.training_program import ResumeRecord
 from tests.adam_async.cluster_maps import Cluster, RecordedCluster, node, run_record, training
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from adam_async.data_server.order import EpochOrders, count_groups, epoch_order
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import must_train_all
-from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts, skipped_groups
+from adam_async.run.counts import RESULTS_KEPT, EpochCounts, skipped_groups
 
 counts = st.integers(1, 300)
 

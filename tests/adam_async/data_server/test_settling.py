@@ -4,7 +4,7 @@ import pytest
 
 from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.state import DrainAsked, EpochEnded
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import Scene, began, contents, turns
 

@@ -4,7 +4,7 @@ import pytest
 
 from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.state import EpochEnded, GroupsReported
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.ids import Replica
 from tests.adam_async.data_server.scene import WAIT_S, Scene, began, contents, finished, turns
 

@@ -33,7 +33,7 @@ from adam_async.messages import ShardState
 from adam_async.model.named import digits, mlp
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
-from adam_async.run.epoch_counts import EpochCounts, Evaluation
+from adam_async.run.counts import EpochCounts, Evaluation
 from adam_async.run.run_record import RunRecord
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import ResumeRecord, TrainingProgram

@@ -3,8 +3,7 @@
 import pytest
 
 from adam_async.run.config import Config
-from adam_async.run.counts import Counts
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import Counts, EpochCounts
 from adam_async.run.learning_rate import Schedule
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult

@@ -9,7 +9,7 @@ from adam_async.errors import RunFailed
 from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.epoch_counts import RESULTS_KEPT, EpochCounts, Evaluation
+from adam_async.run.counts import RESULTS_KEPT, EpochCounts, Evaluation
 from adam_async.run.run_record import (
     MOST_EPOCHS,
     RunRecord,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adam_async.errors import ConfigError
 from adam_async.messages.bounds import MOST_VALUE_BYTES
 from adam_async.run.config import Config
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.training_program import (
     PIECE_BYTES,
     PROGRAM_PIECES,

@@ -21,7 +21,7 @@ from adam_async.messages import read_number
 from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.cluster_map import EpochRecord
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.group_ranges import GroupSets, Ranges, common, without
 from tests.simulation.scenario import Violation
 

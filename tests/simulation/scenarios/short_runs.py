@@ -44,7 +44,7 @@ from adam_async.messages.loss_sums import LossSum, LossSums
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, ready_word
 from adam_async.run.config import Config, Waits
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.group_limits import GroupLimits
 from adam_async.run.group_ranges import (
     GroupSets,

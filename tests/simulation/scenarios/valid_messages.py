@@ -23,7 +23,7 @@ from adam_async.controller.learned_map import StoresReport
 from adam_async.data_server.staging.plan import File
 from adam_async.model.rules import Sgd
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.map_changes import Change
 from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays
 from adam_async.run.training_program import ProgramRecord

@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.run.cluster_map import EpochRecord
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
 from tests.simulation.checkers.group_sets import (

@@ -16,7 +16,7 @@ from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
 from adam_async.errors import DeadlineExceeded
 from adam_async.messages import Lease
-from adam_async.run.epoch_counts import EpochCounts
+from adam_async.run.counts import EpochCounts
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.runner import draw_case, run_case, run_seed
 from tests.simulation.scenarios import short_runs

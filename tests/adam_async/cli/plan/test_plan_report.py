@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from adam_async.cli.plan.choice import Candidate, Conditions, PlanKind, make_plan
-from adam_async.cli.plan.report import SCHEMA, plan_report
+from adam_async.cli.plan.choice import SCHEMA, Candidate, Conditions, PlanKind, make_plan, plan_report
 from adam_async.model import Network, named_model
 from adam_async.model.named import NAMED_MODELS
 from adam_async.model.partition.network import Partition
