@@ -30,8 +30,8 @@ sends them, and `group_producer.py` makes them.
     damage.py                       the policy for damaged images
     sources/                        MNIST, CIFAR-10, image folders, NumPy, CSV, Parquet, WebDataset, Ray
     staging/                        a shared source, copied by several data servers together
-    client.py                       worker's side: leases and groups ahead, reports
-    piece_size.py                   worker's side: half a second of work from a pool
+    client.py                       worker's side: leases and groups ahead, half a second of work from a pool,
+                                    reports
     group_reader.py                 worker's side: images from one data server, or another after a loss
     standalone.py                   a data host outside any cluster, which serves several clusters
 """

@@ -38,8 +38,8 @@ Files, in reading order:
     user_code.py                     transforms, layers and steps imported by path; allowed modules
 
     progress.py                      state of a run for the live table
-    counts.py                        the numbers that each role counts, from their owners to the report; counts and
-                                     evaluation of an ended epoch
+    counts.py                        the numbers that each role counts, from their owners to the report;
+                                     counts and evaluation of an ended epoch
     series.py                        one sample per second of training; sums of staleness and waits
     result.py                        results of epochs, of checkpoints and of a whole run
     run_copies.py                    copies of a run's shards; the primary that clients use

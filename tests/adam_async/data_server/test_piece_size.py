@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.data_server.piece_size import PIECE_S, PieceSize
+from adam_async.data_server.client import PIECE_S, PieceSize
 
 
 def train(pieces, groups, *, begin, group_s):
