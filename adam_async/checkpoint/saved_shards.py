@@ -1,7 +1,8 @@
 """Finds the shards of a store on disks after the loss of all its servers, and reads them for a new store.
 
 Each server lists the pieces on its disk. For each piece the reader takes the copy whose last entry is the
-newest: the entry with the highest generation and, among equal generations, with the highest position. The
+newest: the entry with the highest generation and, among equal generations, with the highest position. A run
+in bsp has cuts, and the reader takes the newest clock at which all pieces are there. The
 controllers place the new store independently of the old one, so a server may no longer have a piece that it
 had.
 """
@@ -38,7 +39,7 @@ from adam_async.messages.saved_shards import (
 from adam_async.parameter_server.piece_states import Catalogue, chunks_of, pieces_by_name
 from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.parameter_server.shard import Shard
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.keys import Order, StateName
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.run_record import RunRecord, newest, read_run_record
@@ -85,8 +86,8 @@ class FoundStore:
         arrays: Arrays of the store.
         began_ms: Time at which the store began, in milliseconds since 1970. Of two stores with one name, the
             store with the larger time is newer.
-        best: Newest copy of each piece, by home and number of the piece: generation and position of its last
-            entry, and the server that has it.
+        copies: Copies of each piece, by home and number of the piece: the generation and position of its last
+            entry, and a server that has it. With cuts, the position is the clock.
         records: Different records of the run on the servers, by digest: order and record.
     """
 
@@ -94,7 +95,7 @@ class FoundStore:
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
     began_ms: int
-    best: dict[tuple[str, int], tuple[tuple[int, int], str]] = field(default_factory=dict)
+    copies: dict[tuple[str, int], dict[Order, str]] = field(default_factory=dict)
     records: dict[bytes, tuple[tuple[int, int], RunRecord]] = field(default_factory=dict)
 
     @property
@@ -123,9 +124,24 @@ class FoundStore:
         """Return the shards of each piece, by home and number."""
         return pieces_by_name(self.record, self.table.shards)
 
+    @property
+    def best(self) -> dict[tuple[str, int], tuple[Order, str]]:
+        """The copy of each piece that counts, with its server; with cuts, all have one clock.
+
+        Pieces are missing if no server has them. If no cut is whole, those of the newest one count.
+        """
+        if not self.record.takes_cuts:
+            return {key: max(copies.items()) for key, copies in self.copies.items()}
+        cuts = {order for copies in self.copies.values() for order in copies}
+        pieces = self.pieces()
+        whole = [cut for cut in cuts if all(cut in self.copies.get(key, ()) for key in pieces)]
+        cut = max(whole or cuts, default=(0, 0))
+        return {key: (cut, copies[cut]) for key, copies in self.copies.items() if cut in copies}
+
     def missing(self) -> tuple[str, ...]:
         """Return the homes of the bundles with pieces that no server has; empty if all are there."""
-        return tuple(sorted({key[0] for key in self.pieces() if key not in self.best}))
+        best = self.best
+        return tuple(sorted({key[0] for key in self.pieces() if key not in best}))
 
     @property
     def is_whole(self) -> bool:
@@ -319,6 +335,7 @@ class DiskShards:
         self._addresses = addresses
         self._connect = connect
         self._waits = waits
+        self._best = store.best
         self._pieces = StoredPieces(store.catalogue)
         self._piece_of = self._pieces.piece_of()
 
@@ -336,7 +353,7 @@ class DiskShards:
         of_server: dict[str, dict[StateName, list[ShardSpec]]] = {}
         for spec in specs:
             name = self._piece_of[spec.id]
-            node = self._store.best[name][1]
+            node = self._best[name][1]
             of_server.setdefault(node, {}).setdefault(name, []).append(spec)
         try:
             for node, pieces in of_server.items():
@@ -350,7 +367,11 @@ class DiskShards:
 
     async def _read(self, link: Link, name: StateName, numbers: tuple[int, ...]) -> Sequence[Shard]:
         bundle = self._pieces.bundle([self.table.shards[number] for number in numbers])
-        ask = ReadSaved(store=self._store.record.id, home=name.home, piece=name.shard, shards=numbers)
+        (_, position), _ = self._best[name]
+        clock = position if self._store.record.takes_cuts else 0
+        ask = ReadSaved(
+            store=self._store.record.id, home=name.home, piece=name.shard, shards=numbers, clock=clock
+        )
         reply = await link.call(pack(ask), timeout_s=self._waits.call_s)
         take_states(bundle, numbers, unpack(reply, ShardStates), reply.tensors)
         return list(bundle.shards.values())
@@ -463,9 +484,8 @@ def _merge(
         stores.append(store)
     store.began_ms = max(store.began_ms, saved.began_ms)
     for piece in saved.pieces:
-        key, order = (piece.home, piece.piece), (piece.generation, piece.position)
-        if key not in store.best or store.best[key][0] < order:
-            store.best[key] = order, node
+        order = (piece.generation, piece.position)
+        store.copies.setdefault((piece.home, piece.piece), {}).setdefault(order, node)
     if not saved.run:
         return shards, ""
     # Most servers have the same record, whose results take far more memory than its bytes.

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Count, Name, NodeId, PinNameOrNone, Shards, StoreId, Version
+from adam_async.messages.bounds import Clock, Count, Name, NodeId, PinNameOrNone, Shards, StoreId, Version
 from adam_async.messages.tensors import UNREADABLE, read_packed_tensor
 from transport import Message, RemoteProtocolError
 
@@ -46,7 +46,7 @@ class SavedPiece(msgspec.Struct, frozen=True, array_like=True):
     newer, regardless of the positions, because a primary begins with all committed entries."""
     position: Count
     """Position of the last entry in the piece. If two servers have the piece with equal generations, the
-    larger position is newer."""
+    larger position is newer. In a store with cuts (`StoreRecord.takes_cuts`), the clock of the piece."""
 
 
 class SavedStore(msgspec.Struct, frozen=True):
@@ -103,6 +103,8 @@ class ReadSaved(Body, frozen=True, kw_only=True):
     home: NodeId
     piece: Count
     shards: Shards
+    clock: Clock = 0
+    """Clock of the piece in a store with cuts."""
 
 
 _Listed = Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)]

@@ -207,7 +207,7 @@ def read_state_tables(
 
 _Epoch = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
-_Length = Annotated[int, msgspec.Meta(ge=2, le=MOST_BOUNDS, multiple_of=2)]
+_Length = Annotated[int, msgspec.Meta(ge=0, le=MOST_BOUNDS, multiple_of=2)]
 
 
 def _read_sets(rows: Sequence[tuple[int, int, int]], bounds: NDArray[np.int64]) -> dict[int, GroupSets]:

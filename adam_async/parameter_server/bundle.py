@@ -102,6 +102,8 @@ class Bundle:
         """Shards that the next entry does not change, on a member that joins; see `log_entries.py`."""
         self.snapshot: ClockSnapshot | None = None
         """Shards at the clock of a reader, in bsp; None if no reader reads them."""
+        self.cut: ClockSnapshot | None = None
+        """Shards at the clock of a cut, in bsp; None if the disk takes none now."""
         self.keeps_pins = False
         """Whether this server saves pins."""
         self.pins: dict[int, bool] = {}
@@ -147,8 +149,9 @@ class Bundle:
         The copies for a reader or a pin have bounded memory: work may wait until some of them are taken.
         """
         if isinstance(due, ApplySum):
-            room = self.snapshot.room_for(due) if self.snapshot is not None else len(due.shards)
-            return room if self.pinning is None else min(room, self.pinning.room_for(due.shards))
+            rooms = [each.room_for(due) for each in (self.snapshot, self.cut) if each is not None]
+            rooms += [self.pinning.room_for(due.shards)] if self.pinning is not None else []
+            return min(rooms, default=len(due.shards))
         if self.pinning is None or not isinstance(due, Apply):
             return 1
         return int(self.pinning.has_room(due.shards()))
@@ -283,7 +286,8 @@ class Bundle:
             return None
         work = self.ready.popleft()
         assert isinstance(work, (Apply, ApplySum))
-        if isinstance(work, ApplySum) and (self.snapshot is not None or self.pinning is not None):
+        keeps = self.snapshot is not None or self.cut is not None or self.pinning is not None
+        if isinstance(work, ApplySum) and keeps:
             work, rest = work.split(self._room(work))
             if rest is not None:
                 self.ready.appendleft(rest)
@@ -437,15 +441,34 @@ class Bundle:
         """
         snapshot = self.snapshot
         if snapshot is None or (snapshot.clock, snapshot.link) != (clock, link):
-            fastest = max(shard.applied_clock() for shard in self.shards.values())
-            if isinstance(self.taken, ApplySum):
-                fastest = max(fastest, self.taken.clock)
-            if fastest > clock:
+            if (fastest := self._fastest()) > clock:
                 return fastest
             self.end_snapshot()
             snapshot = self.snapshot = ClockSnapshot(clock, link, self.shards)
         snapshot.asked(until)
         return 0
+
+    def _fastest(self) -> int:
+        """Return the highest clock of the values, with that of a sum in progress."""
+        taken = self.taken.clock if isinstance(self.taken, ApplySum) else 0
+        return max([taken, *(shard.applied_clock() for shard in self.shards.values())])
+
+    def begin_cut(self, clock: int) -> int:
+        """Keep all shards at a clock as `cut`, until the disk has taken them or `end_cut`.
+
+        Returns 0 if the shards are kept, else the clock of a shard that has passed the given clock.
+        """
+        assert self.cut is None
+        if (fastest := self._fastest()) > clock:
+            return fastest
+        self.cut = ClockSnapshot(clock, None, self.shards)
+        return 0
+
+    def end_cut(self) -> None:
+        """End the cut, if there is one."""
+        if self.cut is not None:
+            self.cut.end()
+            self.cut = None
 
     @property
     def snapshot_until(self) -> float:

@@ -94,6 +94,12 @@ class BundleSaver:
         between two entries."""
         self.is_ready: Callable[[], bool] = bool
         """Callback that returns whether the bundle has all its values."""
+        self.bundle: Callable[[], Bundle]
+        """Callback that returns the bundle, for the cuts of a store; the owner sets it."""
+        self.resume: Callable[[], None] = _nothing
+        """Callback that continues sums which have waited for room for the copies of a cut."""
+        self.moved: Callable[[], None] = _nothing
+        """Callback that reports applied entries, or other shards, while the bundle has a cut."""
 
     # --- changes -----------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 The driver reads all shards at the same clock, some at a time, and training goes on meanwhile. The driver
-names a clock that no shard has passed, and reads the shards as they reach it. If the sum of a later clock is
+names a clock that no shard has passed, and reads the shards as they reach it. The disk of a server does the
+same for a cut (`store_cuts.py`). If the sum of a later clock is
 due on a shard that has not been read, the server copies the shard first, and the reader gets the copy.
 
 The copies have bounded memory. If another copy has no room, the sum waits until the reader has taken some
@@ -11,13 +12,14 @@ copies. The snapshot ends if the reader takes no shard before a deadline, or its
 shards is split, so that a round of the loop makes few copies.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from adam_async.parameter_server.events import ApplySum
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import ShardCopy, copy_shard
 from adam_async.run.ids import ShardId
+from adam_async.run.shard_table import ShardSpec
 
 COPIES_BYTES = 64 << 20
 """Maximum size of the copies of a snapshot in bytes, unless a single shard is larger."""
@@ -31,7 +33,7 @@ class ClockSnapshot:
 
     Args:
         clock: A clock that no shard has passed.
-        link: Link of the reader.
+        link: Link of the reader; None for the disk of the server, which has deadlines of its own.
         shards: All shards of the bundle.
 
     Attributes:
@@ -88,6 +90,11 @@ class ClockSnapshot:
             return copy_shard(shard, clock=self.clock)
         self.copied_bytes -= bytes_of(shard)
         return copy
+
+    def next_of(self, pieces: Mapping[int, Sequence[ShardSpec]]) -> int:
+        """Return the number of the piece to take next: one with copies, if there is any."""
+        with_copies = (at for at, specs in pieces.items() if any(spec.id in self._copies for spec in specs))
+        return next(with_copies, next(iter(pieces)))
 
     def asked(self, until: float) -> None:
         """Keep the copies until a time.

@@ -39,7 +39,7 @@ from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_checks import check_placed_store
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays
 
-CONTENTS = 7
+CONTENTS = 8
 """Version of the encoding of states and entries."""
 
 CATALOGUE = StateName(LEADING, 0)

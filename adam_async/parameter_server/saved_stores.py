@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from adam_async.controller.client import Membership
 from adam_async.controller.role import reply_or_fail, reply_when_room
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded, RunFailed
@@ -34,6 +36,7 @@ from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.counts import DiskCounts
+from adam_async.run.cut_reports import CUTS
 from adam_async.run.run_record import begun, followed
 from adam_async.run.store_record import StoreRecord, served_word
 from transport import LinkClosed, Message, Request
@@ -70,6 +73,9 @@ class SavedStores:
         self._spawn = spawn
         self._seen: ClusterMap | None = None
         self._removing: set[StoreDisk] = set()
+        self._unreported = asyncio.Event()
+        """Event that is set while the map lacks changes of cuts."""
+        self._reporting: asyncio.Task[None] | None = None
         if disk is not None:
             disk.ports.notice = notice
 
@@ -83,6 +89,7 @@ class SavedStores:
             return None
         found = self._disk.of(store.id)
         found.on_complete = lambda: self._spawn("saved", self._report())
+        found.on_cut = self._cut_changed
         found.begin(catalogue_of(cluster, name, store, began=self._begins(name, store)), self._spawn)
         run = cluster.run
         if run is not None and run.id == store.program and found.run is None:
@@ -133,12 +140,40 @@ class SavedStores:
                 logger.error("%s cannot report the stores on its disk: %s", self._node, error)
                 return
 
+    def _cut_changed(self) -> None:
+        """Report the cuts of all stores in the map; several changes together if they come fast."""
+        self._unreported.set()
+        if self._reporting is None or self._reporting.done():
+            self._reporting = self._spawn("cuts", self._report_cuts())
+
+    async def _report_cuts(self) -> None:
+        assert self._disk is not None
+        while self._unreported.is_set():
+            self._unreported.clear()
+            followed = [each for each in self._disk if each.cuts is not None and each.is_followed]
+            reports = {
+                served_word(each.catalogue.record): msgspec.to_builtins(each.cuts.report)
+                for each in followed
+                if each.cuts is not None and each.catalogue is not None
+            }
+            try:
+                await self._membership().set_info(**{CUTS: reports})
+            except DeadlineExceeded as error:  # until then the disks keep the cuts that they have
+                logger.warning("%s reports its cuts again: %s", self._node, error)
+                self._unreported.set()
+            except (RunFailed, LinkClosed) as error:
+                logger.error("%s cannot report its cuts: %s", self._node, error)
+                return
+
     def follow(self, cluster: ClusterMap) -> None:
-        """Note the stores that are whole on the disks; remove replaced and deleted ones."""
+        """Follow the cuts; note the stores that are whole on the disks; remove replaced and deleted ones."""
         if self._disk is None:
             return
         for store in cluster.stores.values():
-            if (found := self._disk.find(store.id)) is not None and is_saved(cluster, store):
+            found = self._disk.find(store.id)
+            if found is not None and found.cuts is not None and found.is_serving:
+                found.cuts.follow(cluster, partial(self._is_primary, cluster, store.id))
+            if found is not None and is_saved(cluster, store):
                 found.whole()
                 self.note_run(cluster)
         before, self._seen = self._seen, cluster
@@ -150,6 +185,10 @@ class SavedStores:
                 self._removing.add(each)
                 removing = self._spawn(f"removes-{each.id}", self._disk.forget(each))
                 removing.add_done_callback(partial(lambda gone, _: self._removing.discard(gone), each))
+
+    def _is_primary(self, cluster: ClusterMap, store: str, home: str) -> bool:
+        record = cluster.bundle(store, home)
+        return record is not None and record.primary is not None and record.primary[0] == self._node
 
     def _deleted(self, before: ClusterMap, cluster: ClusterMap) -> list[StoreDisk]:
         """Return the stores of clients that were deleted between two versions of one map.
@@ -303,7 +342,8 @@ class SavedStores:
 
     async def _read(self, request: Request, body: ReadSaved) -> None:
         try:
-            states, tensors = await self._readable(body).read(body.home, body.piece, body.shards)
+            where = body.home, body.piece, body.shards, body.clock
+            states, tensors = await self._readable(body).read(*where)
         except (ConfigError, DataError) as error:
             request.fail("not-saved", f"{self._node}: {error}")
             return

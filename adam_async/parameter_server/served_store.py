@@ -143,6 +143,7 @@ class ServedStore:
         self._copy: BundleCopy | None = None
         if self._saver is not None:
             self._saver.is_ready, self._saver.wake = self._has_values, self._rest
+            self._saver.bundle, self._saver.resume = lambda: self.state.bundle, self._drain_soon
         self._record = record
         self._cluster: ClusterMap | None = None
         self._is_over = False
@@ -260,6 +261,8 @@ class ServedStore:
         if self._saver is not None:
             self._saver.drop()
             self._saver.all_touched()
+            self.state.bundle.end_cut()
+            self._saver.moved()
         self.end_pin()
         try:
             self._make()
@@ -720,8 +723,9 @@ class ServedStore:
                 if batch is None:
                     break
                 begin = self._host.timeline.clock() if self._host.timeline is not None else 0.0
-                if isinstance(batch, ApplySum) and state.bundle.snapshot is not None:
-                    state.bundle.snapshot.keep(batch)
+                for kept in (state.bundle.snapshot, state.bundle.cut):
+                    if isinstance(batch, ApplySum) and kept is not None:
+                        kept.keep(batch)
                 self._work = begin_work(batch, self._applier_of, begin)
                 if state.bundle.pinning is not None:
                     state.bundle.pinning.keep(self._work.shards)
@@ -777,6 +781,8 @@ class ServedStore:
                 if isinstance(effect, KeepPin):
                     self._keep_pin(effect.pin, self._saver)
         self._answers.perform(effects, self.state.bundle.snapshot)
+        if self.state.bundle.cut is not None and self._saver is not None:
+            self._saver.moved()
 
     def __repr__(self) -> str:
         return f"<ServedStore {self.store.id} {len(self.state.shards)} shards, {len(self._missing)} missing>"

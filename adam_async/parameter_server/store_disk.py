@@ -22,6 +22,13 @@ from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.cut_folder import (
+    UNREADABLE_CUT,
+    CutFolder,
+    cut_folders,
+    order_of,
+    read_cut_head,
+)
 from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.entry_replay import EntryReplay
 from adam_async.parameter_server.log_entries import Part
@@ -40,6 +47,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.shard_pieces import digest_of, pieces_of
 from adam_async.parameter_server.shard_transfer import read_states
+from adam_async.parameter_server.store_cuts import StoreCuts
 from adam_async.persistence.contents import Recovery
 from adam_async.persistence.folder import FULL
 from adam_async.persistence.keys import LEADING, EntryKey, Identity, Order, State, StateKey, StateName
@@ -121,13 +129,18 @@ class StoreDisk:
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
         self._replays: dict[str, EntryReplay] = {}
         """Replays of the bundles with entries that their pieces on the disk lacked, by home."""
-        self._last: tuple[StateName, EntryReplay] | None = None
-        """Piece that was read last, for further requests of its shards."""
+        self._last: tuple[tuple[StateName, int], EntryReplay] | None = None
+        """Piece that was read last, with the clock of its cut, for further requests of its shards."""
+        self.cuts: StoreCuts | None = None
+        """The cuts of a run in bsp (`StoreRecord.takes_cuts`); None if rounds write the pieces."""
         self.is_complete = False
-        """Whether the disk has each piece of the bundles on this server."""
+        """Whether the disk has each piece of the bundles on this server; with cuts, whether the disks have
+        all bundles at one clock."""
         self.is_saved = False
         """Whether the states can be read: the folder was read after the last write."""
         self.on_complete: Callable[[], object] = lambda: None
+        self.on_cut: Callable[[], object] = lambda: None
+        """Callback that reports the cuts on the disk in the map."""
         self.still: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
         """Callback that keeps the values still for a block, in place; then all steps in them are counted."""
 
@@ -167,7 +180,25 @@ class StoreDisk:
                 self._positions.clear()
             self.catalogue = catalogue
             self._spawn = spawn
+            if catalogue.record.takes_cuts:
+                self._take_cuts(catalogue)
             self._start()
+
+    def _take_cuts(self, catalogue: Catalogue) -> None:
+        if self.cuts is None:
+            self.cuts = StoreCuts(self.folder, self._ports, self._savers, self._flush_records)
+        self.cuts.changed, self.cuts.completed = self.on_cut, self._cut_completed
+        self.cuts.begin(catalogue)
+
+    def _cut_completed(self) -> None:
+        self.is_complete = True
+        self.on_complete()
+
+    async def _flush_records(self) -> bool:
+        """Write the records of store and run; returns whether they are on the disk. Raises DiskFailed."""
+        if self._segments.is_dirty(CATALOGUE) or self._segments.is_dirty(RUN):
+            await self._segments.flush()
+        return not (self._segments.is_dirty(CATALOGUE) or self._segments.is_dirty(RUN))
 
     def note_run(self, record: RunRecord, version: int) -> None:
         """Take the record of the run, which a round writes before any later copy of a shard.
@@ -223,6 +254,8 @@ class StoreDisk:
             is_durable=self.catalogue.record.durable,
         )
         self._savers[home] = saver
+        if self.cuts is not None:
+            saver.moved = self.cuts.moved
         # Pieces of an earlier membership are older than the bundle's entries.
         self._taken = {name for name in self._taken if name.home != home}
         self._complete.discard(home)
@@ -272,6 +305,8 @@ class StoreDisk:
         if is_waiting:
             self._ports.notice(f"{self.folder} is made, and {self.id} is written")
         self._served.set()
+        if self.cuts is not None:
+            self.cuts.opened()
         self._segments.mark(CATALOGUE, 1, 0)
         self._mark_run()
         for saver in self._savers.values():
@@ -279,7 +314,10 @@ class StoreDisk:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._segments.run(), name=f"disk-{self.id}/rounds")
-                group.create_task(self._watch(), name=f"disk-{self.id}/complete")
+                if self.cuts is not None:
+                    group.create_task(self.cuts.run(), name=f"disk-{self.id}/cuts")
+                else:
+                    group.create_task(self._watch(), name=f"disk-{self.id}/complete")
         finally:
             self._served.clear()
             self._complete.clear()
@@ -386,7 +424,9 @@ class StoreDisk:
                     self.on_complete()
 
     def _mark(self, home: str, piece: int, nbytes: int, updates: int) -> None:
-        if self.is_serving:
+        if self.cuts is not None:
+            self.cuts.marked(updates)
+        elif self.is_serving:
             self._segments.mark(StateName(home, piece), nbytes, updates)
 
     async def _take(self, name: StateName) -> State | None:
@@ -417,6 +457,8 @@ class StoreDisk:
         try:
             async with asyncio.timeout(FLUSH_END_S):
                 await self._segments.flush()
+                if self.cuts is not None:
+                    await self.cuts.flush()
         except TimeoutError:
             self._ports.notice(f"the last changes of store {self.id} were not written in {FLUSH_END_S:g} s")
 
@@ -486,11 +528,12 @@ class StoreDisk:
 
     def statistics(self) -> SegmentStatistics:
         """Return the counts of the disk."""
-        return self._segments.statistics()
+        found = self._segments.statistics()
+        return found if self.cuts is None else self.cuts.statistics(found)
 
     def age_s(self) -> float | None:
         """Return the age of the oldest update not on the disk, in seconds; None if pieces are missing."""
-        counts = self._segments.statistics()
+        counts = self.statistics()
         if not self.is_complete or counts.on_disk_as_of is None:
             return None
         if not counts.in_round:
@@ -518,12 +561,20 @@ class StoreDisk:
             raise DataError(f"{origin} has {len(found)} arrays, not {arrays}")
         return found, await self._ports.states.run(digest_of, found)
 
-    async def _read_piece(self, name: StateName, origin: str) -> tuple[Order, Part]:
-        """Read a piece; return its order and its tensors. Raises DataError: it is absent or damaged."""
+    async def _read_piece(self, name: StateName, origin: str, clock: int = 0) -> tuple[Order, Part]:
+        """Read a piece; return its order and its tensors. Raises DataError: it is absent or damaged.
+
+        Args:
+            clock: Clock of the cut with the piece, in a store with cuts.
+        """
         try:
+            if self.cuts is not None:
+                parts = await self.cuts.read(name.home, clock, name.shard)
+                return order_of(clock), tensors_of(parts, origin)
             key, parts = await self._segments.read_state(name)
         except KeyError:
-            raise DataError(f"{origin} is not on the disk") from None
+            at = f" at clock {clock}" if self.cuts is not None else ""
+            raise DataError(f"{origin} is not on the disk{at}") from None
         return key.order, tensors_of(parts, origin)
 
     async def reopen(self) -> None:
@@ -591,6 +642,11 @@ class StoreDisk:
         _, parts = await self._segments.read_state(CATALOGUE)
         catalogue = read_catalogue(parts, str(self.folder))
         self._catalogue_bytes = len(msgspec.json.encode(catalogue))
+        if catalogue.record.takes_cuts:
+            if self.cuts is None:
+                self.cuts = StoreCuts(self.folder, self._ports, self._savers, self._flush_records)
+            placed = self.catalogue or catalogue
+            await self.cuts.reopen(placed.record.generation)
         return catalogue
 
     def wall_clock(self) -> float:
@@ -627,13 +683,20 @@ class StoreDisk:
     def saved_bytes(self) -> int:
         """Maximum size of the packed result of `saved`, in bytes."""
         run = len(packed_record(self.run)) if self.run is not None else 0
-        return run + self._catalogue_bytes + SAVED_PIECE_BYTES * len(self._segments.recovery.states)
+        pieces = len(self._segments.recovery.states)
+        pieces += sum([len(cut.places or ()) for cut in self._saved_cuts()])
+        return run + self._catalogue_bytes + SAVED_PIECE_BYTES * pieces
+
+    def _saved_cuts(self) -> list[CutFolder]:
+        return self.cuts.saved() if self.cuts is not None else []
 
     def saved(self) -> SavedStore:
         """Return the list of the readable states."""
         assert self.catalogue is not None
         states = self._segments.recovery.states.values()
         orders = {key: self._order_of(key) for key in states if key.home != LEADING}
+        heads = [cut.head for cut in self._saved_cuts() if cut.head is not None]
+        orders |= {key: key.order for head in heads for key in head.keys if key.home != LEADING}
         run = packed_record(self.run) if self.run is not None else b""
         return _saved_store(self.catalogue, orders, run, self._run_order)
 
@@ -677,9 +740,12 @@ class StoreDisk:
         return sum([spec.nbytes for spec in specs]) * (1 + record.state_arrays)
 
     async def read(
-        self, home: str, piece: int, numbers: Sequence[int]
+        self, home: str, piece: int, numbers: Sequence[int], clock: int = 0
     ) -> tuple[ShardStates, list[NDArray[Any]]]:
         """Read some shards of a piece.
+
+        Args:
+            clock: Clock of the cut with the piece, in a store with cuts.
 
         Raises:
             DataError: The disk has no such piece or shard, or the state is damaged.
@@ -690,12 +756,13 @@ class StoreDisk:
         origin = f"piece {piece} of {bundle_origin}"
         assert catalogue is not None
         name = StateName(home, piece)
-        replay = self._replays.get(home) or (self._last[1] if self._last and self._last[0] == name else None)
+        last = self._last[1] if self._last and self._last[0] == (name, clock) else None
+        replay = self._replays.get(home) or last
         if replay is None:
-            found = {piece: await self._read_piece(name, origin)}
+            found = {piece: await self._read_piece(name, origin, clock)}
             pieces, table = self._pieces[home], self._table
             replay = EntryReplay(catalogue, pieces, table, self._rules, found, bundle_origin)
-            self._last = name, replay
+            self._last = (name, clock), replay
         bundle = replay.bundle_of(piece)
         missing = [number for number in numbers if ShardId(number) not in bundle.shards]
         if missing or not numbers:
@@ -744,7 +811,13 @@ async def read_saved_store(folder: Path, disk: Disk) -> SavedStore | None:
     keys, found = await read_newest(disk, folder, identity, (CATALOGUE, RUN))
     if CATALOGUE not in found:
         return None
+    catalogue = read_catalogue(found[CATALOGUE], str(folder))
     orders = {key: key.order for key in keys if key.home != LEADING}
+    for path in await cut_folders(disk, folder) if catalogue.record.takes_cuts else ():
+        with suppress(*UNREADABLE_CUT):  # the server that opens the folder reports it
+            head = (await read_cut_head(disk, path, catalogue.record.generation)).head
+            assert head is not None
+            orders |= {key: key.order for key in head.keys if key.home != LEADING}
     at = next((key.order for key in keys if key.name == RUN), (0, 0))
     run = b"".join(found.get(RUN, ()))
-    return _saved_store(read_catalogue(found[CATALOGUE], str(folder)), orders, run, at)
+    return _saved_store(catalogue, orders, run, at)

@@ -23,6 +23,7 @@ Files, in reading order:
     cluster_map.py                   nodes, stores, program, epoch, dealer: one snapshot value
     map_changes.py                   changes from version to version of the map, for watchers
     training_program.py              a training run as a program: its blob and its terms
+    cut_reports.py                   cuts of runs in bsp on the disks of servers, as servers report them
     run_record.py                    program, counts and evaluations of a run: the memory of drivers and disks
     store_record.py, arrays.py       a store: arrays, rules, consistency, servers; specification of an array
     store_checks.py                  bounds of a store's record, new or placed

@@ -199,11 +199,12 @@ def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
 
 
 def without_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
-    """Return sets without the named groups."""
+    """Return sets without the named groups; the set of their epoch stays, if need be without groups.
+
+    Otherwise the sets would be fewer than `KEPT_EPOCHS`, and the epochs of dropped ones would seem untrained.
+    """
     epoch = named[0]
-    left = without(sets.get(epoch, ()), named[1:])
-    others = {number: kept for number, kept in sets.items() if number != epoch}
-    return {**others, epoch: left} if left else others
+    return {**sets, epoch: without(sets.get(epoch, ()), named[1:])}
 
 
 def has_groups_each(several: Iterable[GroupSets], named: tuple[int, ...]) -> Iterator[bool | None]:

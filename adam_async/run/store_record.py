@@ -187,6 +187,14 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.copies > 1 or self.durable
 
     @property
+    def takes_cuts(self) -> bool:
+        """Whether servers with a disk keep the store at one clock of all bundles: a run in bsp.
+
+        With durable pushes the disks keep each push instead.
+        """
+        return bool(self.program) and self.summed_weight > 0 and not self.durable
+
+    @property
     def fixed(self) -> tuple[Any, ...]:
         """Values of the fields that the creator sets, which never change."""
         return tuple(getattr(self, name) for name in _FIXED)

@@ -19,6 +19,11 @@ DAMAGE, TROUBLE, STORE = (
 CRASH = TESTS + "crash_points.py::test_a_crash_at_any_point_"
 CRASHES = CRASH + "loses_nothing_confirmed_and_leaves_whole_states"
 APPENDS, DISK = SERVER_TESTS + "ordered_appends.py::test_", SERVER_TESTS + "server_disk.py::test_"
+CUTS, CUT_REPORTS = SERVER_TESTS + "store_cuts.py::test_", "tests/adam_async/run/test_cut_reports.py::test_"
+NAMING, SAVED = (
+    SERVER_TESTS + "cut_naming.py::test_",
+    "tests/adam_async/checkpoint/test_saved_shards.py::test_",
+)
 PINS, PIN_COPIES = "tests/adam_async/store/test_pins.py::test_", SERVER_TESTS + "pin_copies.py::test_"
 REPLAY = SERVER_TESTS + "entry_replay.py::test_"
 NEWER = "tests/adam_async/checkpoint/test_saved_shards.py::"
@@ -124,16 +129,16 @@ DISKS = (
     _row(
         "each piece comes from the server with the newest copy",
         "adam_async/checkpoint/saved_shards.py",
-        "if key not in store.best or store.best[key][0] < order:",
-        "if key not in store.best:",
+        "return {key: max(copies.items()) for",
+        "return {key: next(iter(copies.items())) for",
         NEWER,
         breaks="durable, or loss bound",
     ),
     _row(
         "generations of entries come before positions",
         "adam_async/checkpoint/saved_shards.py",
-        "(piece.home, piece.piece), (piece.generation, piece.position)",
-        "(piece.home, piece.piece), (0, piece.position)",
+        "(piece.generation, piece.position)",
+        "(0, piece.position)",
         NEWER,
         seldom="all servers must end before the others have as many entries as a primary that was cut off",
     ),
@@ -240,5 +245,69 @@ DISKS = (
         "if False:",
         PINS + "a_server_that_was_away_removes_what_was_given_up",
         seldom="a seed does not look for pins that were given up",
+    ),
+    _row(
+        "a run in bsp comes back at one clock",
+        "adam_async/checkpoint/saved_shards.py",
+        "if not self.record.takes_cuts:",
+        "if True:",
+        SAVED + "of_the_cuts_of_a_run_the_newest_clock_counts_that_all_pieces_have",
+        scenario="cuts",
+        breaks="bits, or other clocks",
+    ),
+    _row(
+        "the complete cut stays on the disk",
+        SERVER + "store_cuts.py",
+        "kept = [clock for clock in clocks if clock == named.complete]",
+        "kept: list[int] = []",
+        CUTS + "the_complete_cut_stays_until_a_naming_has_a_later_one_and_a_disk_has_at_most_two",
+        scenario="cuts",
+        breaks="a cut stays",
+    ),
+    _row(
+        "a cut that a bundle has passed is given up",
+        SERVER + "bundle.py",
+        "assert self.cut is None\n        if (fastest := self._fastest()) > clock:",
+        "assert self.cut is None\n        if (fastest := self._fastest()) < 0:",
+        CUTS + "a_clock_that_a_bundle_has_passed_is_reported_and_costs_no_cut",
+        scenario="cuts",
+        breaks="bits, or other clocks",
+    ),
+    _row(
+        "no cut is newer than the record of its run",
+        SERVER + "store_cuts.py",
+        "if not await self._flush_records():",
+        "if False:",
+        CUTS + "the_record_of_the_run_on_the_disk_is_never_older_than_a_cut",
+        scenario="cuts",
+        seldom="the power must fail between a cut and the next round, at the begin of an epoch",
+    ),
+    _row(
+        "a cut is complete on enough disks",
+        "adam_async/run/cut_reports.py",
+        "if clocks.count(clock) >= enough}",
+        "}",
+        CUT_REPORTS + "a_clock_is_complete_once_enough_disks_have_each_bundle_at_it",
+        scenario="cuts",
+        seldom="no seed loses the disk of a server",
+    ),
+    _row(
+        "the complete cut of a naming never goes back",
+        SERVER + "cut_naming.py",
+        "complete = max(complete, last.complete)",
+        "pass",
+        NAMING + "a_new_primary_goes_on_from_the_naming_in_the_map_and_keeps_its_complete_cut",
+        scenario="cuts",
+        seldom="no seed loses a server while others go on",
+    ),
+    _row(
+        "a copy keeps the set of an epoch whose groups all wait",
+        "adam_async/run/group_ranges.py",
+        "return {**sets, epoch: without(sets.get(epoch, ()), named[1:])}",
+        "left = without(sets.get(epoch, ()), named[1:])\n"
+        "    return {**sets, epoch: left} if left else {k: v for k, v in sets.items() if k != epoch}",
+        SERVER_TESTS + "clock_snapshot.py::test_the_set_of_an_epoch_whose_groups_all_wait_stays",
+        scenario="cuts",
+        seldom="a cut must come in the first step of an epoch, and the runs of seeds have few epochs",
     ),
 )

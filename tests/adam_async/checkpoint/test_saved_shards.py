@@ -26,7 +26,7 @@ from adam_async.messages.saved_shards import MOST_LISTS, SavedPiece
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.counts import EpochCounts
 from adam_async.run.run_record import RunRecord, packed_record, read_run_record
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.cluster_maps import node as node_record
@@ -97,6 +97,23 @@ def test_of_two_copies_the_one_with_the_newer_last_entry_counts(newest, is_first
         _merge(found, f"ps-{number}", saved, "a-name")
     (store,) = found["store-1"]
     assert store.best == {("ps-0", 1): (newest, "ps-0" if is_first else "ps-1")}
+
+
+def test_of_the_cuts_of_a_run_the_newest_clock_counts_that_all_pieces_have():
+    buckets = ("ps-0", "ps-1") * 32
+    cuts = listed(shard_bytes=8, program="store-1", summed_weight=4, slack=0, buckets=buckets)
+    assert msgspec.json.decode(cuts.record, type=StoreRecord).takes_cuts
+    clocks = {"ps-0": {"ps-0": (5, 7)}, "ps-1": {"ps-1": (5,)}, "ps-2": {"ps-1": (4, 5), "ps-0": (9,)}}
+    found = {}
+    for node, of_node in clocks.items():
+        pieces = [SavedPiece(home, 1, 0, clock) for home, each in of_node.items() for clock in each]
+        _merge(found, node, msgspec.structs.replace(cuts, pieces=tuple(pieces)), "")
+    (store,) = found["store-1"]
+    assert store.best == {("ps-0", 1): ((0, 5), "ps-0"), ("ps-1", 1): ((0, 5), "ps-1")}
+    assert not store.missing()
+    del store.copies["ps-1", 1][0, 5]
+    assert store.best == {("ps-0", 1): ((0, 9), "ps-2")}
+    assert store.missing() == ("ps-1",)
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -321,7 +338,7 @@ async def test_shards_on_a_disk_with_longer_tables_are_refused_before_they_are_d
     lying = Lists(0, listed(), before=[Lists.answer, shards])
     async with lists(NETWORKS["local"](), lying) as (saved, cluster):
         (store,) = (await saved.survey("a-name", cluster)).stores
-        store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
+        store.copies = {key: {(1, 7): "ps-0"} for key in store.pieces()}
         with pytest.raises(CheckpointError, match="versions has 100 rows, 1 are the most"):
             await read(saved.shards(store, cluster))
 
@@ -330,7 +347,7 @@ async def test_a_failed_reading_leaves_its_caller_uncancelled():
     """A later failure of the caller would else count as its cancellation."""
     async with lists(NETWORKS["local"](), Lists(0, listed())) as (saved, cluster):
         (store,) = (await saved.survey("a-name", cluster)).stores
-        store.best = dict.fromkeys(store.pieces(), ((1, 7), "ps-0"))
+        store.copies = {key: {(1, 7): "ps-0"} for key in store.pieces()}
         with pytest.raises(CheckpointError, match="store 'a-name' cannot be read from the disks"):
             await read(saved.shards(store, cluster))  # the server answers each request with its list
         assert asyncio.current_task().cancelling() == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.messages import ReadShards, pack
+from adam_async.messages import ReadShards, pack, read_state_tables, state_tables
 from adam_async.messages.loss_sums import UNITS, LossSum
 from adam_async.parameter_server import clock_snapshot
 from adam_async.parameter_server import shard as shard_module
@@ -16,6 +16,7 @@ from adam_async.parameter_server.answers import Answers
 from adam_async.parameter_server.events import ApplySum, ReplicasChanged, SendStates, SumApplied
 from adam_async.parameter_server.shard_transfer import copy_shard
 from adam_async.run.config import Waits
+from adam_async.run.group_ranges import is_dropped
 from adam_async.run.ids import ShardId
 from tests.adam_async.parameter_server.test_consistency import Server
 from tests.adam_async.parameter_server.test_service import push_of, talk
@@ -254,3 +255,20 @@ async def test_a_sum_goes_on_at_once_after_an_answer_that_has_waited_for_room(mo
             async with asyncio.timeout(Waits().answer_s / 2):
                 await until(lambda: {shard.version for shard in servers.shards().values()} == {2})
             await answer
+
+
+def test_the_set_of_an_epoch_whose_groups_all_wait_stays():
+    """A run that goes on from such a copy would train the epochs again whose sets are dropped."""
+    server = Trained()
+    for number in SHARDS:
+        tables = server.shard(number).separate()
+        tables.groups = tables.ordered_groups = {1: (0, 4), 2: (0, 4), 3: (0, 4)}
+        tables.losses = dict.fromkeys((1, 2, 3), LossSum(16, sum(range(4)) * UNITS))
+    groups = (4, 0, 1)
+    server.push("push 1", 0, 1, dict.fromkeys(SHARDS, 1), groups=groups)
+    assert server.shard().tables.groups == {2: (0, 4), 3: (0, 4), 4: (0, 1)}
+    state = copy_shard(server.shard()).state
+    assert state.groups == {2: (0, 4), 3: (0, 4), 4: ()}
+    assert is_dropped(state.groups, 1)
+    (read,), _ = read_state_tables(state_tables([state]), most_shards=1)
+    assert read.groups == state.groups

@@ -27,7 +27,7 @@ def on_disks(id, began_ms, *, lacks=()):
     """A store over ps-0 and ps-1 of which the disks lack the bundles of some homes."""
     record = store_record(id, buckets=("ps-0", "ps-1") * 32)
     store = FoundStore("a-name", record, ARRAYS, began_ms)
-    store.best = {key: ((1, 1), "ps-0") for key in store.pieces() if key[0] not in lacks}
+    store.copies = {key: {(1, 1): "ps-0"} for key in store.pieces() if key[0] not in lacks}
     assert store.missing() == tuple(lacks)
     return store
 
@@ -91,7 +91,7 @@ def test_a_run_that_a_whole_one_continues_does_not_count_whenever_it_began():
     def of_run(id, began_ms, *, runs=(), lacks=()):
         record = store_record(id, program=id, buckets=("ps-0", "ps-1") * 32)
         store = FoundStore(id, record, ARRAYS, began_ms)
-        store.best = {key: ((1, 1), "ps-0") for key in store.pieces() if key[0] not in lacks}
+        store.copies = {key: {(1, 1): "ps-0"} for key in store.pieces() if key[0] not in lacks}
         resumed = ResumeRecord(epoch=1, clock=0, runs=tuple(runs)) if runs else None
         program = run_record(id, resumed=resumed)
         store.records["ps-0"] = (1, 1), RunRecord(program=program, is_whole=True)

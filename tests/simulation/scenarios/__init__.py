@@ -20,6 +20,8 @@ several scenarios.
     bundle_watch.py                           observed copies of all bundles, also for `training`
     store_clients.py                          clients that push and pull, also for `training`
     server_faults.py                          faults of servers with copies, also for `training`
+`cuts`: a run in bsp whose machines all lose their power
+    cuts.py                                   the scenario, on the cluster of `training` with disks
 `training`: a whole cluster learns while controllers, workers, servers and drivers are lost
     training.py                               the scenario
     training_cluster.py                       all roles, each on its own machine
@@ -40,6 +42,7 @@ several scenarios.
 from tests.simulation.scenario import Scenario
 from tests.simulation.scenarios.clients import CLIENTS
 from tests.simulation.scenarios.controllers import CONTROLLERS
+from tests.simulation.scenarios.cuts import CUTS
 from tests.simulation.scenarios.hostile_training import HOSTILE
 from tests.simulation.scenarios.members import MEMBERS
 from tests.simulation.scenarios.power import POWER_CUTS
@@ -60,5 +63,6 @@ SCENARIOS: dict[str, Scenario] = {
         HOSTILE,
         PUSHES,
         POWER_CUTS,
+        CUTS,
     )
 }

@@ -1,0 +1,488 @@
+"""The cuts of a run in bsp on the disk of one server: all bundles of the store at one clock.
+
+Theory of operation
+-------------------
+The primary of the first bundle with trainable shards names the next clock in the cluster map, once per
+`flush_s` (`cut_naming.py`). Each server then keeps its bundles at this clock (`clock_snapshot.py`) and writes
+each of them into a folder of its own (`cut_folder.py`), while training goes on. It reports its cuts in the
+map (`run/cut_reports.py`). A cut is *complete* once each bundle is on enough disks.
+
+Each naming has the newest complete clock, as the primary saw it. A server removes other cuts only when it
+follows a naming, and never the complete one that the naming has. So all servers keep the same cut until all
+of them have a newer one, and a loss of all servers at any moment leaves a clock that all bundles have. A disk
+has at most two cuts; at the end of a server the last values of the run may be a third.
+
+A cut is given up if a bundle had passed its clock, if the clock is named anew because training stands still,
+if the shards of a bundle are replaced, or if the disk is full or takes no piece for `PIECE_S`. The cut before
+it stays.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from adam_async.errors import DeadlineExceeded
+from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.clock_snapshot import ClockSnapshot
+from adam_async.parameter_server.cut_folder import (
+    REMOVED,
+    UNREADABLE_CUT,
+    CutFolder,
+    cut_folders,
+    order_of,
+    read_cut,
+    read_cut_piece,
+    remove_cut,
+    unfinished_path,
+    write_cut,
+)
+from adam_async.parameter_server.cut_naming import CutNaming
+from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.piece_states import Catalogue, bundle_of, piece_state
+from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard_transfer import set_state
+from adam_async.persistence.folder import FULL, disk_failed
+from adam_async.persistence.keys import State
+from adam_async.persistence.rounds import BUSY_SHARE
+from adam_async.persistence.usage import SegmentStatistics
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cut_reports import (
+    NO_CLOCK,
+    CutReport,
+    NamedCut,
+    complete_clock,
+    newest_named,
+    reports_in_sync,
+)
+from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.runtime.clock import Within
+
+PIECE_S = 60.0
+"""Maximum time for a piece of a cut. After it the cut is given up, because sums may wait for the disk."""
+
+SERVER_S = 0.05
+"""Least time between two cuts for each bundle of the store, in seconds: a cut changes the map once for each
+server."""
+
+
+class _Begun(NamedTuple):
+    """A bundle in a cut."""
+
+    saver: BundleSaver
+    bundle: Bundle
+    cut: ClockSnapshot
+
+
+class StoreCuts:
+    """The cuts of one store.
+
+    Args:
+        folder: Folder of the store.
+        savers: The bundles on this server by home; the caller changes it.
+        flush: Writes the records of store and run; returns whether they are on the disk. No cut is newer than
+            these records.
+
+    Attributes:
+        report: The report of this server in the map.
+        changed: Called when `report` has changed.
+        completed: Called when the disks have all bundles for the first time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ports: DiskPorts,
+        savers: Mapping[str, BundleSaver],
+        flush: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._folder = folder
+        self._ports = ports
+        self._savers = savers
+        self._flush_records = flush
+        self._catalogue: Catalogue | None = None
+        self._leads = ""
+        """Home of the first bundle with trainable shards; its primary names the cuts."""
+        self._homes: frozenset[str] = frozenset()
+        self._found: dict[tuple[str, int], CutFolder] = {}
+        """The cuts on the disk, by home and clock."""
+        self._cluster: ClusterMap | None = None
+        self._is_primary: Callable[[str], bool] = lambda _: False
+        self._named: NamedCut | None = None
+        """Newest naming in the map."""
+        self._news = asyncio.Event()
+        """Event that is set when a cut is named, a clock has moved, or a bundle has been replaced."""
+        self._writing = asyncio.Lock()
+        self._is_ending = False
+        self.report = CutReport()
+        self.changed: Callable[[], object] = lambda: None
+        self.completed: Callable[[], object] = lambda: None
+        self._complete = NO_CLOCK
+        self._is_full = False
+        self._counts = SegmentStatistics()
+        self._reached_at = inf
+        """Time at which a piece had reached the clock of the cut in progress; infinite before."""
+        self._as_of: dict[int, tuple[float, int]] = {}
+        """Time at which the bundles had reached a clock, in seconds since 1970; their updates until then."""
+
+    # --- the life of the store ---------------------------------------------------------------
+
+    def begin(self, catalogue: Catalogue) -> None:
+        """Follow a placed store."""
+        record = catalogue.record
+        table = shard_table(catalogue.arrays, shard_bytes=record.shard_bytes).shards
+        self._catalogue = catalogue
+        self._homes = frozenset({record.buckets[spec.bucket] for spec in table})
+        trained = {record.buckets[spec.bucket] for spec in table if not spec.frozen}
+        self._leads = min(trained or self._homes, default="")
+        self._is_ending = False
+        self.report = CutReport(on_disk=self._on_disk())
+
+    def opened(self) -> None:
+        """Report the cuts that `reopen` has found."""
+        self._set_report()
+
+    def marked(self, updates: int) -> None:
+        """Count updates of pieces."""
+        self._counts.updates += updates
+
+    def moved(self) -> None:
+        """Note that a bundle has applied entries, or its shards were replaced."""
+        self._news.set()
+
+    def follow(self, cluster: ClusterMap, is_primary: Callable[[str], bool]) -> None:
+        """Take a version of the map.
+
+        Args:
+            is_primary: Returns whether this server is the primary of a bundle, by its home.
+        """
+        assert self._catalogue is not None
+        store = cluster.store(self._catalogue.record.id)
+        if store is None:
+            return
+        self._cluster, self._is_primary = cluster, is_primary
+        named = newest_named(cluster, store)
+        if named is not None and (self._named is None or named.number > self._named.number):
+            self._named = named
+            self._news.set()
+        if self._complete == NO_CLOCK and self._complete_clock() != NO_CLOCK:
+            self._complete = self._complete_clock()
+            self.completed()
+        self._complete = max(self._complete, self._complete_clock())
+
+    def _complete_clock(self) -> int:
+        assert self._cluster is not None
+        assert self._catalogue is not None
+        store = self._catalogue.record
+        reports = reports_in_sync(self._cluster, store, self._homes)
+        return complete_clock(reports, disks=store.min_in_sync_in_force)
+
+    async def run(self) -> None:
+        """Take the named cuts, and name them if this server leads, until cancelled. Raises DiskFailed."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._take_named(), name=f"cuts-{self._folder.name}/take")
+            group.create_task(self._name(), name=f"cuts-{self._folder.name}/name")
+
+    # --- naming ------------------------------------------------------------------------------
+
+    @property
+    def period_s(self) -> float:
+        """Time between two cuts, in seconds."""
+        flush_s = self._ports.settings.flush_s
+        return max(flush_s, self._counts.round_s / BUSY_SHARE, SERVER_S * len(self._homes))
+
+    async def _name(self) -> None:
+        naming = CutNaming(self._ports.clock())
+        while True:
+            await asyncio.sleep(self.period_s / 4)
+            saver = self._savers.get(self._leads)
+            cluster, catalogue = self._cluster, self._catalogue
+            if saver is None or not saver.is_ready() or cluster is None or not self._is_primary(self._leads):
+                continue
+            assert catalogue is not None
+            reports = reports_in_sync(cluster, catalogue.record, self._homes)
+            if not all(reports.values()):
+                continue  # a bundle has no primary now
+            each = [report for by_server in reports.values() for report in by_server.values()]
+            handled = min([report.handled for report in each])
+            named = naming.next(
+                self._ports.clock(),
+                _clock_of(saver.bundle()),
+                period_s=self.period_s,
+                newest=newest_named(cluster, catalogue.record),
+                handled=handled,
+                passed=max([report.passed for report in each if report.handled == handled]),
+                complete=self._complete_clock(),
+            )
+            if named is not None:
+                self._set_report(named=named)
+
+    def _set_report(
+        self, *, named: NamedCut | None = None, handled: int | None = None, passed: int = 0
+    ) -> None:
+        before = self.report
+        self.report = CutReport(
+            named=named or before.named,
+            handled=before.handled if handled is None else handled,
+            passed=before.passed if handled is None else passed,
+            on_disk=self._on_disk(),
+        )
+        self.changed()
+
+    def _on_disk(self) -> dict[str, tuple[int, ...]]:
+        homes = sorted({home for home, _ in self._found})
+        return {home: tuple(self._clocks(home)) for home in homes}
+
+    def _clocks(self, home: str) -> list[int]:
+        """Return the clocks of a bundle on the disk, in order."""
+        return sorted([clock for at, clock in self._found if at == home])
+
+    # --- taking ------------------------------------------------------------------------------
+
+    async def _take_named(self) -> None:
+        while True:
+            named = self._named
+            if self._is_ending or named is None or named.number <= self.report.handled:
+                await self._wait()
+                continue
+            async with self._writing:
+                passed = await self._take(named)
+            self._set_report(handled=named.number, passed=passed)
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    async def _take(self, named: NamedCut) -> int:
+        """Take a cut of the bundles here. Returns the clock of a shard that has passed its clock; 0: none."""
+        savers = {
+            home: saver
+            for home, saver in self._savers.items()
+            if saver.is_ready() and (home, named.clock) not in self._found and any(saver.pieces)
+        }
+        begun: list[_Begun] = []
+        try:
+            for saver in savers.values():
+                bundle = saver.bundle()
+                if passed := bundle.begin_cut(named.clock):
+                    return passed
+                assert bundle.cut is not None
+                begun.append(_Begun(saver, bundle, bundle.cut))
+            for home in savers:
+                await self._make_room(home, named)
+            await self._write_all(begun, lambda: self._named is not named or self._is_ending)
+        finally:
+            for each in begun:
+                each.bundle.end_cut()
+                each.saver.resume()
+        return 0
+
+    async def _make_room(self, home: str, named: NamedCut) -> None:
+        """Remove the cuts of a bundle beside the complete one.
+
+        A member that lacks the complete one, because its disk was full, keeps its own newest; before any cut
+        is complete, the first one stays.
+        """
+        clocks = self._clocks(home)
+        kept = [clock for clock in clocks if clock == named.complete]
+        if not kept:
+            kept = clocks[:1] if named.complete == NO_CLOCK else clocks[-1:]
+        for clock in clocks:
+            if clock not in kept:
+                folder = self._found.pop((home, clock))
+                await self._remove(folder.path)
+
+    async def _remove(self, path: Path) -> None:
+        try:
+            await remove_cut(self._ports.states, path)
+        except OSError as error:
+            self._ports.notice(
+                f"{path} is no longer needed and cannot be removed: {error.strerror or error}; remove it by "
+                "hand, or it stays until its run is removed"
+            )
+
+    async def _write_all(self, begun: Sequence["_Begun"], is_given_up: Callable[[], bool]) -> None:
+        self._reached_at = inf
+        async with asyncio.TaskGroup() as group:
+            # Together, because copies of one bundle must not wait until another one is written.
+            tasks = [
+                group.create_task(self._write(each, is_given_up), name=f"cut-{each.saver.home}")
+                for each in begun
+            ]
+        if tasks and all(task.result() for task in tasks):
+            self._counts.rounds += 1
+            self._counts.round_s = self._ports.clock() - self._reached_at
+            if self._is_full:
+                self._is_full = False
+                self._ports.notice(f"{self._folder} has room again, and takes cuts")
+
+    async def _write(self, begun: "_Begun", is_given_up: Callable[[], bool]) -> bool:
+        """Write a bundle. Returns whether it is on the disk. Raises DiskFailed."""
+        assert self._catalogue is not None
+        left = {number: specs for number, specs in enumerate(begun.saver.pieces) if specs}
+        disk, home, clock = self._ports.states, begun.saver.home, begun.cut.clock
+        try:
+            async with (
+                Within(PIECE_S, "the disk to take a piece") as limit,
+                aclosing(self._states(begun, left, is_given_up, limit)) as states,
+            ):
+                cut = await write_cut(
+                    disk, self._folder, self._catalogue, home, clock, states, lambda: not left
+                )
+        except (OSError, MemoryError, DeadlineExceeded) as error:
+            if isinstance(error, OSError) and error.errno not in FULL:
+                raise disk_failed(self._folder, error) from error
+            if not self._is_full:
+                self._is_full = True
+                why = getattr(error, "strerror", None) or str(error) or "no memory is left"
+                self._ports.notice(f"{self._folder} takes no cut: {why}; the cut before it stays")
+            # Sums may wait for the copies, and the removal for the disk.
+            begun.bundle.end_cut()
+            begun.saver.resume()
+            with suppress(OSError):  # the next opening removes it
+                await disk.remove_folder(unfinished_path(self._folder, home, clock))
+            return False
+        if cut is None:
+            return False
+        self._found[home, clock] = cut
+        self._counts.written_bytes += cut.nbytes
+        return True
+
+    async def _states(
+        self,
+        begun: "_Begun",
+        left: dict[int, Sequence[ShardSpec]],
+        is_given_up: Callable[[], bool],
+        limit: asyncio.Timeout,
+    ) -> AsyncGenerator[State, None]:
+        """Yield the pieces of a bundle as they reach the clock, until the cut is given up.
+
+        Args:
+            left: The pieces that are not written; the generator removes each before it yields it.
+            limit: Deadline of the disk for the next piece; there is none while a piece waits for its clock.
+        """
+        assert self._catalogue is not None
+        loop, (saver, bundle, cut) = asyncio.get_running_loop(), begun
+        reached: dict[int, Sequence[ShardSpec]] = {}
+        while left:
+            for number in left.keys() - reached:
+                if _has_reached(bundle, cut.clock, left[number]):
+                    reached[number] = left[number]
+            if bundle.cut is not cut or is_given_up():
+                return
+            if not reached:
+                limit.reschedule(None)
+                await self._wait()
+                continue
+            self._reached_at = min(self._reached_at, self._ports.clock())
+            number = cut.next_of(reached)
+            specs = reached.pop(number)
+            copies = [cut.take(bundle.shards[spec.id]) for spec in specs]
+            saver.resume()  # a sum may have waited for room
+            shards = []
+            for spec, copy in zip(specs, copies, strict=True):
+                assert copy is not None
+                shard = Shard(spec=spec, values=copy.values, rule_state=dict(copy.rule_state))
+                set_state(shard, copy.state)
+                shards.append(shard)
+            alone = bundle_of(self._catalogue.record, shards)
+            alone.share_equal_tables()
+            state = piece_state(alone, saver.home, number, specs, order=order_of(cut.clock), is_copy=False)
+            if len(left) == 1:
+                newest = self._as_of.get(self._complete)
+                self._as_of = {self._complete: newest} if newest is not None else {}
+                self._as_of[cut.clock] = self._ports.wall_clock(), self._counts.updates
+                # No cut has groups of an epoch that the record of the run on the disk does not know.
+                limit.reschedule(loop.time() + PIECE_S)
+                if not await self._flush_records():
+                    return
+            limit.reschedule(loop.time() + PIECE_S)
+            del left[number]
+            self._counts.writes += 1
+            self._counts.state_bytes += sum([memoryview(part).nbytes for part in state.parts])
+            yield state
+
+    async def flush(self) -> None:
+        """Write the present values, if all bundles here are at one clock; end the cut in progress before."""
+        self._is_ending = True
+        self._news.set()
+        async with self._writing:
+            ready = [saver for saver in self._savers.values() if saver.is_ready() and any(saver.pieces)]
+            clocks = {_clock_of(saver.bundle()) for saver in ready if _is_trained(saver.bundle())}
+            if len(clocks) != 1:
+                return
+            (clock,) = clocks
+            begun: list[_Begun] = []
+            try:
+                for saver in ready:
+                    bundle = saver.bundle()
+                    is_there = (saver.home, clock) in self._found
+                    if not is_there and not bundle.begin_cut(clock) and bundle.cut is not None:
+                        begun.append(_Begun(saver, bundle, bundle.cut))
+                await self._write_all(begun, lambda: False)
+            finally:
+                for each in begun:
+                    each.bundle.end_cut()
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def reopen(self, generation: int) -> None:
+        """Read the cuts of a placement of the store from the disk; damaged ones do not count."""
+        self._found.clear()
+        self._complete, self._named = NO_CLOCK, None
+        disk = self._ports.states
+        for name in await disk.folders(self._folder):
+            if name.startswith(REMOVED):
+                await disk.remove_folder(self._folder / name)
+        for path in await cut_folders(disk, self._folder):
+            try:
+                cut = await read_cut(disk, path, generation)
+            except UNREADABLE_CUT as error:
+                self._ports.notice(f"the cut in {path} does not count: {error}; remove the folder")
+            else:
+                self._found[cut.home, cut.clock] = cut
+
+    def saved(self) -> list[CutFolder]:
+        """Return the cuts that were read."""
+        return [cut for cut in self._found.values() if cut.places is not None]
+
+    async def read(self, home: str, clock: int, piece: int) -> list[memoryview]:
+        """Read the parts of a piece. Raises KeyError: there is no such cut; DataError: it is damaged."""
+        return await read_cut_piece(self._ports.states, self._found[home, clock], piece)
+
+    def statistics(self, of_records: SegmentStatistics) -> SegmentStatistics:
+        """Return the counts of the cuts, with the files of the records of store and run."""
+        newest = self._as_of.get(self._complete)
+        found, counts = of_records, self._counts
+        found.updates, found.writes, found.rounds = counts.updates, counts.writes, counts.rounds
+        found.state_bytes, found.round_s, found.period_s = counts.state_bytes, counts.round_s, self.period_s
+        found.written_bytes += counts.written_bytes
+        found.disk_bytes += sum([cut.nbytes for cut in self._found.values()])
+        found.on_disk_as_of = newest[0] if newest is not None else None
+        found.dirty = int(newest is None or newest[1] < counts.updates)
+        is_behind = newest is not None and found.dirty
+        found.dirty_age_s = max(self._ports.wall_clock() - newest[0], 0.0) if newest and is_behind else 0.0
+        found.in_round, found.is_full = False, self._is_full or found.is_full
+        return found
+
+    def __repr__(self) -> str:
+        return f"<StoreCuts {self._folder.name} {sorted({clock for _, clock in self._found})}>"
+
+
+def _is_trained(bundle: Bundle) -> bool:
+    return any(not shard.spec.frozen for shard in bundle.shards.values())
+
+
+def _clock_of(bundle: Bundle) -> int:
+    """Return the clock that all trainable shards of a bundle have reached."""
+    return min(
+        [shard.applied_clock() for shard in bundle.shards.values() if not shard.spec.frozen], default=0
+    )
+
+
+def _has_reached(bundle: Bundle, clock: int, specs: Sequence[ShardSpec]) -> bool:
+    """Return whether the shards of a piece have reached a clock; frozen ones are at each clock."""
+    return all(spec.frozen or bundle.shards[spec.id].applied_clock() >= clock for spec in specs)

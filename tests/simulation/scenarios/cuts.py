@@ -1,0 +1,284 @@
+"""A run in bsp loses the power of all its machines, again and again, and ends with the bits of a calm run.
+
+The cluster is that of `training`, with disks in its servers and three or two replicas' workers; a seed draws
+the time between two cuts, the number of servers and the rule. The driver trains twice. Nothing disturbs the
+first run. In the second one all servers, workers and data servers lose their power at drawn times together
+with the driver, sometimes with the controllers, and come back with their disks; the driver that starts again
+continues the run. Disks are full or slow meanwhile.
+
+The invariants: the second run ends with the values of the first, bit by bit, and each epoch counts all
+images. A cut that the map showed as complete stays, and a disk has few cuts (`checkers.cuts`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from adam_async.driver.driver import Driver
+from adam_async.driver.settings import DriverSettings, RunInputs
+from adam_async.driver.takeover import Attach
+from adam_async.errors import AdamError, first_cause
+from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.server_disk import ServerDisk
+from adam_async.persistence.keys import FlushSettings
+from adam_async.run.config import Config, Waits
+from adam_async.run.cut_reports import NO_CLOCK, complete_clock, reports_in_sync
+from adam_async.run.result import RunResult
+from tests.simulation.checkers.cuts import KeptCuts
+from tests.simulation.faults import check_noticed, is_running, strike_all, until
+from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
+from tests.simulation.pool import SimulatedPool
+from tests.simulation.random_streams import RandomStream
+from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World
+from tests.simulation.scenarios.cluster import CONTROLLERS, SINCE_1970_S
+from tests.simulation.scenarios.disk_faults import mend_disk
+from tests.simulation.scenarios.power_cluster import SHARDS
+from tests.simulation.scenarios.server_faults import SHORT_STEP_S
+from tests.simulation.scenarios.training import run_result
+from tests.simulation.scenarios.training_cluster import (
+    DATA_SERVERS,
+    IMAGES,
+    WORKERS,
+    TrainingCluster,
+    images,
+)
+from tests.simulation.scenarios.training_setups import Setup, setup_of
+from transport import TransportError
+
+POWER, BLACKOUT, FULL, SLOW = "power", "blackout", "full-disks", "slow-disks"
+
+TRAINED = Config(
+    epochs=3,
+    replicas=2,
+    servers=2,
+    data_servers=2,
+    images_per_group=6,
+    consistency="bsp",
+    shard_bytes=4 << 10,
+    threads=1,
+    rate=0.1,
+    kernels="numpy",
+    waits=Waits(dial_s=20.0, call_s=20.0, answer_s=0.5, patience_s=60.0),
+)
+
+FLUSH_S = (0.1, 0.3, 1.0)
+"""Times between two cuts to draw from, in seconds."""
+
+SERVERS = (2, 3)
+"""Numbers of servers to draw from."""
+
+RULES: tuple[dict[str, Setting], ...] = ({}, {"momentum": 0.9, "rate": 0.02}, {"rule": "adam", "rate": 0.001})
+"""Rules to draw from."""
+
+SAVED_S = 60.0
+"""Time limit until the disks have a cut of the second run, in seconds."""
+
+LAST_S = 4.0
+"""Latest start of a fault after the one before, in seconds."""
+
+WRITING_S = 2.0
+"""Time limit of the wait for a write, in seconds."""
+
+ROOM_BYTES = 8192
+"""Upper bound of the free space on a full disk, in bytes."""
+
+AGAIN_S = 0.5
+"""Pause of the driver after an error, in seconds."""
+
+LOOK_S = 0.02
+"""Interval between two looks at the map, in seconds."""
+
+GOES_ON = "runs that go on from disks"
+CUTS_READ = "cuts read"
+
+
+class CutsCluster(TrainingCluster):
+    """The machines of both runs.
+
+    Attributes:
+        cuts: The cuts on the disks.
+        calm: Result of the first run; None before its end.
+    """
+
+    def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
+        self.cuts = KeptCuts()
+        self.calm: RunResult | None = None
+        super().__init__(world, setup, ledger)
+
+    @asynccontextmanager
+    async def _server_disk(self, node: Node) -> AsyncIterator[ServerDisk | None]:
+        loop = self._world.loop
+        async with node.open_disk() as states, node.open_disk() as entries:
+            ports = DiskPorts(
+                states=states,
+                entries=entries,
+                clock=loop.time,
+                wall_clock=lambda: SINCE_1970_S + self._world.now,
+                settings=FlushSettings(flush_s=self.setup.config.flush_s),
+            )
+            async with ServerDisk(SHARDS, ports).opened() as disk:
+                self.cuts.opened(node.name, disk)
+                self._ledger.counts[CUTS_READ] = self.cuts.read
+                yield disk
+
+    async def _run_driver(self, node: Node) -> RunResult:
+        """Train both runs; after a loss continue the second one, and again after an error."""
+        is_first = node.incarnation == 1
+        while not is_first:
+            try:
+                result = await self._train_on(node, Attach())
+            except* (AdamError, TransportError) as errors:
+                self._ledger.note("ended", node.name, str(first_cause(errors)))
+            else:
+                return result
+            await asyncio.sleep(AGAIN_S)
+        return await self._train_on(node, None)
+
+    async def _train_on(self, node: Node, attach: Attach | None) -> RunResult:
+        inputs = RunInputs(spec=self.setup.spec, attach=attach)
+        settings = DriverSettings(threads=1, make_pool=SimulatedPool, **self._place("driver", node))
+        async with Driver(self.setup.config, settings, inputs) as driver:
+            if self.calm is None:
+                self.calm = await driver.train(self._on_epoch)
+            result = await driver.train(self._on_epoch)
+        events = [event["event"] for event in result.events]
+        self._ledger.counts[GOES_ON] += sum(["goes on from the disks" in event for event in events])
+        return result
+
+    @property
+    def complete(self) -> int:
+        """Newest complete clock of the second run in the map; `NO_CLOCK` before it has one."""
+        store = self.map.run_store if self.calm is not None else None
+        if store is None or not store.buckets:
+            return NO_CLOCK
+        reports = reports_in_sync(self.map, store, {*store.buckets})
+        clock = complete_clock(reports, disks=1) if all(reports.values()) else NO_CLOCK
+        if clock != NO_CLOCK:
+            self.cuts.complete(store.id, clock)
+        return clock
+
+    async def watch_cuts(self) -> None:
+        """Follow the complete clocks. Raises Violation."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            assert self.complete >= NO_CLOCK
+
+
+class CutsFaults:
+    """Carries out the faults of a plan, one after the other."""
+
+    def __init__(self, world: World, cluster: CutsCluster) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._dice = world.dice.fork("cuts")
+        self._servers = cluster.setup.servers
+        self._one = asyncio.Lock()
+        self.strikes = dict.fromkeys((POWER, BLACKOUT, FULL, SLOW), self._strike)
+
+    async def _strike(self, world: World, fault: Fault) -> None:
+        async with self._one:
+
+            def is_over() -> bool:
+                return self._cluster.is_over
+
+            await until(world, lambda: is_over() or self._cluster.complete != NO_CLOCK, SAVED_S)
+            await asyncio.sleep(self._dice.between(0.0, LAST_S / 4))
+            check_noticed(not is_over())
+            if fault.kind in (FULL, SLOW):
+                await self._trouble(fault)
+            else:
+                await self._end_all(fault)
+
+    async def _trouble(self, fault: Fault) -> None:
+        """Fill or slow down the disks of some servers; in half of the cases the power fails meanwhile."""
+        nodes = [self._world.node(name) for name in self._servers if self._dice.chance(0.7)]
+        for node in nodes:
+            if fault.kind == SLOW:
+                node.disk_conditions.sync_s = fault.amount
+            else:
+                node.disk_model.capacity_bytes = node.disk_model.used_bytes + self._dice.below(ROOM_BYTES)
+        await asyncio.sleep(fault.lasts_s)
+        if self._dice.chance(0.5) and not self._cluster.is_over:
+            await self._end_all(fault)
+        for node in nodes:
+            mend_disk(node)
+
+    async def _end_all(self, fault: Fault) -> None:
+        """Cut the power of all machines, and start them again with their disks."""
+        if fault.amount:
+            node = self._world.node(self._dice.choose(list(self._servers)))
+            await until(self._world, lambda: node.disk_model.has_unsynced(SHARDS), WRITING_S, SHORT_STEP_S)
+        check_noticed(not self._cluster.is_over)
+        names = [*self._servers, *WORKERS, *DATA_SERVERS, "driver"]
+        if fault.kind == BLACKOUT:
+            names += CONTROLLERS
+        ended = [name for name in names if is_running(self._world.node(name))]
+        self._cluster.cuts.lost()
+        for name in ended:
+            self._cluster.controllers.pop(name, None)
+            self._world.node(name).crash()
+        await asyncio.sleep(fault.lasts_s)
+        for name in ended:
+            mend_disk(self._world.node(name))
+            self._world.node(name).restart()
+
+
+def draw_plan(dice: RandomStream) -> Plan:
+    """Draw two or three losses of power, and trouble of the disks before one of them."""
+    settings: dict[str, Setting] = {
+        "flush_s": dice.choose(FLUSH_S),
+        "servers": dice.choose(SERVERS),
+        **dice.choose(RULES),
+    }
+    kinds = [POWER, dice.choose((POWER, BLACKOUT)), dice.choose((POWER, FULL, SLOW))]
+    faults = [
+        Fault(
+            at_s=round(1.0 + dice.between(0.0, LAST_S), 3),
+            kind=kind,
+            lasts_s=round(dice.between(0.3, 3.0), 3),
+            amount=round(dice.between(0.05, 0.5), 3) if kind == SLOW else float(dice.chance(0.7)),
+        )
+        for kind in kinds
+    ]
+    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
+
+
+def check_result(cluster: CutsCluster, result: RunResult, ledger: Ledger) -> None:
+    """Compare the result of the second run with that of the first. Raises Violation."""
+    calm = cluster.calm
+    assert calm is not None
+    counted = [(epoch.images, epoch.skipped) for epoch in result.epochs]
+    if counted != [(IMAGES, 0)] * cluster.setup.config.epochs:
+        raise Violation("every image once", f"epochs counted {counted} (images, skipped) of {IMAGES}")
+    if not all(np.array_equal(calm.weights[name], result.weights[name]) for name in calm.weights):
+        raise Violation("bits", "the values differ from those of the run that nothing disturbed")
+    losses = [[epoch.train_loss for epoch in each.epochs] for each in (calm, result)]
+    if losses[0] != losses[1]:
+        raise Violation("bits", f"the losses are {losses[1]}, not {losses[0]}")
+    ledger.operations = sum([images for images, _ in counted])
+
+
+async def run(world: World, plan: Plan, ledger: Ledger) -> None:
+    """Carry out a plan."""
+    images()
+    cluster = CutsCluster(world, setup_of(plan.options.settings, TRAINED), ledger)
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(cluster.watch_cuts(), name="cuts")
+        await strike_all(world, plan.faults, ledger, own=CutsFaults(world, cluster).strikes)
+        result = await run_result(cluster)
+        watch.cancel()
+    check_result(cluster, result, ledger)
+
+
+CUTS = Scenario(
+    name="cuts",
+    about="a run in bsp on disks loses the power of all machines, and has the bits of a calm run",
+    kinds=(POWER,),
+    least_operations=IMAGES,
+    limit_s=600.0,
+    marks=(GOES_ON, CUTS_READ, BLACKOUT, FULL, SLOW),
+    plan=draw_plan,
+    run=run,
+)
