@@ -136,6 +136,18 @@ class Check:
     read: Callable[[str, Any], object]
 
 
+def printable(least: int, most: int) -> Check:
+    """Return the check of a text of printable characters, with bounds of its length in bytes of UTF-8."""
+
+    def check(name: str, text: str) -> None:
+        if not text.isprintable() or not least <= len(text.encode(errors="surrogatepass")) <= most:
+            raise ConfigError(
+                f"{name} must be {least} to {most} bytes of printable characters, not {text[:80]!r}"
+            )
+
+    return Check(check)
+
+
 class Of(tuple[str, ...]):
     """Roles whose commands have the option too."""
 
@@ -154,6 +166,8 @@ class Option:
     facts: tuple[Any, ...] = ()
     """Other annotations of the field."""
     bounds: msgspec.Meta | None = None
+    lengths: msgspec.Meta | None = None
+    """Bounds of the number of entries of a list."""
 
     def has(self, mark: Mark) -> bool:
         """Return whether a fact holds."""
@@ -197,9 +211,10 @@ def option_of(name: str, kind: Any, *, default: Any = None) -> Option:
         # The bounds of a number that may be None are at the number.
         number = get_args(base)[0]
         base, bounded = get_args(number)[0] | None, number.__metadata__
-    limits = (fact for fact in bounded if isinstance(fact, msgspec.Meta))
+    limits = [fact for fact in bounded if isinstance(fact, msgspec.Meta)]
+    lengths = next((each for each in limits if {each.min_length, each.max_length} != {None}), None)
     bounds = next((each for each in limits if {each.ge, each.gt, each.le, each.lt} != {None}), None)
-    return Option(name=name, kind=base, default=default, facts=facts, bounds=bounds)
+    return Option(name=name, kind=base, default=default, facts=facts, bounds=bounds, lengths=lengths)
 
 
 # --- values ----------------------------------------------------------------------------------
@@ -259,6 +274,10 @@ def read_option(option: Option, value: Any, name: str, *, strict: bool = True, o
     if option.bounds is not None and checked is not None and not is_within(checked, option.bounds):
         permitted = described_bounds(option.bounds, option.unit)
         raise ConfigError(f"{name} must be {permitted}, not {checked}{origin}")
+    if option.lengths is not None:
+        least, most = option.lengths.min_length or 0, option.lengths.max_length
+        if len(checked) < least or (most is not None and len(checked) > most):
+            raise ConfigError(f"{name} must have {least} to {most} entries, not {len(checked)}{origin}")
     try:
         for check in option.all(Check):
             check.read(name, checked)
@@ -276,7 +295,8 @@ def fault_of(record: msgspec.Struct, kind: type[msgspec.Struct] | None = None) -
         kind: Base of the record with the fields to check; None: its own type.
     """
     for option in options_of(kind or type(record)).values():
-        if option.bounds is not None or get_origin(option.kind) is Literal:
+        is_bounded = option.bounds is not None or option.lengths is not None or option.all(Check)
+        if is_bounded or get_origin(option.kind) is Literal:
             try:
                 read_option(option, getattr(record, option.name), option.name)
             except ConfigError as error:

@@ -43,6 +43,7 @@ import msgspec
 from adam_async.controller.records import info_problem
 from adam_async.controller.store_rules import without_stores
 from adam_async.messages.bounds import Count, Images, Row
+from adam_async.option_types import fault_of
 from adam_async.run.cluster_map import (
     DATA_FACTS,
     NO_SLOT,
@@ -58,7 +59,6 @@ from adam_async.run.training_program import (
     ProgramPiece,
     ProgramRecord,
     TrainingTerms,
-    check_program,
     joined_blob,
 )
 
@@ -110,6 +110,8 @@ def set_epoch(cluster: ClusterMap, new: EpochRecord) -> ClusterMap | str:
 def set_program(cluster: ClusterMap, new: ProgramRecord) -> ClusterMap | str:
     """Return the map with a new record of its program, or the fault of the record."""
     old, new = cluster.run, msgspec.structs.replace(new, changed=cluster.version + 1)
+    if problem := fault_of(new):
+        return problem
     goes_on = old is not None and old.id == new.id
     if old is not None and goes_on:
         new = new.with_fixed_of(old)
@@ -118,8 +120,7 @@ def set_program(cluster: ClusterMap, new: ProgramRecord) -> ClusterMap | str:
         if isinstance(joined, str):
             return joined
         new = joined
-    problem = check_program(new) or _check_run(new)
-    if problem:
+    if problem := _check_run(new):
         return problem
     changed = _with(cluster, run=new)
     if old is not None and not old.over and new.driven_by != old.driven_by:

@@ -15,26 +15,11 @@ from adam_async.run.store_record import (
 MAX_SHARDS = 100_000
 """Maximum number of shards of a store."""
 
-MOST_STORE_ID = 160
-"""Maximum length of a store's id and of its creator's, in bytes of UTF-8, as in messages."""
-
-MOST_RULES = 256
-"""Maximum number of rules of a store."""
-
 
 def check_store(store: StoreRecord) -> str:
     """Return the fault of the record of a new store without its arrays; empty if it has none."""
     if fault := fault_of(store):
         return fault
-    for field in ("id", "creator"):
-        text = getattr(store, field)
-        if not text.isprintable():
-            return f"its {field} {text[:80]!r} has an unprintable character"
-        length = len(text.encode())
-        if length > MOST_STORE_ID or (field == "id" and not length):
-            return f"its {field} has {length} bytes; 1 to {MOST_STORE_ID} are allowed"
-    if not 1 <= len(store.rules) <= MOST_RULES:
-        return f"it has {len(store.rules)} rules; 1 to {MOST_RULES} are allowed"
     least_state = max(len(rule.state_names) for rule in store.rules)
     if store.state_arrays < least_state:
         return f"state_arrays is {store.state_arrays}, and its rules keep {least_state}"

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from adam_async.errors import ConfigError
 from adam_async.model.rules import AnyRule
+from adam_async.option_types import printable
 from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.config import MOST_SLACK
 
@@ -42,6 +43,12 @@ MOST_VALUES = 1 << 40
 
 MOST_NAME = 1024
 """Maximum length of an array's name, in bytes of UTF-8."""
+
+MOST_STORE_ID = 160
+"""Maximum length of a store's id and of its creator's, in bytes of UTF-8, as in messages."""
+
+MOST_RULES = 256
+"""Maximum number of rules of a store."""
 
 MOST_STORE_NAME = 128
 """Maximum length of a store's name, in bytes of UTF-8."""
@@ -109,11 +116,11 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One store. The creator sets the first fields; the controllers set the fields from `phase` on."""
 
-    id: str
+    id: Annotated[str, printable(1, MOST_STORE_ID)]
     """Id of this store; another store of the same name has another id."""
-    creator: str = ""
+    creator: Annotated[str, printable(0, MOST_STORE_ID)] = ""
     """Node of the creator, which loads the first values."""
-    rules: tuple[AnyRule, ...]
+    rules: Annotated[tuple[AnyRule, ...], Meta(min_length=1, max_length=MOST_RULES)]
     """Rules; each client may have other default rates."""
     arrays: Annotated[int, Meta(ge=1, le=MOST_ARRAYS)]
     """Number of arrays."""

@@ -21,6 +21,7 @@ import msgspec
 
 from adam_async.errors import ConfigError
 from adam_async.messages.bounds import MOST_VALUE_BYTES, Seconds
+from adam_async.option_types import printable
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
 from adam_async.run.counts import (
@@ -48,7 +49,7 @@ OVER = ("finished", "failed")
 class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One program. Its driver submits it, advances it, and ends it."""
 
-    id: str
+    id: Annotated[str, printable(1, MOST_PROGRAM_ID)]
     driver: str
     """Node id of the driver. After its loss the program waits for another driver or fails, depending on the
     phase."""
@@ -56,7 +57,7 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Incarnation of the driver."""
     blob: bytes = b""
     """Work of the roles, as MessagePack; opaque to the controllers."""
-    pieces: int = 0
+    pieces: Annotated[int, msgspec.Meta(ge=0, le=PROGRAM_PIECES)] = 0
     """Number of pieces with the blob, in a submission; 0 if the record has the blob."""
     terms: dict[str, Any] = {}
     """Facts that the rules read, with the types of `TrainingTerms`."""
@@ -132,8 +133,6 @@ def cut_blob(record: ProgramRecord) -> tuple[ProgramRecord, list[ProgramPiece]]:
 
 def joined_blob(record: ProgramRecord, pieces: Mapping[str, ProgramPiece]) -> ProgramRecord | str:
     """Return a submitted record with its blob from the pieces in the map, or the fault of the pieces."""
-    if not 0 <= record.pieces <= PROGRAM_PIECES:
-        return f"a program has up to {PROGRAM_PIECES} pieces, not {record.pieces}"
     if not record.pieces:
         return record
     found = [pieces.get(f"run/{number}") for number in range(record.pieces)]
@@ -142,14 +141,6 @@ def joined_blob(record: ProgramRecord, pieces: Mapping[str, ProgramPiece]) -> Pr
         return f"of program {record.id} piece {lacking[0]} of {record.pieces} is not there: submit it again"
     blob = b"".join(piece.data for piece in found if piece is not None)
     return msgspec.structs.replace(record, blob=blob, pieces=0)
-
-
-def check_program(record: ProgramRecord) -> str:
-    """Return the fault of the fields of a new program that all kinds have; empty if they have none."""
-    length = len(record.id.encode(errors="surrogatepass"))
-    if not record.id.isprintable() or not 1 <= length <= MOST_PROGRAM_ID:
-        return f"id {record.id[:80]!r} is not 1 to {MOST_PROGRAM_ID} bytes of printable characters"
-    return ""
 
 
 def is_piece(key: str) -> bool:

@@ -39,8 +39,7 @@ from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.map_changes import changed
-from adam_async.run.store_checks import MOST_STORE_ID
-from adam_async.run.store_record import STORE_PIECE_BYTES, STORE_PIECES, ArraysPiece
+from adam_async.run.store_record import MOST_STORE_ID, STORE_PIECE_BYTES, STORE_PIECES, ArraysPiece
 from adam_async.run.training_program import ProgramRecord, TrainingProgram, cut_blob
 from tests.adam_async.cluster_maps import run_record
 from transport.sockets import MOST_HOST

@@ -763,7 +763,7 @@ def test_replicas_are_spread_over_the_ready_data_servers_and_a_new_run_has_none(
         (
             "run",
             {"id": "r", "driver": "d", "incarnation": 1, "pieces": 25},
-            "run: a program has up to 24 pieces, not 25",
+            "`int` <= 24 - at `$.pieces`",
         ),
         ("nodes/data-0", {"role": "data", "address": "local://1", "incarnation": 1}, "train_images"),
         ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
@@ -785,7 +785,7 @@ def test_replicas_are_spread_over_the_ready_data_servers_and_a_new_run_has_none(
         (
             "run",
             {"id": "", "driver": "d", "incarnation": 1},
-            "run: id '' is not 1 to 160 bytes of printable characters",
+            "run: id must be 1 to 160 bytes of printable characters, not ''",
         ),
     ],
 )

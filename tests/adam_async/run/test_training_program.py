@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
 from adam_async.messages.bounds import MOST_VALUE_BYTES
+from adam_async.option_types import fault_of
 from adam_async.run.config import Config
 from adam_async.run.counts import EpochCounts
 from adam_async.run.training_program import (
@@ -160,7 +161,7 @@ def test_a_missing_piece_and_one_of_another_program_are_named() -> None:
 
 @pytest.mark.parametrize("pieces", [-1, PROGRAM_PIECES + 1, 1 << 60])
 def test_another_number_of_pieces_is_refused(pieces: int) -> None:
-    assert joined_blob(record(b"", pieces=pieces), {}) == f"a program has up to 24 pieces, not {pieces}"
+    assert fault_of(record(b"", pieces=pieces)) == f"pieces must be within 0 and 24, not {pieces}"
 
 
 def test_a_record_without_its_fixed_fields_gets_them_back() -> None:
