@@ -253,7 +253,7 @@ DISKS = (
         "if True:",
         SAVED + "of_the_cuts_of_a_run_the_newest_clock_counts_that_all_pieces_have",
         scenario="cuts",
-        breaks="bits, or other clocks",
+        seldom="the power must fail when one server has written a cut and another one has not",
     ),
     _row(
         "the complete cut stays on the disk",
@@ -262,7 +262,7 @@ DISKS = (
         "kept: list[int] = []",
         CUTS + "the_complete_cut_stays_until_a_naming_has_a_later_one_and_a_disk_has_at_most_two",
         scenario="cuts",
-        breaks="a cut stays",
+        seldom="a server usually has no newer cut than the complete one when it takes the next",
     ),
     _row(
         "a cut that a bundle has passed is given up",
@@ -271,7 +271,7 @@ DISKS = (
         "assert self.cut is None\n        if (fastest := self._fastest()) < 0:",
         CUTS + "a_clock_that_a_bundle_has_passed_is_reported_and_costs_no_cut",
         scenario="cuts",
-        breaks="bits, or other clocks",
+        seldom="a naming is usually far enough ahead on a simulated network",
     ),
     _row(
         "no cut is newer than the record of its run",
