@@ -1,25 +1,18 @@
 """Pure: driver or client and parameter server: shards with their values, versions, clocks and rule state.
 
-The tables are tensors of int64 before the values, because a frame's meta has only 16 KiB:
-
-    (shards, 4)  number of the shard, version, number of its sets of groups, number of its sums of losses
-    (rows, 3)    number of the shard, replica, step that the replica has finished
-    (rows, 3)    number of the sets, epoch, length of the ranges
-    (length,)    ranges of these rows, one after the other, see `run/group_ranges.py`
-    (rows, 9)    number of the sums, epoch, images, 1 if their sum is finite or 0, its units as 5 words
-
-Shards with equal sets of groups have the same number of sets, and those with equal sums the same number of
-sums. Push numbers are not sent, because the sessions of a run push only into that run, and no run continues
-the sessions of another.
+Two tensors with the tables of the shards come before the values: `StateTables` as packed bytes, because a
+frame's meta has only 16 KiB, and the bounds of all sets of groups as int64, one set after the other. Shards
+with equal sets share one, as do those with equal sums of losses. Push numbers are not sent, because the
+sessions of a run push only into that run, and no run continues the sessions of another.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from adam_async.messages.body import Body, Rows
@@ -40,6 +33,7 @@ from adam_async.messages.group_sets import (
     check_ascending,
 )
 from adam_async.messages.loss_sums import UNIT_BYTES, LossSum, LossSums
+from adam_async.messages.tensors import UNREADABLE, decoder_of, packed_tensor
 from transport import RemoteProtocolError
 
 T = TypeVar("T")
@@ -54,8 +48,8 @@ class ShardState:
 
     shard: int
     version: int
-    clocks: Mapping[str, int]
-    """Last finished step by replica (as text)."""
+    clocks: Mapping[int, int]
+    """Last finished step by replica."""
     groups: GroupSets = field(default_factory=dict)
     """Groups whose gradients are in the values, or were refused; shards of a message share equal ones."""
     losses: LossSums = field(default_factory=dict)
@@ -102,22 +96,44 @@ class Loaded(Body, frozen=True, kw_only=True):
     left: Count
 
 
-NAMES = ("versions", "clocks", "sets", "ranges", "losses")
-"""Names of the tables, for errors."""
-
-COLUMNS = ((4,), (3,), (3,), (), (4 + UNIT_BYTES // 8,))
-"""Shapes of their rows."""
-
-TABLES = len(COLUMNS)
-"""Number of tensors with tables, before all others."""
-
-
 MOST_CLOCKS = 1024
 """Maximum number of clocks for each shard of a message; a run has fewer replicas."""
 
+NEW_BYTES = 64
+"""Maximum size of the tables of a shard without clocks, groups and losses, in bytes."""
+
+STATE_BYTES = NEW_BYTES + 16 * MOST_CLOCKS + 128 * KEPT_EPOCHS
+"""Maximum size of the tables of any shard, without the bounds of its groups, in bytes."""
+
+PackedLosses = tuple[Count, Annotated[bytes, Meta(max_length=UNIT_BYTES)]]
+"""Number of images, and `LossSum.packed`."""
+
+_Epoch = Annotated[int, Meta(ge=1, lt=1 << 32)]
+_Length = Annotated[int, Meta(ge=0, le=MOST_BOUNDS, multiple_of=2)]
+_EachEpoch = Meta(max_length=KEPT_EPOCHS)
+
+
+class _Row(msgspec.Struct, frozen=True, array_like=True):
+    shard: ShardNumber
+    version: Version
+    clocks: Annotated[dict[ReplicaNumber, Clock], Meta(max_length=MOST_CLOCKS)]
+    sets: Count
+    """Index of its sets of groups."""
+    losses: Count
+    """Index of its sums of losses."""
+
+
+class StateTables(msgspec.Struct, frozen=True, array_like=True):
+    """Tables of some shards."""
+
+    shards: list[_Row]
+    sets: list[Annotated[dict[_Epoch, _Length], _EachEpoch]]
+    """Number of bounds of each epoch of each set."""
+    losses: list[Annotated[dict[_Epoch, PackedLosses], _EachEpoch]]
+
 
 def different(several: Sequence[Mapping[int, T]]) -> tuple[list[dict[int, T]], list[int]]:
-    """Return the different sets or sums of some shards, and for each shard the number of its own."""
+    """Return the different sets or sums of some shards, and for each shard the index of its own."""
     numbers: dict[tuple[tuple[int, T], ...], int] = {}
     # Each object once: a comparison of values would search a long set once for each shard that shares it.
     by_id = {id(each): each for each in several}
@@ -127,123 +143,88 @@ def different(several: Sequence[Mapping[int, T]]) -> tuple[list[dict[int, T]], l
     return [dict(items) for items in numbers], [number_of[id(each)] for each in several]
 
 
-def state_tables(states: Sequence[ShardState]) -> list[NDArray[np.int64]]:
-    """Return the tables of some shards, in their order."""
-    sets, set_numbers = different([each.groups for each in states])
-    sums, sum_numbers = different([each.losses for each in states])
-    numbers = zip(states, set_numbers, sum_numbers, strict=True)
-    versions = [(each.shard, each.version, *of_each) for each, *of_each in numbers]
-    clocks = [(each.shard, int(replica), clock) for each in states for replica, clock in each.clocks.items()]
-    ranges = [(at, epoch, kept) for at, each in enumerate(sets) for epoch, kept in each.items()]
-    lengths = [(at, epoch, len(kept)) for at, epoch, kept in ranges]
-    bounds = [bound for *_, kept in ranges for bound in kept]
-    losses = [(at, epoch, *_row_of(each)) for at, kept in enumerate(sums) for epoch, each in kept.items()]
-    return [
-        np.array(rows, np.int64).reshape(-1, *columns)
-        for rows, columns in zip((versions, clocks, lengths, bounds, losses), COLUMNS, strict=True)
-    ]
-
-
-def _row_of(losses: LossSum) -> tuple[int, ...]:
-    words = np.frombuffer(losses.packed or bytes(UNIT_BYTES), "<i8").tolist()
-    return losses.images, losses.units is not None, *words
+def state_tables(states: Sequence[ShardState]) -> list[NDArray[Any]]:
+    """Return the tensors with the tables of some shards, in their order."""
+    sets, set_of = different([each.groups for each in states])
+    sums, sum_of = different([each.losses for each in states])
+    tables = StateTables(
+        [
+            _Row(each.shard, each.version, dict(each.clocks), *indexes)
+            for each, *indexes in zip(states, set_of, sum_of, strict=True)
+        ],
+        [{epoch: len(ranges) for epoch, ranges in each.items()} for each in sets],
+        [{epoch: (of.images, of.packed) for epoch, of in each.items()} for each in sums],
+    )
+    bounds = [bound for each in sets for ranges in each.values() for bound in ranges]
+    return [packed_tensor(tables), np.array(bounds, np.int64)]
 
 
 def read_state_tables(
-    tensors: Sequence[NDArray[Any]],
-    *,
-    most_shards: int,
-    most_clocks: int | None = None,
-    most_bounds: int = MOST_SETS_BOUNDS,
+    tensors: Sequence[NDArray[Any]], *, most_shards: int, is_new: bool = False
 ) -> tuple[tuple[ShardState, ...], Sequence[NDArray[Any]]]:
     """Read the tables before a message's other tensors; return the states and the other tensors.
 
     Args:
         tensors: The tensors of the message.
         most_shards: Maximum number of shards.
-        most_clocks: Maximum number of clocks of all shards; by default `MOST_CLOCKS` for each of them.
-        most_bounds: Maximum length of the ranges of all sets of groups.
+        is_new: Whether the shards have no clocks, groups and losses.
 
     Raises:
-        RemoteProtocolError: A table is missing, too long or of another shape or type, a shard occurs twice, a
-            clock belongs to no shard of the message, ranges do not ascend, or a number is out of bounds.
+        RemoteProtocolError: A table is missing, too long or of another shape or type, a shard occurs twice,
+            ranges do not ascend, or a number is out of bounds.
     """
-    if len(tensors) < TABLES:
-        raise RemoteProtocolError("tensors", f"{TABLES} tables come first, got {len(tensors)} tensors")
-    versions, clocks, lengths, bounds, losses = tensors[:TABLES]
-    most_rows = KEPT_EPOCHS * (versions.size // 4)
-    most_clocks = MOST_CLOCKS * most_shards if most_clocks is None else most_clocks
-    most = (most_shards, most_clocks, most_rows, most_bounds, most_rows if most_bounds else 0)
-    for name, table, columns, most_of in zip(NAMES, tensors, COLUMNS, most, strict=False):
-        if table.dtype != np.int64 or table.ndim != 1 + len(columns) or table.shape[1:] != columns:
-            expected = f"int64{('n', *columns)}".replace("'", "")
+    if len(tensors) < 2:
+        raise RemoteProtocolError("tensors", f"2 tensors with tables come first, got {len(tensors)} tensors")
+    packed, bounds = tensors[:2]
+    most_bytes = NEW_BYTES + most_shards * (NEW_BYTES if is_new else STATE_BYTES)
+    most_bounds = 0 if is_new else MOST_SETS_BOUNDS
+    for name, table, dtype, most in (
+        ("tables", packed, np.uint8, most_bytes),
+        ("bounds", bounds, np.int64, most_bounds),
+    ):
+        if table.dtype != dtype or table.ndim != 1:
+            expected = f"{dtype.__name__}(n,)"
             raise RemoteProtocolError(
                 "tensors", f"{name}: expected {expected}, got {table.dtype}{table.shape}"
             )
-        if len(table) > most_of:  # before decoding, which blocks the loop
-            raise RemoteProtocolError("tensors", f"{name} has {len(table)} rows, {most_of} are the most")
+        if len(table) > most:  # before decoding, which blocks the loop
+            raise RemoteProtocolError("tensors", f"{name} have {len(table)} elements, {most} are the most")
     try:
-        of_shards = msgspec.convert(versions.tolist(), list[tuple[ShardNumber, Version, Count, Count]])
-        of_replicas = msgspec.convert(clocks.tolist(), list[tuple[ShardNumber, ReplicaNumber, Clock]])
-        of_sets = msgspec.convert(lengths.tolist(), list[tuple[Count, _Epoch, _Length]])
-        of_sums = msgspec.convert(losses[:, :4].tolist(), list[tuple[Count, _Epoch, Count, _Flag]])
-    except msgspec.ValidationError as error:
-        raise RemoteProtocolError("tensors", f"versions, clocks, sets or losses: {error}") from None
-    sets, sums = _read_sets(of_sets, bounds), _read_sums(of_sums, losses[:, 4:].astype("<i8"))
-    clocks_of: dict[int, dict[str, int]] = {shard: {} for shard, *_ in of_shards}
-    if len(clocks_of) != len(of_shards):
-        raise RemoteProtocolError("tensors", "versions: a shard is named twice")
-    for shard, replica, clock in of_replicas:
-        if shard not in clocks_of:
-            raise RemoteProtocolError("tensors", f"clocks: shard {shard} is not in this message")
-        clocks_of[shard][str(replica)] = clock
-    empty: dict[int, Any] = {}
-    states = [
-        ShardState(number, version, clocks_of[number], sets.get(of_set, empty), sums.get(of_sum, empty))
-        for number, version, of_set, of_sum in of_shards
-    ]
-    return tuple(states), tensors[TABLES:]
-
-
-_Epoch = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
-_Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
-_Length = Annotated[int, msgspec.Meta(ge=0, le=MOST_BOUNDS, multiple_of=2)]
-
-
-def _read_sets(rows: Sequence[tuple[int, int, int]], bounds: NDArray[np.int64]) -> dict[int, GroupSets]:
-    """Return the sets of groups by their number. Errors as in `read_state_tables`."""
-    _check_keys(rows, "sets")
-    if sum([length for *_, length in rows]) != len(bounds):
-        raise RemoteProtocolError("tensors", f"ranges: their rows name other lengths than {len(bounds)}")
-    found: dict[int, dict[int, tuple[int, ...]]] = {}
-    start = 0
-    for at, epoch, length in rows:
-        ranges = bounds[start : start + length]
-        start += length
-        check_ascending(ranges, "ranges")
-        found.setdefault(at, {})[epoch] = tuple(ranges.tolist())
-    return dict(found)
-
-
-def _read_sums(rows: Sequence[tuple[int, int, int, int]], words: NDArray[np.int64]) -> dict[int, LossSums]:
-    """Return the sums of losses by their number. Errors as in `read_state_tables`."""
-    _check_keys(rows, "losses")
-    found: dict[int, dict[int, LossSum]] = {}
-    for (at, epoch, images, is_finite), units in zip(rows, words, strict=True):
-        sums = found.setdefault(at, {})
-        sums[epoch] = LossSum.read(images, units.tobytes() if is_finite else b"")
-        if fault := sums[epoch].fault:
+        tables: StateTables = decoder_of(StateTables)(packed.tobytes())
+    except UNREADABLE as error:
+        raise RemoteProtocolError("tensors", f"tables: {error}") from None
+    if len({row.shard for row in tables.shards}) != len(tables.shards):
+        raise RemoteProtocolError("tensors", "tables: a shard is named twice")
+    sets = _read_sets(tables.sets, bounds)
+    sums = [{epoch: LossSum.read(*of) for epoch, of in each.items()} for each in tables.losses]
+    for fault in (of.fault for each in sums for of in each.values()):
+        if fault:
             raise RemoteProtocolError("tensors", fault)
-    return dict(found)
+    try:
+        states = tuple(
+            [ShardState(r.shard, r.version, r.clocks, sets[r.sets], sums[r.losses]) for r in tables.shards]
+        )
+    except IndexError:
+        raise RemoteProtocolError("tensors", "tables: a shard names sets or losses without a row") from None
+    if is_new and any(each.clocks or each.groups or each.losses for each in states):
+        raise RemoteProtocolError("tensors", "tables: a new shard has no clocks, groups and losses")
+    return states, tensors[2:]
 
 
-def _check_keys(rows: Sequence[tuple[int, ...]], name: str) -> None:
-    """Raise RemoteProtocolError if the numbers and epochs of rows do not ascend, or one has many epochs."""
-    if any(one[:2] >= other[:2] for one, other in pairwise(rows)):
-        raise RemoteProtocolError("tensors", f"{name}: their numbers and epochs do not ascend")
-    # The rows of a number are neighbours.
-    if any(one[0] == other[0] for one, other in zip(rows, rows[KEPT_EPOCHS:], strict=False)):
-        raise RemoteProtocolError("tensors", f"{name}: a shard keeps {KEPT_EPOCHS} epochs")
+def _read_sets(lengths: Sequence[Mapping[int, int]], bounds: NDArray[np.int64]) -> list[GroupSets]:
+    """Return the sets of groups. Errors as in `read_state_tables`."""
+    if sum([length for each in lengths for length in each.values()]) != len(bounds):
+        raise RemoteProtocolError("tensors", f"bounds: the tables name other lengths than {len(bounds)}")
+    found, start = [], 0
+    for each in lengths:
+        sets = {}
+        for epoch, length in each.items():
+            ranges = bounds[start : start + length]
+            start += length
+            check_ascending(ranges, "bounds")
+            sets[epoch] = tuple(ranges.tolist())
+        found.append(sets)
+    return found
 
 
 ROWS: Rows = {

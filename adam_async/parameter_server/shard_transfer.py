@@ -52,7 +52,7 @@ def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
 
 def state_of(shard: Shard, *, clock: int | None = None) -> ShardState:
     """Return the tables of a shard; for the argument see `copy_shard`."""
-    clocks = {str(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
+    clocks = {int(r): at if clock is None else min(at, clock) for r, at in shard.clocks.items()}
     return ShardState(int(shard.spec.id), shard.version, clocks, *shard.applied_groups())
 
 
@@ -89,11 +89,7 @@ def load_states(
         RemoteProtocolError: A shard belongs to another server; a table is malformed; an array is missing, or
             has another shape or type; or a shard of a new store is not new.
     """
-    most_clocks = 0 if is_new else None
-    most_bounds = 0 if is_new else MOST_SETS_BOUNDS
-    states, tensors = read_state_tables(
-        tensors, most_shards=len(shards), most_clocks=most_clocks, most_bounds=most_bounds
-    )
+    states, tensors = read_state_tables(tensors, most_shards=len(shards), is_new=is_new)
     arrays = len(body.arrays) + 1
     if len(tensors) != arrays * len(states):
         raise RemoteProtocolError(
@@ -143,7 +139,7 @@ def _check_room(shards: Mapping[ShardId, Shard], states: Sequence[ShardState]) -
 
 def set_state(shard: Shard, state: ShardState) -> None:
     """Set the tables of a shard before its first push."""
-    loaded = {Replica(int(replica)): clock for replica, clock in state.clocks.items()}
+    loaded = {Replica(replica): clock for replica, clock in state.clocks.items()}
     slowest = min(loaded.values(), default=0)
     # The live replicas of this run replace those of the checkpoint.
     clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded

@@ -207,7 +207,7 @@ GROUP_SETS = (
     _row(
         "ranges of loaded sets ascend",
         "adam_async/messages/shard_states.py",
-        '        check_ascending(ranges, "ranges")\n',
+        '            check_ascending(ranges, "bounds")\n',
         "",
         TESTS + "test_shard_transfer.py::test_sets_that_no_shard_can_have_are_refused",
         seldom="correct drivers load what they read",

@@ -332,14 +332,14 @@ async def read(source):
 async def test_shards_on_a_disk_with_longer_tables_are_refused_before_they_are_decoded():
     def shards(_, request):
         tables = state_tables([ShardState(0, 1, {})])
-        tables[0] = np.resize(tables[0], (100, 4))
+        tables[0] = np.resize(tables[0], 1 << 15)
         request.reply(pack(ShardStates(arrays=()), tables))
 
     lying = Lists(0, listed(), before=[Lists.answer, shards])
     async with lists(NETWORKS["local"](), lying) as (saved, cluster):
         (store,) = (await saved.survey("a-name", cluster)).stores
         store.copies = {key: {(1, 7): "ps-0"} for key in store.pieces()}
-        with pytest.raises(CheckpointError, match="versions has 100 rows, 1 are the most"):
+        with pytest.raises(CheckpointError, match="tables have 32768 elements, 16896 are the most"):
             await read(saved.shards(store, cluster))
 
 

@@ -20,7 +20,6 @@ from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import ConfigError, RunFailed, StoreError
 from adam_async.messages.group_sets import KEPT_EPOCHS
-from adam_async.messages.shard_states import TABLES
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import RUN
@@ -130,7 +129,7 @@ async def values_on_disk(folder, servers):
                         continue
                     for shard in store.specs_of(name.home, name.shard):
                         _, tensors = await store.read(name.home, name.shard, [int(shard.id)])
-                        found[int(shard.id)] = tensors[TABLES]
+                        found[int(shard.id)] = tensors[2]  # after the tables
     return found
 
 

@@ -91,7 +91,7 @@ def test_every_shard_is_read_at_the_clock_however_late(clock, order, when):
     for at in range(2, 10):
         steps(server, at)
         while reads and reads[0][0] <= at:
-            assert server.at(reads.pop(0)[1]) == [(clock, (clock, clock), {"0": clock})]
+            assert server.at(reads.pop(0)[1]) == [(clock, (clock, clock), {0: clock})]
     assert not reads
     assert server.state.bundle.snapshot.over
     assert server.state.bundle.snapshot.copied_bytes == 0
@@ -126,11 +126,11 @@ def test_a_clock_that_a_shard_has_passed_is_answered_with_the_clock_of_that_shar
 
 def test_shards_read_in_time_are_not_copied():
     server = with_reader()
-    assert server.at(0, 2) == [(1, (1, 1), {"0": 1})] * 2
+    assert server.at(0, 2) == [(1, (1, 1), {0: 1})] * 2
     steps(server, 2)
     snapshot = server.state.bundle.snapshot
     assert snapshot.copied_bytes == server.shard(1).values.nbytes
-    assert server.at(1) == [(1, (1, 1), {"0": 1})]
+    assert server.at(1) == [(1, (1, 1), {0: 1})]
 
 
 def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(monkeypatch):
@@ -140,11 +140,11 @@ def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(mon
     assert server.apply() == [0]
     assert not server.state.has_work
     assert server.apply() is None
-    assert server.at(0) == [(1, (1, 1), {"0": 1})]
+    assert server.at(0) == [(1, (1, 1), {0: 1})]
     assert server.apply() == [1]
-    assert server.at(2) == [(1, (1, 1), {"0": 1})]
+    assert server.at(2) == [(1, (1, 1), {0: 1})]
     assert server.apply() == [2]
-    assert server.at(1) == [(1, (1, 1), {"0": 1})]
+    assert server.at(1) == [(1, (1, 1), {0: 1})]
     steps(server, 3)
     assert [tuple(server.shard(number).values) for number in SHARDS] == [(3, 3)] * 3
 
@@ -164,7 +164,7 @@ def test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wai
         server.step(clock)
     pending = server.shard().pending
     assert (len(pending.due), len(pending.waiting)) == (1, 1)
-    assert server.at(0) == [(1, (1, 1), {"0": 1, "1": 1})]
+    assert server.at(0) == [(1, (1, 1), {0: 1, 1: 1})]
     server.apply_all()
     copied = copy_shard(server.shard()).state
     assert (copied.groups, copied.losses) == ({1: (0, 2)}, {1: LossSum(8, UNITS)})
@@ -212,7 +212,7 @@ def test_another_reading_replaces_the_snapshot_and_its_waiting_answers_have_no_s
     server.read("s", shards=SHARDS, clock=2, link=object())
     assert before.take(server.shard(0)) is None
     steps(server, 2, 3)
-    assert server.at(*SHARDS) == [(2, (2, 2), {"0": 2})] * 3
+    assert server.at(*SHARDS) == [(2, (2, 2), {0: 2})] * 3
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

@@ -7,7 +7,8 @@ import pytest
 
 from adam_async.messages import LoadShards, pack
 from adam_async.messages.loss_sums import LossSum
-from adam_async.messages.shard_states import TABLES
+from adam_async.messages.shard_states import STATE_BYTES, StateTables
+from adam_async.messages.tensors import decoder_of, packed_tensor
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd
 from adam_async.parameter_server.bsp_barrier import PendingContributions
@@ -66,7 +67,7 @@ def test_reading_copies_shards_and_loading_keeps_their_memory():
     source, target = shards_of(Sgd()), shards_of(Sgd(), seed=2)
     memory = {number: shard.values for number, shard in target.items()}
     body, tensors = said(source, Sgd())
-    kept = [tensor.copy() for tensor in tensors[TABLES:]]
+    kept = [tensor.copy() for tensor in tensors[2:]]
     for shard in source.values():
         shard.values += 1
     load_states(target, body, tensors)
@@ -93,27 +94,35 @@ def test_live_replicas_replace_those_of_the_checkpoint():
     [
         (lambda body, tensors: (body, tensors[:-1]), "2 shards of 2 arrays each need 4 tensors, not 3"),
         (
-            lambda body, tensors: (body, [*tensors[:5], tensors[5][:3], *tensors[6:]]),
+            lambda body, tensors: (body, [*tensors[:2], tensors[2][:3], *tensors[3:]]),
             "values of shard 3: expected",
         ),
         (
-            lambda body, tensors: (body, [*tensors[:8], tensors[8][:3]]),
+            lambda body, tensors: (body, [*tensors[:5], tensors[5][:3]]),
             "momentum of shard 5: expected float32",
         ),
         (
-            lambda body, tensors: (body, [*tensors[:5], tensors[5].astype(np.float64), *tensors[6:]]),
+            lambda body, tensors: (body, [*tensors[:2], tensors[2].astype(np.float64), *tensors[3:]]),
             r"expected float32\(4,\), got float64",
         ),
-        (lambda body, tensors: (body, tensors[:3]), "5 tables come first, got 3 tensors"),
-        (lambda body, tensors: (body, tensors[3:]), r"versions: expected int64\(n, 4\), got int64\(0,\)"),
+        (lambda body, tensors: (body, tensors[:1]), "2 tensors with tables come first, got 1 tensors"),
+        (lambda body, tensors: (body, tensors[1:]), r"tables: expected uint8\(n,\), got int64\(0,\)"),
         (
-            lambda body, tensors: (body, [-tensors[0], *tensors[1:]]),
-            "versions, clocks, sets or losses: Expected `int` >= 0",
+            lambda body, tensors: (body, [tensors[0], *tensors[2:]]),
+            r"bounds: expected int64\(n,\), got float32",
         ),
-        (lambda body, tensors: (body, [tensors[0][[0, 0]], *tensors[1:]]), "a shard is named twice"),
+        (lambda body, tensors: (body, [tensors[0][:-1], *tensors[1:]]), "tables: Input data was truncated"),
         (
-            lambda body, tensors: (body, [tensors[0], np.array([[4, 0, 1]]), *tensors[2:]]),
-            "clocks: shard 4 is not in this message",
+            lambda body, tensors: (body, [packed_tensor([[[-1, 0, {}, 0, 0]], [{}], [{}]]), *tensors[1:]]),
+            "tables: Expected `int` >= 0",
+        ),
+        (
+            lambda body, tensors: (body, [packed_tensor([[[3, 0, {}, 0, 0]] * 2, [{}], [{}]]), *tensors[1:]]),
+            "a shard is named twice",
+        ),
+        (
+            lambda body, tensors: (body, [packed_tensor([[[3, 0, {}, 1, 0]], [{}], [{}]]), *tensors[1:]]),
+            "a shard names sets or losses without a row",
         ),
     ],
 )
@@ -174,69 +183,80 @@ def test_shards_of_a_new_store_have_finite_values_and_no_version(version, value)
     assert target[3].version == 0
 
 
-def test_tables_with_more_rows_than_a_server_needs_are_refused_undecoded():
+def test_tables_that_are_longer_than_a_server_needs_are_refused_undecoded():
     body, tensors = said(shards_of(Sgd()), Sgd())
-    for at, rows, is_new, text in (
-        (0, 1 << 21, False, "versions has 2097152 rows, 2 are the most"),
-        (1, 1 << 21, False, "clocks has 2097152 rows, 2048 are the most"),
-        (1, 1, True, "clocks has 1 rows, 0 are the most"),
-        (2, 1 << 21, False, "sets has 2097152 rows, 6 are the most"),
-        (3, 1 << 21, False, "ranges has 2097152 rows, 1048576 are the most"),
-        (3, 2, True, "ranges has 2 rows, 0 are the most"),
-        (4, 1 << 21, False, "losses has 2097152 rows, 6 are the most"),
-        (4, 1, True, "losses has 1 rows, 0 are the most"),
+    most = 64 + 2 * STATE_BYTES
+    for at, length, is_new, text in (
+        (0, most + 1, False, f"tables have {most + 1} elements, {most} are the most"),
+        (0, 193, True, "tables have 193 elements, 192 are the most"),
+        (1, 1 << 21, False, "bounds have 2097152 elements, 1048576 are the most"),
+        (1, 2, True, "bounds have 2 elements, 0 are the most"),
     ):
-        long = np.full((rows, *tensors[at].shape[1:]), -1)
+        long = np.full(length, 255, tensors[at].dtype)
         with pytest.raises(RemoteProtocolError, match=text):
             load_states(shards_of(Sgd()), body, [*tensors[:at], long, *tensors[at + 1 :]], is_new=is_new)
 
 
+@pytest.mark.parametrize(("clocks", "sums"), [({0: 3}, {}), ({}, {1: (2, b"")})], ids=["clocks", "losses"])
+def test_shards_of_a_new_store_have_no_clocks_and_no_losses(clocks, sums):
+    body, (_, bounds, *values) = said(shards_of(Sgd()), Sgd())
+    tables = packed_tensor([[[3, 0, clocks, 0, 0], [5, 0, {}, 0, 0]], [{}], [sums]])
+    target = shards_of(Sgd(), seed=2)
+    with pytest.raises(RemoteProtocolError, match="a new shard has no clocks, groups and losses"):
+        load_states(target, body, [tables, bounds, *values], is_new=True)
+    load_states(target, body, [tables, bounds, *values])
+
+
+def tables_with(sets=({},), losses=({},)):
+    return packed_tensor([[[number, 0, {}, 0, 0] for number in (3, 5)], sets, losses])
+
+
 @pytest.mark.parametrize(
-    ("sets", "ranges", "message"),
+    ("sets", "bounds", "message"),
     [
-        ([(0, 1, 4)], (5, 9, 2, 3), "bounds of ranges ascend"),
-        ([(0, 1, 4)], (2, 5, 5, 9), "bounds of ranges ascend"),  # they touch
-        ([(0, 1, 4)], (2, 6, 4, 9), "bounds of ranges ascend"),  # they overlap
-        ([(0, 1, 2)], (-1, 3), "bounds of ranges ascend"),
-        ([(0, 1, 2)], (0, (1 << 32) + 1), "bounds of ranges ascend"),
-        ([(0, 1, 3)], (1, 4, 6), "sets or losses: .* multiple"),
-        ([(0, 1, (1 << 14) + 2)], range((1 << 14) + 2), "sets or losses: Expected `int` <= 16384"),
-        ([(0, 0, 2)], (0, 1), "sets or losses: Expected `int` >= 1"),
-        ([(0, 1, 2)], (0, 1, 3, 4), "other lengths than 4"),
-        ([(0, 1, 4)], (0, 1), "other lengths than 2"),
-        ([(0, 2, 2), (0, 1, 2)], (0, 1, 0, 1), "do not ascend"),
-        ([(0, 1, 2), (0, 1, 2)], (0, 1, 0, 1), "do not ascend"),
-        ([(0, epoch, 2) for epoch in range(1, 5)], (0, 1) * 4, "keeps 3 epochs"),
+        ({1: 4}, (5, 9, 2, 3), "bounds of ranges ascend"),
+        ({1: 4}, (2, 5, 5, 9), "bounds of ranges ascend"),  # they touch
+        ({1: 4}, (2, 6, 4, 9), "bounds of ranges ascend"),  # they overlap
+        ({1: 2}, (-1, 3), "bounds of ranges ascend"),
+        ({1: 2}, (0, (1 << 32) + 1), "bounds of ranges ascend"),
+        ({1: 3}, (1, 4, 6), "tables: .* multiple"),
+        ({1: (1 << 14) + 2}, range((1 << 14) + 2), "tables: Expected `int` <= 16384"),
+        ({0: 2}, (0, 1), "tables: Expected `int` >= 1"),
+        ({1: 2}, (0, 1, 3, 4), "other lengths than 4"),
+        ({1: 4}, (0, 1), "other lengths than 2"),
+        (dict.fromkeys(range(1, 5), 2), (0, 1) * 4, "tables: Expected `object` of length <= 3"),
     ],
 )
-def test_sets_that_no_shard_can_have_are_refused(sets, ranges, message):
+def test_sets_that_no_shard_can_have_are_refused(sets, bounds, message):
     target = shards_of(Sgd(), seed=2)
-    body, (versions, clocks, _, _, *others) = said(shards_of(Sgd()), Sgd())
-    tables = [versions, clocks, np.array(sets), np.array(ranges)]
+    body, tensors = said(shards_of(Sgd()), Sgd())
     with pytest.raises(RemoteProtocolError, match=message):
-        load_states(target, body, [*tables, *others])
+        load_states(target, body, [tables_with([sets]), np.array(bounds, np.int64), *tensors[2:]])
     assert [shard.tables.groups for shard in target.values()] == [{}, {}]
 
 
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        ([(0, 1, 0, 1, 1, 0, 0, 0, 0)], "0 images have none of this sum"),
-        ([(0, 1, 2, 1, 1, 0, 0, 2, 0)], "2 images have none of this sum"),
-        ([(0, 1, 2, 1, 0, 0, 0, 0, -1)], "2 images have none of this sum"),
-        ([(0, 1, -1, 0, 0, 0, 0, 0, 0)], "losses: Expected `int` >= 0"),
-        ([(0, 1, 2, 2, 0, 0, 0, 0, 0)], "losses: Expected `int` <= 1"),
-        ([(0, 2, *range(7)), (0, 1, *range(7))], "losses: .* do not ascend"),
-        ([(0, epoch, 1, *range(6)) for epoch in range(1, 5)], "losses: a shard keeps 3 epochs"),
+        ({1: (0, b"\1")}, "0 images have none of this sum"),
+        ({1: (2, b"\1" + bytes(23) + b"\2")}, "2 images have none of this sum"),
+        ({1: (2, bytes(39) + b"\xff")}, "2 images have none of this sum"),
+        ({1: (2, bytes(41))}, "tables: Expected `bytes` of length <= 40"),
+        ({1: (-1, b"")}, "tables: Expected `int` >= 0"),
+        ({epoch: (1, b"") for epoch in range(1, 5)}, "tables: Expected `object` of length <= 3"),
     ],
 )
 def test_losses_that_no_shard_can_have_are_refused(losses, message):
     target = shards_of(Sgd(), seed=2)
     body, tensors = said(shards_of(Sgd()), Sgd())
-    tensors[4] = np.array(losses)
+    tensors[0] = tables_with(losses=[losses])
     with pytest.raises(RemoteProtocolError, match=message):
         load_states(target, body, tensors)
     assert [shard.tables.losses for shard in target.values()] == [{}, {}]
+
+
+def sets_in(tensors):
+    return decoder_of(StateTables)(tensors[0].tobytes()).sets
 
 
 def test_a_set_that_many_shards_share_is_compared_once():
@@ -252,7 +272,7 @@ def test_a_set_that_many_shards_share_is_compared_once():
     for shard in source.values():
         shard.tables.groups = shared
     _, tensors = said(source, Sgd())
-    assert tensors[2].tolist() == [[0, 1, 2]]
+    assert sets_in(tensors) == [{1: 2}]
     assert Ranges.hashed <= 1
 
 
@@ -261,7 +281,7 @@ def test_equal_sets_are_sent_and_kept_once(monkeypatch):
     for number, shard in source.items():
         shard.tables.groups = {1: (0, 4 + number % 2)}
     body, tensors = said(source, Sgd())
-    assert tensors[2].tolist() == [[0, 1, 2], [1, 1, 2]]
+    assert sets_in(tensors) == [{1: 2}, {1: 2}]
     load_states(target, body, tensors)
     assert len({id(shard.tables.groups) for shard in target.values()}) == 2
     monkeypatch.setattr("adam_async.parameter_server.shard_transfer.MOST_SETS_BOUNDS", 4)

@@ -278,7 +278,7 @@ def _tensors(facts: Facts) -> dict[type[m.Body], tuple[NDArray[Any], ...]]:
     images = (np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, np.int64))
     zeros, content = np.zeros(facts.sizes[0], facts.dtype), (np.zeros(4, np.float32),)
     groups = {facts.epoch: _groups(facts)[1:]}
-    tables = m.state_tables([m.ShardState(facts.shards[0], version=1, clocks={"0": 1}, groups=groups)])
+    tables = m.state_tables([m.ShardState(facts.shards[0], version=1, clocks={0: 1}, groups=groups)])
     states = (*tables, zeros, *(np.zeros_like(zeros) for _ in facts.rule_arrays))
     return {
         m.FilePart: (np.zeros(4, np.uint8),),
