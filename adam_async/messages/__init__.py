@@ -41,7 +41,6 @@ are in brackets:
                      client, reader - p. server ListPins -> PinList [pins]
     replication.py   p. server - p. server      Begin -> Begun, Copy [entry] -> Held, Committed -> Held
                                                 PieceCopy [state] -> Held
-                                                each of these, from a replaced primary -> Superseded
                                                 Beat (heartbeat)
     notes.py         driver - parameter server  GetRecord -> RecordPart [bytes]
                      driver - server, worker    GetProfile -> Profile [events]
@@ -135,7 +134,7 @@ from adam_async.messages.pins import (
     pin_state_bytes,
     read_pin_list,
 )
-from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy
 from adam_async.messages.saved_shards import ListSaved, ReadSaved, SavedList, SavedPiece, SavedStore
 from adam_async.messages.shard_states import (
     Loaded,

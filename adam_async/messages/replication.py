@@ -95,15 +95,6 @@ class PieceCopy(_OfSession, frozen=True, kw_only=True):
     parts: Index = 1
 
 
-class Superseded(Body, frozen=True, kw_only=True):
-    """Refusal of a message of an older generation: the cluster map has a newer primary."""
-
-    store: StoreId
-    home: NodeId
-    generation: Version
-    """Generation that the member knows."""
-
-
 class Beat(Body, frozen=True, kw_only=True):
     """Heartbeat of one server to another."""
 
@@ -116,5 +107,4 @@ ROWS: Rows = {
     Committed: frozenset({("ps", "ps")}),
     Held: frozenset({("ps", "ps")}),
     PieceCopy: frozenset({("ps", "ps")}),
-    Superseded: frozenset({("ps", "ps")}),
 }

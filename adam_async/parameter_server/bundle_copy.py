@@ -43,7 +43,6 @@ from adam_async.parameter_server.replication.local_copy import (
     Effect,
     Message,
     ProposeRecord,
-    ReadRecord,
     Removed,
     Send,
     StartAnew,
@@ -465,8 +464,6 @@ class BundleCopy:
                     self._shards.took_pins()
                 if self._saver is not None:
                     self._saver.arrived(effect.piece, effect.content.changed)
-            case ReadRecord():
-                return  # the map is on its way
 
     def _send(self, effect: Send) -> None:
         links, message = self._host.links, effect.message

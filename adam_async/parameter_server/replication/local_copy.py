@@ -6,14 +6,14 @@ The effects of a bundle's member, which its shell carries out in their order.
 from dataclasses import dataclass, field
 from typing import Any
 
-from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
 from adam_async.parameter_server.replication.log import Entry, Log
 from adam_async.run.bundle_record import BundleRecord, Member
 
-Message = Begin | Begun | Copy | Committed | Held | PieceCopy | Superseded
+Message = Begin | Begun | Copy | Committed | Held | PieceCopy
 """A message about a bundle, between two of its members."""
 
-MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy, Superseded)
+MESSAGES = (Begin, Begun, Copy, Committed, Held, PieceCopy)
 """The classes of the union `Message`."""
 
 
@@ -64,15 +64,10 @@ class ProposeRecord:
 class BecamePrimary:
     """Build the front from the bundle: all earlier entries are applied, and this member takes new ones."""
 
-    generation: int
-
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """Drop the front: a newer primary exists. The shell refuses unanswered requests."""
-
-    generation: int
-    """Generation of the newer primary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +98,6 @@ class TakePiece:
     content: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRecord:
-    """Read the bundle's record from the controllers: another member has a newer generation."""
-
-    generation: int
-
-
 Effect = (
     Send
     | Apply
@@ -120,7 +108,6 @@ Effect = (
     | StartAnew
     | CopyPiece
     | TakePiece
-    | ReadRecord
 )
 
 

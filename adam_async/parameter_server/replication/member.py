@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
 from adam_async.parameter_server.replication.local_copy import (
     Bundle,
     Effect,
     LocalCopy,
     Message,
-    ReadRecord,
     Removed,
     Stopped,
     Violation,
@@ -92,7 +91,7 @@ class BundleMember(LocalCopy):
         if record.generation > before.generation or (was_primary and record.primary != self.me):
             if was_primary:
                 self.primary = None
-                self.effects.append(Stopped(record.generation))
+                self.effects.append(Stopped())
             self._secondary = Secondary(self)
             self._choose_role()
         elif self.primary is not None:
@@ -171,12 +170,9 @@ class BundleMember(LocalCopy):
             Violation: No correct member sends this message. The state is unchanged.
         """
         record = self.record
-        if isinstance(message, Superseded):
-            if message.generation > record.generation and sender in record.members:
-                self.effects.append(ReadRecord(message.generation))
-        elif message.generation < record.generation:
-            self._refuse_old(sender, message)
-        elif isinstance(message, Begin) and message.version > record.changed:
+        if message.generation < record.generation:
+            return  # its sender learns from the cluster map that it is replaced
+        if isinstance(message, Begin) and message.version > record.changed:
             known = self._waiting.get(sender, message)
             self._waiting[sender] = max(known, message, key=lambda begin: (begin.generation, begin.session))
         elif message.generation > record.generation:
@@ -192,12 +188,6 @@ class BundleMember(LocalCopy):
         """Return whether a piece of the primary is the next one that this member lacks, in this session."""
         is_present = message.generation == self.record.generation and self.primary is None
         return is_present and self._secondary.expects_piece(message)
-
-    def _refuse_old(
-        self, sender: Member, message: Begin | Begun | Copy | Committed | Held | PieceCopy
-    ) -> None:
-        if not isinstance(message, Begun | Held):
-            self.send(sender, Superseded(**self.of_bundle))
 
     def _take_from_primary(
         self, sender: Member, message: Begin | Copy | Committed | PieceCopy, content: Any

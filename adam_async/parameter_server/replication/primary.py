@@ -96,7 +96,7 @@ class Primary:
         self._copy.log.truncate(self._applied_by_all())
         if not self._serves and self._copy.log.applied >= self._tail:
             self._serves = True
-            self._copy.effects.append(BecamePrimary(self._generation))
+            self._copy.effects.append(BecamePrimary())
         self._change_record()
 
     def _counted(self) -> set[Member]:

@@ -78,7 +78,6 @@ from adam_async.messages import (
     Statistics,
     StepReport,
     StepsReported,
-    Superseded,
     Tick,
     Ticked,
     Values,
@@ -169,7 +168,6 @@ ALLOWED = {
     "Committed": {("ps", "ps")},
     "Held": {("ps", "ps")},
     "PieceCopy": {("ps", "ps")},
-    "Superseded": {("ps", "ps")},
     "GetRecord": {("driver", "ps")},
     "RecordPart": {("ps", "driver")},
     "GetStatistics": {
@@ -285,7 +283,6 @@ EXAMPLES = [
     Committed(store="r", home="ps-0", generation=2, session=3, committed=8, applied_by_all=7),
     Held(store="r", home="ps-0", generation=2, session=3, position=8, applied=7, pieces=2, offered=5),
     PieceCopy(store="r", home="ps-0", generation=2, session=3, piece=1, position=8, nbytes=24),
-    Superseded(store="r", home="ps-0", generation=3),
     GetRecord(run="r", home="ps-0", start=0, stop=10),
     RecordPart(total=7),
     GetStatistics(run="r"),

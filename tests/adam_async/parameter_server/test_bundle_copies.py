@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_async.messages import pack
-from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy, Superseded
+from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import members_watch, server_links
 from tests.adam_async.runs import until
@@ -51,7 +51,6 @@ def messages(store, generation, home="ps-0"):
         (Begin(**common, version=0, start=0), []),
         (change(copy, home="nowhere"), [TENSOR]),
         (change(copy, store="nothing"), [TENSOR]),
-        (Superseded(store=store, home=home, generation=1 << 40), []),
     ]
 
 

@@ -265,7 +265,6 @@ def _given(facts: Facts) -> dict[type[m.Body], dict[str, Any]]:
         m.PinShards: {"store": facts.store, "home": facts.others_node, "name": "best", "pin": 7},
         **dict.fromkeys((m.Begin, m.Begun, m.Committed), store),
         **dict.fromkeys((m.Copy, m.Held, m.PieceCopy), copied),
-        m.Superseded: {"store": facts.store},
     }
 
 

@@ -17,7 +17,6 @@ from adam_async.parameter_server.replication.local_copy import (
     Bundle,
     CopyPiece,
     ProposeRecord,
-    ReadRecord,
     Removed,
     Send,
     StartAnew,
@@ -315,7 +314,7 @@ class FuzzedBundle(BundleCheckers):
                 server.proposals += 1
                 self.propose(server, effect, server.proposals)
             case BecamePrimary():
-                self.become_primary(server, effect.generation)
+                self.become_primary(server, server.core.record.generation)
             case Stopped():
                 server.front = None
             case Removed() | StartAnew():
@@ -329,9 +328,6 @@ class FuzzedBundle(BundleCheckers):
                 self.on(server, self.delay(self.options.piece_s), self.copy_piece, effect)
             case TakePiece():
                 self.take_piece(server, effect)
-            case ReadRecord():
-                self.marks["superseded"] += 1
-                self.at(self.delay(self.options.map_delay_s), self.watch, server, server.incarnation)
 
     def report(self, server):
         server.reporting = False

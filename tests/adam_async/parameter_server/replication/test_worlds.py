@@ -22,7 +22,6 @@ MARKS = (
     "kill",
     "laggard",
     "outcome unknown",
-    "superseded",
     "takeover",
     "two losses",
 )
