@@ -267,10 +267,6 @@ class Scheduler:
         """Whether no tag is live and no call runs."""
         return not self._live and not self._still_running
 
-    def is_live(self, tag: Tag) -> bool:
-        """Return whether `tag` is live."""
-        return tag in self._live
-
     def is_settled(self, tag: Tag) -> bool:
         """Return whether `tag` has finished or was abandoned; tags of old epochs count as settled."""
         return tag in self._settled

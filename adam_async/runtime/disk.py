@@ -57,16 +57,6 @@ MOST_PARTS = 512
 """Maximum number of parts of one ``writev``; Linux takes 1,024."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskStatistics:
-    """Counts of a disk since its opening."""
-
-    reads: int
-    read_bytes: int
-    writes: int
-    written_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class FileFacts:
     """Facts of a file that a program learns without reading it."""
@@ -100,7 +90,6 @@ class Disk:
         self._closed = False
         # One write at a time, because two writes of one path would share their temporary file.
         self._writing = asyncio.Lock()
-        self._reads = self._read_bytes = self._writes = self._written_bytes = 0
 
     async def __aenter__(self) -> "Disk":
         return self
@@ -126,25 +115,8 @@ class Disk:
         finally:
             self._executor.end()
 
-    def statistics(self) -> DiskStatistics:
-        """Return the counts so far."""
-        return DiskStatistics(
-            reads=self._reads,
-            read_bytes=self._read_bytes,
-            writes=self._writes,
-            written_bytes=self._written_bytes,
-        )
-
-    def _count_read(self, read_bytes: int) -> None:
-        self._reads += 1
-        self._read_bytes += read_bytes
-
-    def _count_write(self, written_bytes: int) -> None:
-        self._writes += 1
-        self._written_bytes += written_bytes
-
     def __repr__(self) -> str:
-        return f"<Disk {self._name} {self._reads} reads {self._writes} writes>"
+        return f"<Disk {self._name}>"
 
     async def run(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run a blocking function on the disk's thread, after earlier calls; for decoding files."""
@@ -159,9 +131,7 @@ class Disk:
         Raises:
             OSError: The file is larger than `most`, or is no ordinary file.
         """
-        data = await self.run(read_ordinary, path, most)
-        self._count_read(len(data))
-        return data
+        return await self.run(read_ordinary, path, most)
 
     async def read_secret(self, path: Path) -> bytes:
         """Return the secret in a file, or in a pipe such as that of ``<(command)``.
@@ -172,9 +142,7 @@ class Disk:
                 root; the text names the remedy.
             OSError: The file is larger than `SECRET_BYTES`, or the system cannot read it.
         """
-        data = await self.run(read_secret_file, path)
-        self._count_read(len(data))
-        return data
+        return await self.run(read_secret_file, path)
 
     async def keep_private(self, path: Path) -> str:
         """Revoke the access of all users except the owner of a file.
@@ -200,15 +168,12 @@ class Disk:
         async with self._open(path, "rb") as file:
             await file.seek(start)
             data: bytes = await file.read(stop - start)
-        self._count_read(len(data))
-        return data
+            return data
 
     async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yield a file piece by piece, opened once. Close the generator (`contextlib.aclosing`)."""
-        self._reads += 1
         async with self._open(path, "rb") as file:
             while data := await file.read(piece_bytes):
-                self._read_bytes += len(data)
                 yield data
 
     @contextlib.asynccontextmanager
@@ -298,7 +263,6 @@ class Disk:
             OSError: The file has another size: another program writes it too.
         """
         await self.run(_write_from, path, offset, data, self._opener)
-        self._count_write(memoryview(data).nbytes)
 
     async def append_made(self, path: Path, offset: int, make: Callable[[], Sequence[Part]]) -> int:
         """Append the parts that `make` returns, as `write_from` does.
@@ -312,9 +276,7 @@ class Disk:
         Raises:
             OSError: The file has another size, or the system cannot write it. Some of the bytes may be there.
         """
-        written = await self.run(_append_made, path, offset, make, self._opener)
-        self._count_write(written)
-        return written
+        return await self.run(_append_made, path, offset, make, self._opener)
 
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         """Append `data` to a file of `offset` bytes; durable on return. For logs.
@@ -327,7 +289,6 @@ class Disk:
             OSError: The file has another size or is missing, or the system cannot write it.
         """
         await self.run(_append_durably, path, offset, data, self._opener)
-        self._count_write(memoryview(data).nbytes)
 
     async def truncate_durably(self, path: Path, size: int) -> None:
         """Cut a file down to `size` bytes; durable on return.
@@ -359,7 +320,7 @@ class Disk:
         async with self._writing:
             await self.run(_make_folder, path.parent, self._folder_mode)
             try:
-                written = await self._write(aside, parts)
+                await self._write(aside, parts)
                 await self.run(_rename_durably, aside, path)
             except BaseException as error:
                 # Queued, not awaited: a cancelled task must not wait again, and the thread keeps order.
@@ -367,7 +328,6 @@ class Disk:
                 if isinstance(error, OSError) and str(error.filename) == str(aside):
                     error.filename = str(path)  # the caller does not know the temporary file
                 raise
-        self._count_write(written)
 
     async def write_private(self, path: Path, data: bytes) -> None:
         """Write a new file that only its owner can read (mode 0600).
@@ -378,16 +338,14 @@ class Disk:
         """
         await self.run(_write_private, path, data)
 
-    async def _write(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> int:
-        """Write a file and make its bytes durable. Returns the file's size in bytes."""
-        written = 0
+    async def _write(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> None:
+        """Write a file and make its bytes durable."""
         async with self._open(path, "wb") as file:
             async with contextlib.aclosing(each_part(parts)) as arriving:
                 async for part in arriving:
-                    written += await file.write(part)
+                    await file.write(part)
             await file.flush()
             await self.run(_force_data, file.fileno())
-        return written
 
 
 async def each_part(parts: Iterable[Part] | AsyncIterable[Part]) -> AsyncGenerator[Part, None]:

@@ -190,16 +190,13 @@ class SimulatedDisk(Disk):
     async def _read(self, path: Path, start: int, stop: int) -> bytes:
         data = await self._ask(lambda: bytes(self._disk_model.file(path).data[start:stop]))
         await self._ask(_nothing, moved_bytes=len(data))
-        self._count_read(len(data))
         return data
 
     async def read_pieces(self, path: Path, piece_bytes: int) -> AsyncGenerator[bytes, None]:
-        self._reads += 1
         inode = await self._ask(lambda: self._disk_model.file(path))
         start = 0
         while data := await self._ask(partial(_piece, inode, start, piece_bytes), moved_bytes=piece_bytes):
             start += len(data)
-            self._read_bytes += len(data)
             yield data
 
     @asynccontextmanager
@@ -276,7 +273,6 @@ class SimulatedDisk(Disk):
             self._disk_model.append(inode, content)
 
         await self._ask(write, moved_bytes=len(content))
-        self._count_write(len(content))
 
     async def append_made(self, path: Path, offset: int, make: Callable[[], Sequence[Part]]) -> int:
         content = b"".join([bytes(part) for part in make()])
@@ -293,7 +289,6 @@ class SimulatedDisk(Disk):
             return [inode] if offset else [inode, self._disk_model.folder(path.parent)[0]]
 
         await self._force(write, moved_bytes=len(content))
-        self._count_write(len(content))
 
     async def read_secret(self, path: Path) -> bytes:
         """Return the bytes of a file. A simulated machine has one user: files have no modes."""
@@ -307,7 +302,7 @@ class SimulatedDisk(Disk):
         """
         if path.name in await self.names(path.parent):
             raise FileExistsError(f"{path} exists")
-        self._count_write(await self._write(path, [data]))
+        await self._write(path, [data])
 
     async def keep_private(self, path: Path) -> str:
         return ""  # a simulated machine has one user
@@ -333,15 +328,14 @@ class SimulatedDisk(Disk):
         aside = path.with_name(f"{path.name}.{self._asides}.aside")
         await self.make_folder(path.parent)
         try:
-            written = await self._write(aside, parts)
+            await self._write(aside, parts)
             await self.rename(aside, path)
         except BaseException:
             # Queue the removal without awaiting it: a cancelled task must not wait again.
             self._ask(lambda: self._remove_if_there(aside)).add_done_callback(_retrieve)
             raise
-        self._count_write(written)
 
-    async def _write(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> int:
+    async def _write(self, path: Path, parts: Iterable[Part] | AsyncIterable[Part]) -> None:
         """Write a file and sync it."""
         content = b"".join([bytes(part) async for part in each_part(parts)])
 
@@ -351,7 +345,6 @@ class SimulatedDisk(Disk):
             return [inode]
 
         await self._force(write, moved_bytes=len(content))
-        return len(content)
 
     def _remove_if_there(self, path: Path) -> None:
         try:

@@ -1,5 +1,6 @@
 """Small checkpoints with known numbers, for tests."""
 
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +24,7 @@ from adam_async.run.counts import EpochCounts
 from adam_async.run.run_record import RunRecord
 from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
+from adam_async.runtime.disk import Disk
 
 DATA = {
     "name": "tiny",
@@ -141,3 +143,25 @@ async def written(disk, path, *groups):
     for number in groups:
         await folder.write(checkpoint_of(number))
     return folder
+
+
+class CountingDisk(Disk):
+    """A disk that counts the bytes that were read."""
+
+    read = 0
+
+    async def read_bytes(self, *arguments):
+        found = await super().read_bytes(*arguments)
+        self.read += len(found)
+        return found
+
+    async def read_part(self, *arguments):
+        found = await super().read_part(*arguments)
+        self.read += len(found)
+        return found
+
+    async def read_pieces(self, *arguments):
+        async with aclosing(super().read_pieces(*arguments)) as pieces:
+            async for piece in pieces:
+                self.read += len(piece)
+                yield piece

@@ -9,23 +9,23 @@ from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.verification import checkpoints_in, summary_of
 from adam_async.persistence import written_once
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import FILES, checkpoint_of, written
+from tests.adam_async.checkpoint.checkpoints import FILES, CountingDisk, checkpoint_of, written
 
 NAMES = ["checkpoint-0002-000004", "checkpoint-0002-000003"]
 
 
 async def test_a_summary_has_the_facts_of_the_manifest_and_of_the_files(tmp_path):
-    async with Disk() as disk:
+    async with CountingDisk() as disk:
         folder = CheckpointFolder(tmp_path, disk)
         await folder.take_up(None)
         await folder.write(checkpoint_of(3))
         size = await folder.write(checkpoint_of(4))
         os.utime(tmp_path / NAMES[0] / FILES[-1], (0, 86_400))
         (tmp_path / NAMES[1] / FILES[0]).unlink()
-        before = disk.statistics().read_bytes
+        before = disk.read
         assert await checkpoints_in(tmp_path, disk) == (tmp_path, NAMES, [])
         new, old = [await summary_of(tmp_path / name, disk, latest=name == NAMES[0]) for name in NAMES]
-        assert disk.statistics().read_bytes - before < size
+        assert disk.read - before < size
     assert (new.name, new.epoch, new.groups, new.run, new.mode, new.model) == (
         NAMES[0],
         2,

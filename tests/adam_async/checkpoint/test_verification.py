@@ -8,7 +8,7 @@ from adam_async.checkpoint import checkpoint
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.persistence.frames import MAGIC
 from adam_async.runtime.disk import Disk
-from tests.adam_async.checkpoint.checkpoints import CONFIG, FILES, checkpoint_of, name_of
+from tests.adam_async.checkpoint.checkpoints import CONFIG, FILES, CountingDisk, checkpoint_of, name_of
 from tests.adam_async.checkpoint.checkpoints import written as folder_of
 
 NAME = name_of(3)
@@ -22,14 +22,14 @@ async def written(disk, path, checkpoint):
 
 
 async def test_a_whole_checkpoint_is_whole_by_all_its_bytes(tmp_path):
-    async with Disk() as disk:
+    async with CountingDisk() as disk:
         folder = await written(disk, tmp_path, checkpoint_of())
-        before = disk.statistics().read_bytes
+        before = disk.read
         found = await verify_checkpoint(folder, disk)
         assert (found.whole, found.files, found.problems) == (True, 2, ())
         sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
         assert found.bytes == sum(sizes.values())
-        assert disk.statistics().read_bytes - before == sum(sizes.values())
+        assert disk.read - before == sum(sizes.values())
 
 
 @pytest.mark.parametrize("stride", [pytest.param(1, marks=[pytest.mark.thorough, pytest.mark.slow]), 37])
