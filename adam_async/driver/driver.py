@@ -42,8 +42,7 @@ from adam_async.driver.preparation import (
 from adam_async.driver.readiness import Readiness, raise_failure
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.requests import Operations, OperatorRequests
-from adam_async.driver.role_counts import ProgressPoll, RoleCounts
-from adam_async.driver.role_queries import RoleQueries
+from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.saved_run import SavedRunReader, check_disks
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
 from adam_async.driver.submission import submit, take_over, update_program, with_evaluations
@@ -63,7 +62,7 @@ from adam_async.model.named import PHOTO
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
-from adam_async.run.counts import Counts, EpochCounts, newest_and_best
+from adam_async.run.counts import Counts, newest_and_best
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import choose_model
@@ -111,7 +110,6 @@ class Driver:
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._endpoint = Endpoint(settings.network, self._identity, self._traffic)
-        self._queries = RoleQueries(self._endpoint, waits=self._waits)
         self._membership = Membership(
             network=settings.network,
             controller=settings.controller,
@@ -128,16 +126,13 @@ class Driver:
             self._membership, run=lambda: self._run if self._training else "", stop=self.stop
         )
         self._counts = RoleCounts(
+            self._endpoint,
+            waits=self._waits,
             membership=self._membership,
-            queries=self._queries,
             run=lambda: self._run,
             note=self.note,
-            grace_s=self._waits.grace_s,
         )
         self.progress = Progress(consistency=config.consistency)
-        self._poll = ProgressPoll(
-            counts=self._counts, membership=self._membership, progress=self.progress, note=self.note
-        )
         saved = SavedShards(self._endpoint, waits=self._waits)
         self._saved_runs = SavedRunReader(
             membership=self._membership, saved=saved, progress=self.progress, note=self.note
@@ -158,7 +153,7 @@ class Driver:
 
     def _new_readiness(self) -> Readiness:
         return Readiness(
-            config=self.config, membership=self._membership, queries=self._queries, progress=self.progress
+            config=self.config, membership=self._membership, queries=self._counts, progress=self.progress
         )
 
     async def __aenter__(self) -> Self:
@@ -198,7 +193,6 @@ class Driver:
                 traffic=self._traffic,
                 stopping=self._stopping,
                 warn=self.warn,
-                read_progress=self._read_progress,
                 end_run=self._end_run,
                 own_statistics=self._own_statistics,
             )
@@ -574,7 +568,7 @@ class Driver:
                 program=program,
                 model=prepared.model,
                 data=prepared.data,
-                queries=self._queries,
+                queries=self._counts,
                 pool=self._pool,
             )
         record, self._plan = program.record(self._run, self._membership.member), program.plan
@@ -698,11 +692,7 @@ class Driver:
 
     async def look(self) -> None:
         """Update `progress` with the roles' counts; takes at most a second."""
-        await self._read_progress()
-
-    async def _read_progress(self, ended: EpochCounts | None = None) -> None:
-        """Poll the roles; `ended` is the result of the epoch after its end."""
-        await self._poll.read(self._run, ended)
+        await self._counts.update(self.progress)
 
     async def report_death(self, node: str) -> None:
         """Report the end of a node's process to the controller. See `Membership.report_death`."""

@@ -1,13 +1,11 @@
-"""Counts of the roles of a run, at the request of its driver.
-
-Polls of the roles of a run: their counts for the live table, and the roles that do not answer.
+"""Counts of the roles of a run, for its driver and the live table, and the roles that do not answer.
 
 To the driver a stopped process and an unplugged cable look the same: the link stays up without messages, and
 breaks much later.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from adam_async.controller.client import Membership
@@ -15,9 +13,11 @@ from adam_async.driver.readiness import POLL_S, check_failed
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages import PROFILED
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.config import Waits
 from adam_async.run.counts import Counts, DataCounts, EpochCounts
 from adam_async.run.progress import Progress
 from adam_async.run.run_copies import copies_of
+from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Part
 from transport import RemoteProtocolError, TransportError
 
@@ -25,28 +25,28 @@ BEGIN_S = 0.02
 """Pause between two questions to a dealer that is about to begin an epoch, in seconds."""
 
 
-class RoleCounts:
+class RoleCounts(RoleQueries):
     """Asks the roles in the cluster map for their counts.
 
     Args:
-        grace_s: Time for the dealer to answer, in seconds. After a failure the newest dealer gets the
-            request; a second failure in a row at one address is an error.
+        run: Returns the id of the run.
+        note: Adds an event of the run.
     """
 
     def __init__(
         self,
+        endpoint: Endpoint,
         *,
+        waits: Waits,
         membership: Membership,
-        queries: RoleQueries,
         run: Callable[[], str],
         note: Callable[[str], None],
-        grace_s: float,
     ) -> None:
+        super().__init__(endpoint, waits=waits)
         self._membership = membership
-        self._queries = queries
         self._run = run
         self._note = note
-        self._grace_s = grace_s
+        self._silence = Silence()
 
     @property
     def _map(self) -> ClusterMap:
@@ -65,6 +65,9 @@ class RoleCounts:
     async def dealer(self) -> DataCounts:
         """Return the counts of the dealer; wait for the next one if it is lost, or has not begun the epoch.
 
+        The dealer has `grace_s` to answer. After a failure the newest dealer gets the request; a second
+        failure in a row at one address is an error.
+
         Raises:
             TransportError, TimeoutError: The dealer does not answer, or sends the counts of another role.
             RunFailed, RoleDied: The run has failed.
@@ -77,8 +80,9 @@ class RoleCounts:
                 await asyncio.sleep(POLL_S)
                 continue
             try:
-                async with asyncio.timeout(self._grace_s):
-                    found = await self._ask(asked)
+                async with asyncio.timeout(self._waits.grace_s):
+                    run = self._map.run
+                    found = await self.statistics(asked, run.id if run is not None else "")
             except (TransportError, TimeoutError):
                 # A lost dealer stays in the map until the controllers notice its loss.
                 if asked == before and self.data_address() == asked:
@@ -95,22 +99,39 @@ class RoleCounts:
         controllers = [("", address) for address in self._membership.controllers]
         # The other controllers replace a lost leader, so a short wait for each of them is enough.
         dial_s = POLL_S if len(controllers) > 1 else None
-        found = await self._queries.answers(controllers, run, on_silence=self._note, dial_s=dial_s)
+        found = await self.answers(controllers, run, on_silence=self._note, dial_s=dial_s)
         others = self.addresses("ps", "data", "worker").items()
-        return found | await self._queries.answers(others, run, on_silence=self._note)
+        return found | await self.answers(others, run, on_silence=self._note)
 
     async def profiles(self) -> list[Part]:
         """Return the timelines of roles in other processes; note roles that do not answer."""
-        addresses = self.addresses(*PROFILED).values()
-        return await self._queries.all_profiles(addresses, on_silence=self._note)
+        found: list[Part] = []
+        for address in self.addresses(*PROFILED).values():
+            try:
+                found += await self.profile(address)
+            except (TransportError, ValueError) as error:
+                self._note(f"the role at {address} did not send its profile: {error}")
+        return found
 
-    async def answers(self, addresses: Mapping[str, str], run: str, *, within_s: float) -> dict[str, Counts]:
-        """Ask several roles at once. See `RoleQueries.answers`."""
-        return await self._queries.answers(addresses.items(), run, within_s=within_s)
+    async def update(self, progress: Progress, ended: EpochCounts | None = None) -> None:
+        """Update the progress of the run with the counts of its roles, asked at once, within `POLL_S`.
 
-    async def _ask(self, address: str) -> Counts:
-        run = self._map.run
-        return await self._queries.statistics(address, run.id if run is not None else "")
+        Args:
+            ended: Result of the epoch after its end.
+        """
+        loop = asyncio.get_running_loop()
+        addresses = self.addresses("data", "ps", "worker")
+        asked_at = loop.time()
+        answers = await self.answers(addresses.items(), self._run(), within_s=POLL_S)
+        now = loop.time()
+        for event in self._silence.observe(addresses, answers, asked_at=asked_at, now=now):
+            self._note(event)
+        progress.silent = self._silence.shown(now)
+        # A silent role keeps its last counts, so sums do not fall while it is silent.
+        known = progress.roles | answers
+        progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
+        progress.replicas = len(self._map.live_replicas())
+        progress.copies = copies_of(self._map)
 
     def addresses(self, *roles: str) -> dict[str, str]:
         """Return the addresses of the live nodes of these roles, by node id."""
@@ -163,32 +184,3 @@ class Silence:
         """Return each node whose silence is an event, with the length of its silence."""
         silent = ((node, each) for node, each in sorted(self._silent.items()) if each.polls >= POLLS)
         return tuple(f"{node} for {now - each.since:.0f} s" for node, each in silent)
-
-
-class ProgressPoll:
-    """Updates the progress of a run with the counts of its roles."""
-
-    def __init__(
-        self, *, counts: RoleCounts, membership: Membership, progress: Progress, note: Callable[[str], None]
-    ) -> None:
-        self._counts = counts
-        self._membership = membership
-        self._progress = progress
-        self._note = note
-        self._silence = Silence()
-
-    async def read(self, run: str, ended: EpochCounts | None = None) -> None:
-        """Ask all data servers, parameter servers and workers at once, for at most `POLL_S`."""
-        loop, progress = asyncio.get_running_loop(), self._progress
-        addresses = self._counts.addresses("data", "ps", "worker")
-        asked_at = loop.time()
-        answers = await self._counts.answers(addresses, run, within_s=POLL_S)
-        now = loop.time()
-        for event in self._silence.observe(addresses, answers, asked_at=asked_at, now=now):
-            self._note(event)
-        progress.silent = self._silence.shown(now)
-        # A silent role keeps its last counts, so sums do not fall while it is silent.
-        known = progress.roles | answers
-        progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
-        progress.replicas = len(self._membership.map.live_replicas())
-        progress.copies = copies_of(self._membership.map)

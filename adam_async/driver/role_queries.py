@@ -114,18 +114,6 @@ class RoleQueries:
             ]
         return {each.node: each for task in asking if (each := task.result()) is not None}
 
-    async def all_profiles(
-        self, addresses: Iterable[str], *, on_silence: Callable[[str], None]
-    ) -> list[Part]:
-        """Return the profiles of roles; call `on_silence` for each role that did not answer."""
-        found: list[Part] = []
-        for address in addresses:
-            try:
-                found += await self.profile(address)
-            except (TransportError, ValueError) as error:
-                on_silence(f"the role at {address} did not send its profile: {error}")
-        return found
-
     def _uncounted(self, address: str) -> AbstractAsyncContextManager[Link]:
         """Return a link for the duration of one block; its bytes do not count in the driver's traffic."""
         endpoint = self._endpoint

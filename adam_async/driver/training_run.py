@@ -54,7 +54,6 @@ class DriverParts:
         record: Returns the newest record of the run.
         stopping: Set to end the run after the groups in flight.
         warn: Adds an event that costs the run something.
-        read_progress: Polls the roles; the argument is the result of the epoch after its end.
     """
 
     settings: DriverSettings
@@ -68,7 +67,6 @@ class DriverParts:
     traffic: Traffic
     stopping: asyncio.Event
     warn: Callable[[str], None]
-    read_progress: Callable[[EpochCounts | None], Awaitable[None]]
     end_run: Callable[[], Awaitable[None]]
     own_statistics: Callable[[], Counts]
 
@@ -164,7 +162,7 @@ class TrainingRun:
             if cluster is None:
                 return await self._stop_within(client, epoch, on_epoch)
             # With the result of the map: the data servers may already be at the next epoch.
-            await self._parts.read_progress(self._parts.record().result(epoch))
+            await self._parts.counts.update(self._progress, self._parts.record().result(epoch))
             with self._phase(f"evaluate {epoch}"):
                 result, weights = await self._end_epoch(cluster, client, epoch)
             if self._parts.record().result(epoch).loss_images:  # otherwise the loss is unknown
@@ -291,7 +289,7 @@ class TrainingRun:
                     max(poll_at - loop.time(), 0.0),
                 )
             except DeadlineExceeded:
-                await self._parts.read_progress(None)
+                await self._parts.counts.update(self._progress)
                 self.losses.check(epoch, self._progress.loss)
                 poll_at = loop.time() + POLL_S
 

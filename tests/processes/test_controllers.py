@@ -121,7 +121,7 @@ async def group_views(cluster: ProcessCluster) -> dict[str, ControllerCounts]:
     answers = {}
     for address in cluster.driver.controllers:
         try:
-            statistics = await cluster.driver._queries.statistics(address, "", dial_s=1.0)
+            statistics = await cluster.driver._counts.statistics(address, "", dial_s=1.0)
         except TransportError:
             continue
         assert isinstance(statistics, ControllerCounts)

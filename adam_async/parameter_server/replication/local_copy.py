@@ -98,17 +98,7 @@ class TakePiece:
     content: Any
 
 
-Effect = (
-    Send
-    | Apply
-    | ProposeRecord
-    | BecamePrimary
-    | Stopped
-    | Removed
-    | StartAnew
-    | CopyPiece
-    | TakePiece
-)
+Effect = Send | Apply | ProposeRecord | BecamePrimary | Stopped | Removed | StartAnew | CopyPiece | TakePiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

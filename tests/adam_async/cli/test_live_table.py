@@ -438,7 +438,7 @@ async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
         async with LiveTable(progress, stream=stream) as table:
             result = await cluster.train(table.on_epoch)
         assert (progress.epoch, progress.images, progress.replicas) == (2, 160, 1)
-        await cluster.driver._read_progress()
+        await cluster.driver.look()
         assert (progress.images, progress.loss) == (160, pytest.approx(result.epochs[-1].train_loss))
         report = build_report(
             result, config=config, command=[], machine=describe_machine(loop="asyncio"), baseline=None

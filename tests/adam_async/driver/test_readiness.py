@@ -28,7 +28,7 @@ def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
     readiness = Readiness(
         config=Config(threads=1, waits=WAITS, **options),
         membership=cluster.driver._membership,
-        queries=cluster.driver._queries,
+        queries=cluster.driver._counts,
         progress=progress,
     )
     return readiness, progress

@@ -105,7 +105,7 @@ async def test_workers_with_several_threads_are_named_before_a_recorded_run_is_s
         readiness = Readiness(
             config=Config(threads=1, weights="copy", record=True),
             membership=cluster.driver._membership,
-            queries=cluster.driver._queries,
+            queries=cluster.driver._counts,
             progress=cluster.driver.progress,
         )
         with pytest.raises(ConfigError, match="worker-0 have more: start them with --threads 1"):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 
 from adam_async.driver.role_counts import RoleCounts, Silence
-from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages import Statistics, pack, text_tensor
 from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord
 from adam_async.runtime.channel import Endpoint
@@ -63,11 +62,11 @@ async def dealers(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
             await stack.enter_async_context(network.listen(f"local://{name}", identity, on_link))
         driver = Identity(role="driver", node="driver", incarnation=1)
         counts = RoleCounts(
+            Endpoint(network, driver),
+            waits=PATIENT,
             membership=member,
-            queries=RoleQueries(Endpoint(network, driver), waits=PATIENT),
             run=lambda: "run-1",
             note=lambda _: None,
-            grace_s=PATIENT.grace_s,
         )
         yield counts, asked
 
