@@ -194,7 +194,7 @@ async def gaps(controllers: Controllers, arguments: Namespace, folder: Path) -> 
     found = []
     for _ in range(arguments.kills):
         await setter.set()
-        victim = setter.client.leader.address
+        victim = setter.client.address
         begun = loop.time()
         controllers.kill(victim)
         await setter.set()
@@ -216,7 +216,7 @@ async def saturate(controllers: Controllers, arguments: Namespace, folder: Path)
     setter = Setter(controllers.client("client"), "nodes/client")
     await setter.set()
     await asyncio.sleep(SETTLE_S)
-    before, leader = await controllers.terms(), setter.client.leader.address
+    before, leader = await controllers.terms(), setter.client.address
     changes = 0
     async with AsyncExitStack() as stack:
         for _ in range(arguments.spinners):
@@ -225,7 +225,7 @@ async def saturate(controllers: Controllers, arguments: Namespace, folder: Path)
         until = time.monotonic() + arguments.saturate
         while time.monotonic() < until:
             await asyncio.sleep(0.05)
-            now = setter.client.leader.address
+            now = setter.client.address
             changes += bool(now) and now != leader
             leader = now or leader
     after = await controllers.terms()

@@ -133,17 +133,17 @@ class Membership:
     @property
     def leader(self) -> str:
         """Address of the known leader; empty during the search for it."""
-        return self._client.leader.address
+        return self._client.address
 
     @property
     def leading(self) -> str:
         """Node id of the known leader; empty during the search for it."""
-        return self._client.leader.node
+        return self._client.node
 
     @property
     def controllers(self) -> tuple[str, ...]:
         """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
-        return self._client.leader.addresses
+        return self._client.addresses
 
     async def run(self) -> None:
         """Stay a member until cancelled.

@@ -478,4 +478,4 @@ class LeaderConnection:
 
     def __repr__(self) -> str:
         state = f"to {self._at}" if self.link is not None else "away"
-        return f"<LeaderConnection {self._identity.node} {state}>"
+        return f"<{type(self).__name__} {self._identity.node} {state}>"

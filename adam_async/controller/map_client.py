@@ -14,8 +14,9 @@ ends meanwhile, the map may still show that the request had no effect; otherwise
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from adam_async.controller.leader_connection import BUSY, LOST, LeaderConnection, unpack_answer
@@ -35,11 +36,9 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.config import Waits
 from adam_async.run.map_changes import Change
 from adam_async.runtime.clock import Within
-from adam_async.runtime.traffic import Traffic
-from transport import Identity, Link, Message, Network, RemoteError, RemoteProtocolError
+from transport import Link, Message, RemoteError, RemoteProtocolError
 
 WATCH_S = 1.0
 """Maximum wait of a watch without changes if there are several controllers, and time of any other request
@@ -74,41 +73,22 @@ class Outcome:
     """Updates of the map after the version named in the request."""
 
 
-class MapClient:
+class MapClient(LeaderConnection):
     """Sends requests to the leader. Arguments are those of `LeaderConnection`.
 
     Each request may raise the errors of `LeaderConnection.find`. Close the client at the end: it holds a
     link.
     """
 
-    def __init__(
-        self,
-        *,
-        network: Network,
-        controllers: str,
-        identity: Identity,
-        waits: Waits,
-        traffic: Traffic,
-        report: Callable[[], Message] | None = None,
-    ) -> None:
-        self.leader = LeaderConnection(
-            network=network,
-            controllers=controllers,
-            identity=identity,
-            waits=waits,
-            traffic=traffic,
-            report=report,
-        )
-        self._waits = waits
-        self._session = 0
-        self._session_of: str | None = None
-        """Group of the session; in another group the same number may be another client's session."""
-        self._number = 0
-        self._asking = asyncio.Lock()
+    _session = 0
+    _session_of: str | None = None
+    """Group of the session; in another group the same number may be another client's session."""
+    _number = 0
 
-    def close(self) -> None:
-        """Give up the link. Present and later requests raise `LinkClosed`."""
-        self.leader.close()
+    @cached_property
+    def _asking(self) -> asyncio.Lock:
+        """Lock of a change, because changes run one at a time."""
+        return asyncio.Lock()
 
     # --- questions ---------------------------------------------------------------------------
 
@@ -149,18 +129,17 @@ class MapClient:
             return await self._compare_and_set(key, expected, value, after, group)
 
     async def _compare_and_set(self, key: str, expected: int, value: Any, after: int, group: str) -> Outcome:
-        leader = self.leader
         number = 0
         sent_in: str | None = None  # the group whose log may have the request, or may get it later
         while True:
-            link = await leader.find(after, group)
-            if sent_in not in (None, leader.group):
+            link = await self.find(after, group)
+            if sent_in not in (None, self.group):
                 return Outcome(done=None, updates=(await self._whole(),))
-            if group not in ("", leader.group):
+            if group not in ("", self.group):
                 return Outcome(done=False, updates=(await self._whole(),))
             before = sent_in
             try:
-                if self._session_of != leader.group:
+                if self._session_of != self.group:
                     await self._open(link)
                     number = 0
                     continue  # the session may have been opened over another link
@@ -170,18 +149,18 @@ class MapClient:
                 question = CompareAndSet(
                     key=key, expected=expected, session=self._session, number=number, after=after, group=group
                 )
-                sent_in = leader.group
-                answer = await leader.call(link, pack(question, [text_tensor(value)]), WATCH_S)
+                sent_in = self.group
+                answer = await self.call(link, pack(question, [text_tensor(value)]), WATCH_S)
                 body = unpack_answer(answer)
                 # An answer on a former leader's link may be older than the updates seen since.
-                updates = tuple(_read(answer, after, group)) if link is leader.link else ()
+                updates = tuple(_read(answer, after, group)) if link is self.link else ()
                 return Outcome(done=body.done, at=body.at, updates=updates)
             except RemoteError as error:
                 # This attempt put nothing into the log; an earlier attempt may have.
                 if error.code in (NOT_LEADER, BUSY, SESSION_OVER):
                     sent_in = before
                 if error.code != SESSION_OVER:
-                    await leader.refused(link, error)
+                    await self.refused(link, error)
                     continue
                 self._session_of = None
                 if sent_in is not None:
@@ -193,27 +172,27 @@ class MapClient:
                         return Outcome(done=None, at=at, updates=(newest,))
                     sent_in = None
             except LOST as error:
-                leader.lose(link, error)
+                self.lose(link, error)
 
     async def _open(self, link: Link) -> None:
-        answer = await self.leader.call(link, pack(OpenSession()), WATCH_S)
+        answer = await self.call(link, pack(OpenSession()), WATCH_S)
         # On a former leader's link, `group` may already be that of another group.
-        if link is self.leader.link:
+        if link is self.link:
             self._session = unpack(answer, SessionOpened).session
-            self._session_of, self._number = self.leader.group, 0
+            self._session_of, self._number = self.group, 0
 
     async def _whole(self) -> MapUpdate:
         while True:
-            link = await self.leader.find(-1, "")
+            link = await self.find(-1, "")
             try:
-                answer = await self.leader.call(link, pack(GetMap()), WATCH_S)
+                answer = await self.call(link, pack(GetMap()), WATCH_S)
                 state = unpack(answer, MapState)
                 whole: ClusterMap = read_text_tensor(answer, ClusterMap, MOST_MAP_TEXT_BYTES)
                 return MapUpdate(group=state.group, version=state.version, whole=whole)
             except RemoteError as error:
-                await self.leader.refused(link, error)
+                await self.refused(link, error)
             except LOST as error:
-                self.leader.lose(link, error)
+                self.lose(link, error)
 
     def _deadline(self, what: str, timeout_s: float | None) -> Within:
         return Within(self._waits.call_s if timeout_s is None else timeout_s, what)
@@ -231,32 +210,28 @@ class MapClient:
         Args:
             after: The last known version; -1: begin with the whole map.
         """
-        leader = self.leader
         while True:
-            link = await leader.find(after, group)
-            first, leader.first_answer = leader.first_answer, None
+            link = await self.find(after, group)
+            first, self.first_answer = self.first_answer, None
             try:
                 if first is not None and first[:2] == (after, group):
                     answer = first[2]
                 else:
-                    wait_s = WATCH_S if leader.several else LONG_WATCH_S
+                    wait_s = WATCH_S if self.several else LONG_WATCH_S
                     watch = WatchMap(after=after, group=group, wait_s=wait_s)
-                    answer = await leader.call(link, pack(watch), wait_s)
+                    answer = await self.call(link, pack(watch), wait_s)
                 found = _read(answer, after, group)
             except RemoteError as error:
-                await leader.refused(link, error)
+                await self.refused(link, error)
                 continue
             except LOST as error:
-                leader.lose(link, error)
+                self.lose(link, error)
                 continue
-            if link is not leader.link:
+            if link is not self.link:
                 continue  # there is a newer leader, and its answers may be newer than this one
             for update in found:
                 yield update
                 after, group = update.version, update.group
-
-    def __repr__(self) -> str:
-        return f"<MapClient over {self.leader!r}>"
 
 
 def _read(answer: Message, after: int, group: str) -> list[MapUpdate]:

@@ -134,7 +134,7 @@ class Users:
                 await asyncio.sleep(dice.uniform(0.0, pause_s))
                 key = dice.choice(KEYS)
                 await self._ask(clients[key], name, key, dice, known)
-                self.leader = clients[key].leader.address or self.leader
+                self.leader = clients[key].address or self.leader
 
     async def reconnect(self, number: int) -> None:
         """Do the same over new links: a client that connects while the leader is stopped finds the next."""

@@ -479,9 +479,7 @@ async def test_a_node_tries_to_join_until_the_link_of_its_earlier_incarnation_ha
     async with table_of(NETWORKS[network]()) as table:
         old = await table.joined("worker-0", incarnation=1)
         new = table.member("worker-0", incarnation=2)
-        await until(
-            lambda: any(row.type == "CompareAndSet" for row in new._client.leader._endpoint.traffic.rows())
-        )
+        await until(lambda: any(row.type == "CompareAndSet" for row in new._client._endpoint.traffic.rows()))
         await new.wait_for(lambda m: m.version > 0, "the map", 20.0)
         assert not new.joined
         await table.leave(old)
