@@ -33,9 +33,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from adam_async.runtime import fault_points
 from tests.simulation.disk import DiskConditions, SimulatedDisk
 from tests.simulation.disk_model import DiskModel
+from tests.simulation.fault_points import unkind as unkind_points
 from tests.simulation.host import Host
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import SimulatedNetwork
@@ -242,7 +242,7 @@ def simulate(
     )
     try:
         switched: AbstractContextManager[Counter[str]] = (
-            fault_points.unkind(loop.dice("buggify")) if unkind else nullcontext(Counter())
+            unkind_points(loop.dice("buggify")) if unkind else nullcontext(Counter())
         )
         with switched as marks:
             result = loop.run(scenario(World(loop, conditions)))

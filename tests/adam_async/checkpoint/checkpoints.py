@@ -119,9 +119,7 @@ def checkpoint_of(groups=3, *, rows=100, epoch=2, weights=None, config=None, **f
     sets = {epoch: (0, groups)} if groups else {}
     losses = {epoch: LossSum(4 * groups, 1 << 70)} if groups else {}
     clock = 17 + groups
-    states = tuple(
-        ShardState(int(spec.id), clock, {0: clock}, sets, losses) for spec in tensors.table.shards
-    )
+    states = tuple(ShardState(int(spec.id), clock, {0: clock}, sets, losses) for spec in tensors.table.shards)
     return Example(
         manifest=saved_manifest(record, (epoch, groups)).at_clock_of(states),
         catalogue=catalogue,

@@ -243,7 +243,7 @@ def test_sets_that_no_shard_can_have_are_refused(sets, bounds, message):
         ({1: (2, bytes(39) + b"\xff")}, "2 images have none of this sum"),
         ({1: (2, bytes(41))}, "tables: Expected `bytes` of length <= 40"),
         ({1: (-1, b"")}, "tables: Expected `int` >= 0"),
-        ({epoch: (1, b"") for epoch in range(1, 5)}, "tables: Expected `object` of length <= 3"),
+        (dict.fromkeys(range(1, 5), (1, b"")), "tables: Expected `object` of length <= 3"),
     ],
 )
 def test_losses_that_no_shard_can_have_are_refused(losses, message):

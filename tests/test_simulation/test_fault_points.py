@@ -1,6 +1,7 @@
 """Unkind places: off in production, some of them on in a run, the same ones for the same seed."""
 
 from adam_async.runtime import fault_points
+from tests.simulation.fault_points import unkind
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import simulate
 
@@ -8,7 +9,7 @@ PLACES = [f"place {number}" for number in range(100)]
 
 
 def fired(seed, times=40):
-    with fault_points.unkind(RandomStream(seed)) as marks:
+    with unkind(RandomStream(seed)) as marks:
         for _ in range(times):
             for place in PLACES:
                 fault_points.fires(place)
@@ -17,7 +18,7 @@ def fired(seed, times=40):
 
 def test_nothing_is_on_outside_of_a_simulation():
     assert not fault_points.ON
-    with fault_points.unkind(RandomStream("1")):
+    with unkind(RandomStream("1")):
         assert fault_points.ON
     assert not fault_points.ON
 
