@@ -215,7 +215,8 @@ def _read_sets(lengths: Sequence[Mapping[int, int]], bounds: NDArray[np.int64]) 
     """Return the sets of groups. Errors as in `read_state_tables`."""
     if sum([length for each in lengths for length in each.values()]) != len(bounds):
         raise RemoteProtocolError("tensors", f"bounds: the tables name other lengths than {len(bounds)}")
-    found, start = [], 0
+    found: list[GroupSets] = []
+    start = 0
     for each in lengths:
         sets = {}
         for epoch, length in each.items():

@@ -233,11 +233,6 @@ class Rounds:
         """Whether a round is in progress: its states are neither dirty nor on disk."""
         return self._current is not None
 
-    @property
-    def current_s(self) -> float:
-        """Time since the beginning of the round in progress, in seconds; 0 between rounds."""
-        return 0.0 if self._current is None else self._clock() - self._current.begin
-
     # --- the timing of rounds ----------------------------------------------------------------
 
     async def run(self) -> None:

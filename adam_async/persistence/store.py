@@ -63,10 +63,6 @@ class EntryLog:
         self._waiting: deque[_Waiting] = deque()
         self._wake = asyncio.Event()
         self._error: Exception | None = None
-        self.entries = 0
-        """Number of durable entries."""
-        self.entry_bytes = 0
-        """Size of the durable entries, in bytes."""
 
     async def append_durably(self, key: EntryKey, parts: Sequence[Part]) -> None:
         """Append an entry; see `SegmentStore.append_durably`."""
@@ -115,8 +111,6 @@ class EntryLog:
         for each, payload, location in zip(group, payloads, locations, strict=True):
             assert self._waiting.popleft() is each
             self._folder.put(payload, location)
-            self.entries += 1
-            self.entry_bytes += location.nbytes
             if not each.done.done():  # its caller may be cancelled
                 each.done.set_result(None)
 
@@ -316,17 +310,13 @@ class SegmentStore:
         is_clean = not rounds.dirty and not rounds.in_round
         return SegmentStatistics(
             **asdict(counts),
-            entries=self._log.entries,
-            entry_bytes=self._log.entry_bytes,
             written_bytes=folder.states.written_bytes,
             syncs=folder.states.syncs + folder.entries.syncs,
             disk_bytes=sum(folder.usage.sizes.values()),
             live_bytes=folder.usage.live_bytes,
-            segments=len(folder.usage.sizes),
             dirty=len(rounds.dirty),
             dirty_age_s=rounds.dirty_age_s,
             in_round=rounds.in_round,
-            current_round_s=rounds.current_s,
             period_s=rounds.period_s,
             on_disk_as_of=self._wall_clock() if is_clean else folder.as_of,
             is_full=folder.is_full,

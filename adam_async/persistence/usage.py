@@ -162,10 +162,6 @@ class RoundCounts:
 class SegmentStatistics(RoundCounts):
     """Counts since the opening of a store, and its state now."""
 
-    entries: int = 0
-    """Number of log entries appended."""
-    entry_bytes: int = 0
-    """Size of the appended log entries, in bytes."""
     written_bytes: int = 0
     """Number of all bytes written to files of states, with heads and records."""
     syncs: int = 0
@@ -174,16 +170,12 @@ class SegmentStatistics(RoundCounts):
     """Size of all files now, in bytes."""
     live_bytes: int = 0
     """Size of the newest states in the files, in bytes."""
-    segments: int = 0
-    """Number of files."""
     dirty: int = 0
     """Number of shards with updates that no round has taken."""
     dirty_age_s: float = 0.0
     """Age of the oldest update that no round has taken, in seconds; 0 if there is none."""
     in_round: bool = False
     """Whether a round is in progress: its states are neither dirty nor on disk."""
-    current_round_s: float = 0.0
-    """Time since the beginning of the round in progress, in seconds; 0 between rounds."""
     period_s: float = 0.0
     """Present time between the beginnings of two rounds, in seconds: more than `flush_s` if the disk is too
     slow."""

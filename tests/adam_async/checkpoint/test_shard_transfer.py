@@ -9,7 +9,8 @@ import pytest
 from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.checkpoint.shard_transfer import ClockPassed, ShardCopies
 from adam_async.errors import DeadlineExceeded, ShardUnavailable
-from adam_async.messages.shard_states import MOST_CLOCKS
+from adam_async.messages.group_sets import MOST_SETS_BOUNDS
+from adam_async.messages.shard_states import STATE_BYTES
 from adam_async.parameter_server import answers, piece_states
 from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.parameter_server.piece_states import catalogue_of
@@ -173,19 +174,17 @@ async def test_a_clock_of_a_replica_that_none_can_have_reached_is_not_taken_into
             await read(servers)
 
 
-@pytest.mark.parametrize(("table", "name"), [(0, "versions"), (1, "clocks")])
-async def test_longer_tables_than_the_shards_have_are_refused_before_they_are_decoded(
-    monkeypatch, table, name
-):
+@pytest.mark.parametrize("table", [0, 1], ids=["tables", "bounds"])
+async def test_longer_tables_than_the_shards_have_are_refused_before_they_are_decoded(monkeypatch, table):
     def padded(shards, rule, read=answers.read_states):
         body, tensors = read(shards, rule)
-        rows = MOST_CLOCKS * len(shards) + 1
-        tensors[table] = np.resize(tensors[table], (rows, *tensors[table].shape[1:]))
+        length = (STATE_BYTES * (len(shards) + 1), MOST_SETS_BOUNDS + 1)[table]
+        tensors[table] = np.zeros(length, tensors[table].dtype)
         return body, tensors
 
     monkeypatch.setattr(answers, "read_states", padded)
     async with servers_of(NETWORKS["local"](), waits=PATIENT) as servers:
-        with pytest.raises(RemoteProtocolError, match=rf"{name} has \d+ rows, \d+ are the most"):
+        with pytest.raises(RemoteProtocolError, match=r"have \d+ elements, \d+ are the most"):
             await read(servers)
 
 
