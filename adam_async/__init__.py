@@ -21,97 +21,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adam_async import sync
-    from adam_async.checkpoint.checkpoint import Checkpoint
-    from adam_async.checkpoint.files import load_checkpoint
-    from adam_async.checkpoint.manifest import CheckpointError
-    from adam_async.checkpoint.trained_model import Model, Predictions
-    from adam_async.cluster.local import LocalCluster
-    from adam_async.cluster.processes import ProcessCluster
-    from adam_async.data_server.dataset import Dataset, make_dataset
-    from adam_async.data_server.sources.datasets import load as load_dataset
-    from adam_async.data_server.sources.objects import from_object
-    from adam_async.data_server.sources.ray_data import from_ray
-    from adam_async.data_server.sources.synthetic import synthetic
-    from adam_async.errors import (
-        AdamError,
-        ConfigError,
-        DataError,
-        DeadlineExceeded,
-        Diverged,
-        RoleDied,
-        RunFailed,
-        ShardUnavailable,
-        StepFailed,
-        StoreError,
-    )
-    from adam_async.launch.ray import RayCluster
-    from adam_async.launch.ray_resources import RaySettings
-    from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd
-    from adam_async.model.spec import ModelSpec
-    from adam_async.run.arrays import ArraySpec, Factors
-    from adam_async.run.config import Config, Waits
-    from adam_async.run.option_sources import make_config
-    from adam_async.run.result import EpochResult, RunResult
-    from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
-    from adam_async.runtime.disk import Disk
-    from adam_async.runtime.timeline import Timeline
-    from adam_async.store.store import ParameterStore
-    from adam_async.store.values import PushOutcome, ReadVersions, Values
+    from adam_async import sync as sync
+    from adam_async.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from adam_async.checkpoint.files import load_checkpoint as load_checkpoint
+    from adam_async.checkpoint.manifest import CheckpointError as CheckpointError
+    from adam_async.checkpoint.trained_model import Model as Model
+    from adam_async.checkpoint.trained_model import Predictions as Predictions
+    from adam_async.cluster.local import LocalCluster as LocalCluster
+    from adam_async.cluster.processes import ProcessCluster as ProcessCluster
+    from adam_async.data_server.dataset import Dataset as Dataset
+    from adam_async.data_server.dataset import make_dataset as make_dataset
+    from adam_async.data_server.sources.datasets import load_dataset as load_dataset
+    from adam_async.data_server.sources.objects import from_object as from_object
+    from adam_async.data_server.sources.ray_data import from_ray as from_ray
+    from adam_async.data_server.sources.synthetic import synthetic as synthetic
+    from adam_async.errors import AdamError as AdamError
+    from adam_async.errors import ConfigError as ConfigError
+    from adam_async.errors import DataError as DataError
+    from adam_async.errors import DeadlineExceeded as DeadlineExceeded
+    from adam_async.errors import Diverged as Diverged
+    from adam_async.errors import RoleDied as RoleDied
+    from adam_async.errors import RunFailed as RunFailed
+    from adam_async.errors import ShardUnavailable as ShardUnavailable
+    from adam_async.errors import StepFailed as StepFailed
+    from adam_async.errors import StoreError as StoreError
+    from adam_async.launch.ray import RayCluster as RayCluster
+    from adam_async.launch.ray_resources import RaySettings as RaySettings
+    from adam_async.model.rules import Adagrad as Adagrad
+    from adam_async.model.rules import Adam as Adam
+    from adam_async.model.rules import AdamW as AdamW
+    from adam_async.model.rules import Sgd as Sgd
+    from adam_async.model.spec import ModelSpec as ModelSpec
+    from adam_async.run.arrays import ArraySpec as ArraySpec
+    from adam_async.run.arrays import Factors as Factors
+    from adam_async.run.config import Config as Config
+    from adam_async.run.config import Waits as Waits
+    from adam_async.run.option_sources import make_config as make_config
+    from adam_async.run.result import EpochResult as EpochResult
+    from adam_async.run.result import RunResult as RunResult
+    from adam_async.run.train_step import Batch as Batch
+    from adam_async.run.train_step import Gradients as Gradients
+    from adam_async.run.train_step import Metrics as Metrics
+    from adam_async.run.train_step import StepOutcome as StepOutcome
+    from adam_async.run.train_step import TrainStep as TrainStep
+    from adam_async.runtime.disk import Disk as Disk
+    from adam_async.runtime.timeline import Timeline as Timeline
+    from adam_async.store.store import ParameterStore as ParameterStore
+    from adam_async.store.values import PushOutcome as PushOutcome
+    from adam_async.store.values import ReadVersions as ReadVersions
+    from adam_async.store.values import Values as Values
 
     __version__: str
-
-__all__ = [
-    "Adagrad",
-    "Adam",
-    "AdamError",
-    "AdamW",
-    "ArraySpec",
-    "Batch",
-    "Checkpoint",
-    "CheckpointError",
-    "Config",
-    "ConfigError",
-    "DataError",
-    "Dataset",
-    "DeadlineExceeded",
-    "Disk",
-    "Diverged",
-    "EpochResult",
-    "Factors",
-    "Gradients",
-    "LocalCluster",
-    "Metrics",
-    "Model",
-    "ModelSpec",
-    "ParameterStore",
-    "Predictions",
-    "ProcessCluster",
-    "PushOutcome",
-    "RayCluster",
-    "RaySettings",
-    "ReadVersions",
-    "RoleDied",
-    "RunFailed",
-    "RunResult",
-    "Sgd",
-    "ShardUnavailable",
-    "StepFailed",
-    "StepOutcome",
-    "StoreError",
-    "Timeline",
-    "TrainStep",
-    "Values",
-    "Waits",
-    "from_object",
-    "from_ray",
-    "load_checkpoint",
-    "load_dataset",
-    "make_config",
-    "make_dataset",
-    "sync",
-    "synthetic",
-]
 
 _HOMES = {
     "store.store": ("ParameterStore",),
@@ -152,7 +112,7 @@ _HOMES = {
     "checkpoint.trained_model": ("Model", "Predictions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_NAME_AT_HOME = {"load_dataset": "load"}
+__all__ = ["sync", *_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
@@ -166,7 +126,7 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'adam_async' has no attribute {name!r}")
-    value = getattr(import_module(f"adam_async.{home}"), _NAME_AT_HOME.get(name, name))
+    value = getattr(import_module(f"adam_async.{home}"), name)
     globals()[name] = value
     return value
 

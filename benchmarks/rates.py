@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.runtime.disk import Disk
 from benchmarks.harness import Option, Row, run, trained
 
@@ -43,7 +43,7 @@ MODES = {
 async def split(name: str, data_dir: Path | None, file: Path) -> None:
     """Write a data set without its test images, with the training images of `HELD_BACK` in their place."""
     async with Disk() as disk:
-        whole = await load(name, disk, data_dir=data_dir)
+        whole = await load_dataset(name, disk, data_dir=data_dir)
     images, labels, held = np.asarray(whole.train_images[:]), whole.train_labels[:], HELD_BACK[name]
     rest, rest_labels = np.delete(images, held, axis=0), np.delete(labels, held, axis=0)
     np.savez(file, x_train=rest, y_train=rest_labels, x_test=images[held], y_test=labels[held])

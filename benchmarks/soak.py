@@ -36,7 +36,7 @@ from adam_async import Config, LocalCluster
 from adam_async.cluster.launcher import RestartPolicy
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.controller.role import RoleSettings
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.result import EpochResult
 from adam_async.runtime.child_process import ChildProcess
@@ -154,7 +154,7 @@ async def in_one_process(epochs: int, replacements: int) -> Sampler:
     sampler = Sampler(epochs)
     config = Config(data="digits", epochs=epochs, weights="copy", threads=1, images_per_group=IMAGES)
     async with Disk() as disk:
-        cluster = LocalCluster(config, dataset=await load("digits", disk))
+        cluster = LocalCluster(config, dataset=await load_dataset("digits", disk))
     pid = os.getpid()
     async with cluster, asyncio.TaskGroup() as group:
         replacing = group.create_task(replace(cluster, sampler, epochs, replacements), name="replace")

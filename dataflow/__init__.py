@@ -19,80 +19,42 @@ further events.
     errors.py              errors of graphs, engines and pools
 """
 
-from dataflow.engine import Engine, EngineSettings, EngineStatistics, OnOutput, Trace
-from dataflow.errors import (
-    DataflowError,
-    DuplicateToken,
-    EngineClosed,
-    GraphError,
-    NodeFailed,
-    NoRoom,
-    PoolClosed,
-    TagError,
-    TagInFlight,
-    TagSettled,
-    TokenError,
-    TooManyEarlyTokens,
-    UnknownPort,
-    WaitTimedOut,
-    WrongOutputs,
-)
-from dataflow.gate import Gate
-from dataflow.graph import Graph, Node
-from dataflow.jobs import Job, JobPool
-from dataflow.pool import ComputePool, MakePool, PoolStatistics
-from dataflow.scheduler import Scheduler
-from dataflow.tags import Tag
-from dataflow.tokens import (
-    Abandoned,
-    BatchCall,
-    ContextFreed,
-    Effect,
-    Finished,
-    Firing,
-    Output,
-    Token,
-    TraceRecord,
-)
-
-__all__ = [
-    "Abandoned",
-    "BatchCall",
-    "ComputePool",
-    "ContextFreed",
-    "DataflowError",
-    "DuplicateToken",
-    "Effect",
-    "Engine",
-    "EngineClosed",
-    "EngineSettings",
-    "EngineStatistics",
-    "Finished",
-    "Firing",
-    "Gate",
-    "Graph",
-    "GraphError",
-    "Job",
-    "JobPool",
-    "MakePool",
-    "NoRoom",
-    "Node",
-    "NodeFailed",
-    "OnOutput",
-    "Output",
-    "PoolClosed",
-    "PoolStatistics",
-    "Scheduler",
-    "Tag",
-    "TagError",
-    "TagInFlight",
-    "TagSettled",
-    "Token",
-    "TokenError",
-    "TooManyEarlyTokens",
-    "Trace",
-    "TraceRecord",
-    "UnknownPort",
-    "WaitTimedOut",
-    "WrongOutputs",
-]
+from dataflow.engine import Engine as Engine
+from dataflow.engine import EngineSettings as EngineSettings
+from dataflow.engine import EngineStatistics as EngineStatistics
+from dataflow.engine import OnOutput as OnOutput
+from dataflow.engine import Trace as Trace
+from dataflow.errors import DataflowError as DataflowError
+from dataflow.errors import DuplicateToken as DuplicateToken
+from dataflow.errors import EngineClosed as EngineClosed
+from dataflow.errors import GraphError as GraphError
+from dataflow.errors import NodeFailed as NodeFailed
+from dataflow.errors import NoRoom as NoRoom
+from dataflow.errors import PoolClosed as PoolClosed
+from dataflow.errors import TagError as TagError
+from dataflow.errors import TagInFlight as TagInFlight
+from dataflow.errors import TagSettled as TagSettled
+from dataflow.errors import TokenError as TokenError
+from dataflow.errors import TooManyEarlyTokens as TooManyEarlyTokens
+from dataflow.errors import UnknownPort as UnknownPort
+from dataflow.errors import WaitTimedOut as WaitTimedOut
+from dataflow.errors import WrongOutputs as WrongOutputs
+from dataflow.gate import Gate as Gate
+from dataflow.graph import Graph as Graph
+from dataflow.graph import Node as Node
+from dataflow.jobs import Job as Job
+from dataflow.jobs import JobPool as JobPool
+from dataflow.pool import ComputePool as ComputePool
+from dataflow.pool import MakePool as MakePool
+from dataflow.pool import PoolStatistics as PoolStatistics
+from dataflow.scheduler import Scheduler as Scheduler
+from dataflow.tags import Tag as Tag
+from dataflow.tokens import Abandoned as Abandoned
+from dataflow.tokens import BatchCall as BatchCall
+from dataflow.tokens import ContextFreed as ContextFreed
+from dataflow.tokens import Effect as Effect
+from dataflow.tokens import Finished as Finished
+from dataflow.tokens import Firing as Firing
+from dataflow.tokens import Output as Output
+from dataflow.tokens import Token as Token
+from dataflow.tokens import TraceRecord as TraceRecord

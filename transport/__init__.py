@@ -33,62 +33,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transport.budget import Budget
-    from transport.buffers import BufferPool, PoolStatistics
-    from transport.config import LinkConfig
-    from transport.errors import (
-        BindRefused,
-        CallTimeout,
-        DialFailed,
-        HandshakeRejected,
-        LinkBroken,
-        LinkClosed,
-        LocalProtocolError,
-        ProtocolError,
-        RemoteError,
-        RemoteProtocolError,
-        TransportError,
-        WouldBlock,
-    )
-    from transport.keys import RoleKeys, Secret
-    from transport.link import Link, LinkStatistics, Observer, Request, TypeTraffic
-    from transport.messages import ANY_ROLE, Identity, Message, RoleTable
-    from transport.network import Listener, LocalNetwork, Network, RetrySchedule, TcpNetwork
-
-__all__ = [
-    "ANY_ROLE",
-    "BindRefused",
-    "Budget",
-    "BufferPool",
-    "CallTimeout",
-    "DialFailed",
-    "HandshakeRejected",
-    "Identity",
-    "Link",
-    "LinkBroken",
-    "LinkClosed",
-    "LinkConfig",
-    "LinkStatistics",
-    "Listener",
-    "LocalNetwork",
-    "LocalProtocolError",
-    "Message",
-    "Network",
-    "Observer",
-    "PoolStatistics",
-    "ProtocolError",
-    "RemoteError",
-    "RemoteProtocolError",
-    "Request",
-    "RetrySchedule",
-    "RoleKeys",
-    "RoleTable",
-    "Secret",
-    "TcpNetwork",
-    "TransportError",
-    "TypeTraffic",
-    "WouldBlock",
-]
+    from transport.budget import Budget as Budget
+    from transport.buffers import BufferPool as BufferPool
+    from transport.buffers import PoolStatistics as PoolStatistics
+    from transport.config import LinkConfig as LinkConfig
+    from transport.errors import BindRefused as BindRefused
+    from transport.errors import CallTimeout as CallTimeout
+    from transport.errors import DialFailed as DialFailed
+    from transport.errors import HandshakeRejected as HandshakeRejected
+    from transport.errors import LinkBroken as LinkBroken
+    from transport.errors import LinkClosed as LinkClosed
+    from transport.errors import LocalProtocolError as LocalProtocolError
+    from transport.errors import ProtocolError as ProtocolError
+    from transport.errors import RemoteError as RemoteError
+    from transport.errors import RemoteProtocolError as RemoteProtocolError
+    from transport.errors import TransportError as TransportError
+    from transport.errors import WouldBlock as WouldBlock
+    from transport.keys import RoleKeys as RoleKeys
+    from transport.keys import Secret as Secret
+    from transport.link import Link as Link
+    from transport.link import LinkStatistics as LinkStatistics
+    from transport.link import Observer as Observer
+    from transport.link import Request as Request
+    from transport.link import TypeTraffic as TypeTraffic
+    from transport.messages import ANY_ROLE as ANY_ROLE
+    from transport.messages import Identity as Identity
+    from transport.messages import Message as Message
+    from transport.messages import RoleTable as RoleTable
+    from transport.network import Listener as Listener
+    from transport.network import LocalNetwork as LocalNetwork
+    from transport.network import Network as Network
+    from transport.network import RetrySchedule as RetrySchedule
+    from transport.network import TcpNetwork as TcpNetwork
 
 _HOMES = {
     "budget": ("Budget",),
@@ -137,6 +113,7 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = [*_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal, print_json
 from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.kinds import Kind, address_error, find_files, is_import_path
 from adam_async.data_server.sources.objects import from_object
@@ -50,7 +50,7 @@ async def load_data(
     size: Size | None = None,
     available: Callable[[], int] = available_bytes,
 ) -> Dataset:
-    """Load a data set as `data_server.sources.datasets.load` does, with downloads in the user's cache.
+    """Load a data set as `load_dataset` does, with downloads in the user's cache.
 
     Stderr shows the progress of downloads.
 
@@ -68,7 +68,7 @@ async def load_data(
     if "://" in source:
         raise address_error(source)
     with Downloads(Terminal().err) as downloads:
-        dataset = await load(
+        dataset = await load_dataset(
             source,
             disk,
             downloader=Downloader(on_bytes=downloads.on_bytes),

@@ -23,7 +23,7 @@ from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.service import DataServer
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings
 from adam_async.errors import ConfigError, RoleDied, RoleFailed, first_cause
@@ -170,7 +170,7 @@ class LocalCluster(Cluster):
         available = self._available_bytes()
         cache = cache_limits(self.config.cache, self.config.spill, available_bytes=available)
         async with Disk() as disk:
-            dataset = await load(
+            dataset = await load_dataset(
                 self.config.data,
                 disk,
                 damaged=self.config.damaged,

@@ -31,63 +31,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adam_async.errors import GradientMismatchError, ModelError, SpecError
-    from adam_async.model.context import Context, StepBuffers, StepOutcome, is_finite
-    from adam_async.model.in_place import InPlaceStep, new_rule_state, train_step
-    from adam_async.model.kernels import KERNELS
-    from adam_async.model.layer import Array, Factors, Layer, Loss, ParameterSpec, Slots, Weights
-    from adam_async.model.layers import BUILTIN_LAYERS
-    from adam_async.model.named import NAMED_MODELS, mlp, named_model
-    from adam_async.model.network import Network
-    from adam_async.model.rules import (
-        RULES,
-        Adagrad,
-        Adam,
-        AdamW,
-        Rule,
-        RuleState,
-        Sgd,
-        new_scratch,
-        plain_step,
-    )
-    from adam_async.model.spec import LayerSpec, ModelSpec
-
-__all__ = [
-    "BUILTIN_LAYERS",
-    "KERNELS",
-    "NAMED_MODELS",
-    "RULES",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Array",
-    "Context",
-    "Factors",
-    "GradientMismatchError",
-    "InPlaceStep",
-    "Layer",
-    "LayerSpec",
-    "Loss",
-    "ModelError",
-    "ModelSpec",
-    "Network",
-    "ParameterSpec",
-    "Rule",
-    "RuleState",
-    "Sgd",
-    "Slots",
-    "SpecError",
-    "StepBuffers",
-    "StepOutcome",
-    "Weights",
-    "is_finite",
-    "mlp",
-    "named_model",
-    "new_rule_state",
-    "new_scratch",
-    "plain_step",
-    "train_step",
-]
+    from adam_async.errors import GradientMismatchError as GradientMismatchError
+    from adam_async.errors import ModelError as ModelError
+    from adam_async.errors import SpecError as SpecError
+    from adam_async.model.context import Context as Context
+    from adam_async.model.context import StepBuffers as StepBuffers
+    from adam_async.model.context import StepOutcome as StepOutcome
+    from adam_async.model.context import is_finite as is_finite
+    from adam_async.model.in_place import InPlaceStep as InPlaceStep
+    from adam_async.model.in_place import new_rule_state as new_rule_state
+    from adam_async.model.in_place import train_step as train_step
+    from adam_async.model.kernels import KERNELS as KERNELS
+    from adam_async.model.layer import Array as Array
+    from adam_async.model.layer import Factors as Factors
+    from adam_async.model.layer import Layer as Layer
+    from adam_async.model.layer import Loss as Loss
+    from adam_async.model.layer import ParameterSpec as ParameterSpec
+    from adam_async.model.layer import Slots as Slots
+    from adam_async.model.layer import Weights as Weights
+    from adam_async.model.layers import BUILTIN_LAYERS as BUILTIN_LAYERS
+    from adam_async.model.named import NAMED_MODELS as NAMED_MODELS
+    from adam_async.model.named import mlp as mlp
+    from adam_async.model.named import named_model as named_model
+    from adam_async.model.network import Network as Network
+    from adam_async.model.rules import RULES as RULES
+    from adam_async.model.rules import Adagrad as Adagrad
+    from adam_async.model.rules import Adam as Adam
+    from adam_async.model.rules import AdamW as AdamW
+    from adam_async.model.rules import Rule as Rule
+    from adam_async.model.rules import RuleState as RuleState
+    from adam_async.model.rules import Sgd as Sgd
+    from adam_async.model.rules import new_scratch as new_scratch
+    from adam_async.model.rules import plain_step as plain_step
+    from adam_async.model.spec import LayerSpec as LayerSpec
+    from adam_async.model.spec import ModelSpec as ModelSpec
 
 _HOMES = {
     "errors": (
@@ -135,6 +112,7 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = [*_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:

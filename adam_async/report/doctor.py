@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import DataError, install_command
 from adam_async.messages import GetMap, MapState, pack, role_table, text_tensor
 from adam_async.model import ModelSpec, Sgd, named_model
@@ -320,7 +320,7 @@ def _answer(request: Request) -> None:
 async def check_data(disk: Disk, data_dir: Path | None, cache_dir: Path | None) -> Finding:
     """Load the data of ``--data auto`` without a network."""
     try:
-        dataset = await load("auto", disk, data_dir=data_dir, cache_dir=cache_dir)
+        dataset = await load_dataset("auto", disk, data_dir=data_dir, cache_dir=cache_dir)
     except DataError as error:
         return Finding("broken", "data", str(error))
     sizes = f"{len(dataset.train_labels):,} training and {len(dataset.test_labels):,} test images"

@@ -49,21 +49,12 @@ except ImportError as error:
         f"adam_async.torch needs PyTorch, of the extra `torch`: {install_command('torch')}"
     ) from error
 
-from adam_async.torch.buffers import arrays_with_buffers
-from adam_async.torch.convert import from_module, to_module
-from adam_async.torch.datasets import from_torch
-from adam_async.torch.optimizer import RemoteOptimizer
-from adam_async.torch.parameters import ModuleParameters, parameter_arrays
-from adam_async.torch.step import TorchBatch, TorchStep
-
-__all__ = [
-    "ModuleParameters",
-    "RemoteOptimizer",
-    "TorchBatch",
-    "TorchStep",
-    "arrays_with_buffers",
-    "from_module",
-    "from_torch",
-    "parameter_arrays",
-    "to_module",
-]
+from adam_async.torch.buffers import arrays_with_buffers as arrays_with_buffers
+from adam_async.torch.convert import from_module as from_module
+from adam_async.torch.convert import to_module as to_module
+from adam_async.torch.datasets import from_torch as from_torch
+from adam_async.torch.optimizer import RemoteOptimizer as RemoteOptimizer
+from adam_async.torch.parameters import ModuleParameters as ModuleParameters
+from adam_async.torch.parameters import parameter_arrays as parameter_arrays
+from adam_async.torch.step import TorchBatch as TorchBatch
+from adam_async.torch.step import TorchStep as TorchStep

@@ -25,7 +25,7 @@ Data sets with known names, in the user's cache after their download.
     fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
     cifar-10        60,000 colour images, 32x32, in 10 classes
 
-Each data set has its own folder in the cache. `datasets.load` loads MNIST itself, from more sources.
+Each data set has its own folder in the cache. `load_dataset` loads MNIST itself, from more sources.
 """
 
 import logging
@@ -201,7 +201,7 @@ NO_MNIST = (
 )
 
 
-async def load(
+async def load_dataset(
     source: str,
     disk: Disk,
     *,

@@ -24,25 +24,6 @@ from adam_async.model.layers.pool import AveragePool, MaxPool
 from adam_async.model.layers.response_norm import LocalResponseNorm
 from adam_async.model.layers.sliding import Conv2d, LocallyConnected
 
-__all__ = [
-    "BUILTIN_LAYERS",
-    "Add",
-    "AveragePool",
-    "Concatenate",
-    "Conv2d",
-    "Dense",
-    "Dropout",
-    "Flatten",
-    "LocalResponseNorm",
-    "LocallyConnected",
-    "MaxPool",
-    "MeanSquaredError",
-    "Relu",
-    "Sigmoid",
-    "SoftmaxCrossEntropy",
-    "Tanh",
-]
-
 BUILTIN_LAYERS: Mapping[str, type[Layer]] = MappingProxyType(
     {
         "conv2d": Conv2d,

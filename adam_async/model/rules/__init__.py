@@ -35,22 +35,6 @@ CONSTANTS = tuple(
 )
 """Names of the constants of all rules."""
 
-__all__ = [
-    "BLOCK",
-    "CONSTANTS",
-    "RULES",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "AnyRule",
-    "Rule",
-    "RuleState",
-    "Sgd",
-    "new_scratch",
-    "plain_step",
-    "rule_of",
-]
-
 
 def rule_of(options: Any) -> AnyRule:
     """Return the rule of a run.

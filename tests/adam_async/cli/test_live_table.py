@@ -23,7 +23,7 @@ from adam_async.cli.live_table import (
 from adam_async.cli.terminal import Terminal as Words
 from adam_async.cli.terminal import log_to_stderr
 from adam_async.cluster.local import LocalCluster
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.model import Network, named_model
 from adam_async.model.partition.plan import Layout
 from adam_async.model.partition.planner import layers_plan, vertical_plan
@@ -428,7 +428,7 @@ def test_causes_of_slowness_are_in_the_summary() -> None:
 async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
     config = Config(epochs=2, threads=1)
     async with Disk() as disk:
-        digits = await load("digits", disk)
+        digits = await load_dataset("digits", disk)
     few = dataclasses.replace(
         digits, train_images=digits.train_images[:160], train_labels=digits.train_labels[:160]
     )

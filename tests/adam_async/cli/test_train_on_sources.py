@@ -13,7 +13,7 @@ import pytest
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.small import FORMATS, example
 
@@ -30,7 +30,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def digits() -> list[np.ndarray]:
         async with Disk() as disk:
-            found = await load("digits", disk)
+            found = await load_dataset("digits", disk)
         return [found.train_images[:, 0], found.train_labels, found.test_images[:, 0], found.test_labels]
 
     images, labels, test_images, test_labels = asyncio.run(digits())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import AdamError, ConfigError, DataError, Diverged, RoleDied, RunFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
@@ -45,7 +45,7 @@ def config_of(**options):
 
 async def digits_dataset():
     async with Disk() as disk:
-        return await load("digits", disk)
+        return await load_dataset("digits", disk)
 
 
 async def test_each_server_publishes_the_numerics_of_its_process():

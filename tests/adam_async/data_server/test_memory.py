@@ -20,7 +20,7 @@ from pathlib import Path
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.config import Config
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.data_server.order import epoch_order
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.model.keyed_random import Dice
@@ -30,7 +30,7 @@ from adam_async.runtime.disk import Disk
 
 async def main(folder):
     async with Disk() as disk:
-        dataset = await load(folder, disk, cache=CacheLimits({BUDGET}))
+        dataset = await load_dataset(folder, disk, cache=CacheLimits({BUDGET}))
     async with asyncio.TaskGroup() as group:
         supply = GroupProducer(dataset, name="images", on_failure=print)
         work = group.create_task(supply.run())

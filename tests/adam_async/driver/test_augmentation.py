@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adam_async.cluster.local import LocalCluster
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.driver.preparation import steps_for
 from adam_async.errors import ConfigError, TransformFailed
 from adam_async.run.config import Config
@@ -35,7 +35,7 @@ def test_a_function_is_a_kind_only_where_it_is_handed_in() -> None:
 
 async def trained(function: Any, **options: Any) -> None:
     async with Disk() as disk:
-        digits = await load("digits", disk)
+        digits = await load_dataset("digits", disk)
     config = Config(epochs=1, augment=True, threads=1, images_per_group=64)
     async with LocalCluster(config, dataset=digits, **options, functions={"invert": function}) as cluster:
         await cluster.train()

@@ -16,7 +16,7 @@ import pytest
 
 from adam_async.cluster.local import LocalCluster
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.messages import role_table
 from adam_async.model import Network, named_model
 from adam_async.model.keyed_random import Dice
@@ -44,7 +44,7 @@ TEN_KEYS = (
 
 async def few_digits(count: int = 320) -> Dataset:
     async with Disk() as disk:
-        digits = await load("digits", disk)
+        digits = await load_dataset("digits", disk)
     return dataclasses.replace(
         digits, train_images=digits.train_images[:count], train_labels=digits.train_labels[:count]
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import ConfigError
 from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import choose_size, read_image_size
@@ -52,8 +52,8 @@ async def test_large_photographs_become_small_images_with_a_sentence(
     write(tmp_path, **{f"{name}__{i:02}": photo for name in ("sky", "sea") for i in range(10)})
 
     async with Disk() as disk:
-        dataset = await load(str(tmp_path), disk, cache=cache)
-        other = await load(str(tmp_path), disk, cache=cache, size=(30, 20))
+        dataset = await load_dataset(str(tmp_path), disk, cache=cache)
+        other = await load_dataset(str(tmp_path), disk, cache=cache, size=(30, 20))
 
     assert dataset.image_shape == (3, 48, 64)
     assert "images of 300x400 were scaled and cut to 48x64" in dataset.source

@@ -12,7 +12,7 @@ from PIL import Image
 
 from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.runtime.disk import Disk
 
 FORMATS = ("folders", "shards", "csv", "csv-paths", "npy", "npz", "parquet", "idx")
@@ -38,7 +38,7 @@ def write_small(folder: Path) -> Path:
 
 async def read(path: Path, damaged: Policy = "error") -> Dataset:
     async with Disk() as disk:
-        return await load(str(path), disk, damaged=damaged)
+        return await load_dataset(str(path), disk, damaged=damaged)
 
 
 def encode(pixels: Any, kind: str = "PNG", mode: str | None = None, **options: Any) -> bytes:

@@ -21,7 +21,7 @@ import pytest
 
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.sources import datasets
-from adam_async.data_server.sources.datasets import NO_MNIST, load
+from adam_async.data_server.sources.datasets import NO_MNIST, load_dataset
 from adam_async.data_server.sources.downloads import Downloader, RemoteSet
 from adam_async.data_server.sources.kinds import STEMS
 from adam_async.data_server.sources.published_sets import MNIST
@@ -87,7 +87,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_the_digits_are_inside_the_package() -> None:
     async with Disk() as disk:
-        digits = await load("digits", disk)
+        digits = await load_dataset("digits", disk)
 
     assert repr(digits) == "<Dataset digits 1437 train 360 test (1, 8, 8) 10 classes>"
     assert digits.train_images.dtype == np.uint8
@@ -99,7 +99,7 @@ async def test_the_digits_are_inside_the_package() -> None:
 @pytest.mark.thorough
 async def test_digits_can_be_told_apart_by_their_nearest_neighbour() -> None:
     async with Disk() as disk:
-        digits = await load("digits", disk)
+        digits = await load_dataset("digits", disk)
     train, test = (
         images.reshape(len(images), -1).astype(np.float64)
         for images in (digits.train_images, digits.test_images)
@@ -112,7 +112,7 @@ async def test_digits_can_be_told_apart_by_their_nearest_neighbour() -> None:
 @pytest.mark.parametrize("packed", [True, False])
 async def test_a_folder_of_mnist_files_is_read(tmp_path: Path, packed: bool) -> None:
     async with Disk() as disk:
-        dataset = await load(str(write_mnist(tmp_path, packed=packed)), disk)
+        dataset = await load_dataset(str(write_mnist(tmp_path, packed=packed)), disk)
 
     np.testing.assert_array_equal(dataset.train_images[:, 0], TRAIN)
     assert dataset.test_labels.tolist() == [0, 1, 2, 0]
@@ -127,7 +127,7 @@ async def test_mnist_files_may_be_in_folders_of_their_names(tmp_path: Path, dott
         if dotted:
             (tmp_path / stem.replace("-idx", ".idx")).write_bytes(content)
     async with Disk() as disk:
-        dataset = await load(str(tmp_path), disk)
+        dataset = await load_dataset(str(tmp_path), disk)
 
     np.testing.assert_array_equal(dataset.train_images[:, 0], TRAIN)
 
@@ -137,7 +137,7 @@ async def test_an_archive_is_read_by_its_name_or_its_folders(tmp_path: Path) -> 
     np.savez(path, x_train=ARRAYS[0], y_train=ARRAYS[1], x_test=ARRAYS[2], y_test=ARRAYS[3])
     async with Disk() as disk:
         for source in (path, tmp_path):
-            dataset = await load(str(source), disk)
+            dataset = await load_dataset(str(source), disk)
             assert repr(dataset) == "<Dataset shapes 12 train 4 test (1, 5, 5) 3 classes>"
 
 
@@ -168,7 +168,7 @@ async def test_a_source_that_cannot_be_read_says_what_to_do(tmp_path: Path) -> N
     async with Disk() as disk:
         for name, claim in cases.items():
             with pytest.raises(DataError, match=claim):
-                await load(str(tmp_path / name), disk)
+                await load_dataset(str(tmp_path / name), disk)
 
 
 async def test_an_archive_that_asks_for_more_than_all_memory_is_damaged(tmp_path: Path) -> None:
@@ -183,18 +183,20 @@ async def test_an_archive_that_asks_for_more_than_all_memory_is_damaged(tmp_path
         with pytest.raises(
             DataError, match=r"bomb.npz:x_train has a header of uint8 .* was cut short or is damaged"
         ):
-            await load(str(tmp_path / "bomb.npz"), disk)
+            await load_dataset(str(tmp_path / "bomb.npz"), disk)
 
 
 async def test_the_data_folder_comes_before_the_cache_and_its_damage_is_an_error(tmp_path: Path) -> None:
     cache = write_mnist(tmp_path / "cache")
     chosen = write_mnist(tmp_path / "chosen")
     async with Disk() as disk:
-        assert "ADAM_DATA_DIR" in (await load("auto", disk, data_dir=chosen, cache_dir=cache)).source
-        assert (await load("auto", disk, cache_dir=cache)).source == f"MNIST, from the cache in {cache}"
+        assert "ADAM_DATA_DIR" in (await load_dataset("auto", disk, data_dir=chosen, cache_dir=cache)).source
+        assert (
+            await load_dataset("auto", disk, cache_dir=cache)
+        ).source == f"MNIST, from the cache in {cache}"
         (chosen / f"{STEMS[0]}.gz").write_bytes(b"?")
         with pytest.raises(DataError, match="too few for an IDX header"):
-            await load("auto", disk, data_dir=chosen, cache_dir=cache)
+            await load_dataset("auto", disk, data_dir=chosen, cache_dir=cache)
 
 
 @pytest.mark.parametrize("source", ["auto", "mnist"])
@@ -203,7 +205,7 @@ async def test_a_missing_data_folder_is_an_error_with_its_variable(source: str, 
         with pytest.raises(
             DataError, match=r"ADAM_DATA_DIR names .*/absent, which does not exist; name a folder or file"
         ):
-            await load(source, disk, data_dir=tmp_path / "absent")
+            await load_dataset(source, disk, data_dir=tmp_path / "absent")
 
 
 async def test_mnist_is_downloaded_once_and_then_cached(
@@ -213,8 +215,8 @@ async def test_mnist_is_downloaded_once_and_then_cached(
     cache = tmp_path / "cache" / "mnist"
     monkeypatch.setattr(datasets, "MNIST", mnist_at(refused, f"{web}/nothing", f"{web}/mnist"))
     async with Disk() as disk:
-        first = await load("auto", disk, downloader=Downloader(), cache_dir=cache)
-        again = await load("mnist", disk, cache_dir=cache)
+        first = await load_dataset("auto", disk, downloader=Downloader(), cache_dir=cache)
+        again = await load_dataset("mnist", disk, cache_dir=cache)
 
     assert first.source == f"MNIST, downloaded from {web}/mnist into {cache}"
     assert again.source == f"MNIST, from the cache in {cache}"
@@ -229,11 +231,11 @@ async def test_without_network_auto_takes_the_digits_at_once_and_mnist_fails(
     monkeypatch.setattr(datasets, "MNIST", mnist_at(refused, f"{refused}/b"))
     cache = tmp_path / "cache"
     async with asyncio.timeout(6), Disk() as disk:
-        digits = await load("auto", disk, downloader=Downloader(), cache_dir=cache)
+        digits = await load_dataset("auto", disk, downloader=Downloader(), cache_dir=cache)
         with pytest.raises(
             DataError, match=r"no MNIST: .* does not hold it yet, and the download failed .*digits"
         ):
-            await load("mnist", disk, downloader=Downloader(), cache_dir=cache)
+            await load_dataset("mnist", disk, downloader=Downloader(), cache_dir=cache)
 
     assert digits.name == "digits"
     assert digits.source == NO_MNIST
@@ -246,9 +248,9 @@ async def test_without_pooch_auto_takes_the_digits_and_mnist_names_the_library(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
     async with Disk() as disk:
-        digits = await load("auto", disk, downloader=Downloader(), cache_dir=tmp_path)
+        digits = await load_dataset("auto", disk, downloader=Downloader(), cache_dir=tmp_path)
         with pytest.raises(DataError, match="downloading needs pooch"):
-            await load("mnist", disk, downloader=Downloader(), cache_dir=tmp_path)
+            await load_dataset("mnist", disk, downloader=Downloader(), cache_dir=tmp_path)
 
     assert digits.source == NO_MNIST
 
@@ -259,7 +261,7 @@ async def test_a_damaged_cache_is_passed_over_and_named(
     caplog.set_level(logging.INFO, "adam_async.data_server.sources.datasets")
     (write_mnist(tmp_path) / f"{STEMS[3]}.gz").write_bytes(b"\x1f\x8bdamage")
     async with Disk() as disk:
-        digits = await load("auto", disk, cache_dir=tmp_path)
+        digits = await load_dataset("auto", disk, cache_dir=tmp_path)
 
     assert digits.source == NO_MNIST
     assert "the cache is unusable" in caplog.text

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.small import FORMATS, example, images_and_labels, read, write_small
@@ -23,8 +23,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", FORMATS)
 async def test_the_digits_come_back_byte_for_byte(digits: Path, kind: str) -> None:
     async with Disk() as disk:
-        written = await load("digits", disk)
-        found = await load(str(digits / kind), disk)
+        written = await load_dataset("digits", disk)
+        found = await load_dataset(str(digits / kind), disk)
 
     if kind != "folders":  # whose images come class by class
         assert found.train_images.tobytes() == written.train_images.tobytes()

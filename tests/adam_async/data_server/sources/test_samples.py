@@ -9,7 +9,7 @@ from adam_async.data_server import dataset as datasets
 from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset, StoredImages
 from adam_async.data_server.sources import limits, samples
-from adam_async.data_server.sources.datasets import load
+from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import DataError
 from adam_async.run.cache_size import CacheLimits
 from adam_async.runtime.disk import Disk
@@ -21,7 +21,7 @@ ASKED = CacheLimits(100)
 
 async def read_stored(path: Path, damaged: Policy = "error", cache: CacheLimits = ASKED) -> Dataset:
     async with Disk() as disk:
-        return await load(str(path), disk, damaged=damaged, cache=cache)
+        return await load_dataset(str(path), disk, damaged=damaged, cache=cache)
 
 
 def assert_same(stored: Dataset, whole: Dataset) -> None:
