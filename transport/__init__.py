@@ -68,10 +68,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "budget": ("Budget",),
-    "buffers": (
-        "BufferPool",
-        "PoolStatistics",
-    ),
+    "buffers": ("BufferPool", "PoolStatistics"),
     "config": ("LinkConfig",),
     "errors": (
         "BindRefused",
@@ -87,30 +84,10 @@ _HOMES = {
         "TransportError",
         "WouldBlock",
     ),
-    "keys": (
-        "RoleKeys",
-        "Secret",
-    ),
-    "link": (
-        "Link",
-        "LinkStatistics",
-        "Observer",
-        "Request",
-        "TypeTraffic",
-    ),
-    "messages": (
-        "ANY_ROLE",
-        "Identity",
-        "Message",
-        "RoleTable",
-    ),
-    "network": (
-        "Listener",
-        "LocalNetwork",
-        "Network",
-        "RetrySchedule",
-        "TcpNetwork",
-    ),
+    "keys": ("RoleKeys", "Secret"),
+    "link": ("Link", "LinkStatistics", "Observer", "Request", "TypeTraffic"),
+    "messages": ("ANY_ROLE", "Identity", "Message", "RoleTable"),
+    "network": ("Listener", "LocalNetwork", "Network", "RetrySchedule", "TcpNetwork"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF]

@@ -67,33 +67,13 @@ if TYPE_CHECKING:
     from adam_async.model.spec import ModelSpec as ModelSpec
 
 _HOMES = {
-    "errors": (
-        "GradientMismatchError",
-        "ModelError",
-        "SpecError",
-    ),
+    "errors": ("GradientMismatchError", "ModelError", "SpecError"),
     "model.context": ("Context", "StepBuffers", "StepOutcome", "is_finite"),
-    "model.in_place": (
-        "InPlaceStep",
-        "new_rule_state",
-        "train_step",
-    ),
+    "model.in_place": ("InPlaceStep", "new_rule_state", "train_step"),
     "model.kernels": ("KERNELS",),
-    "model.layer": (
-        "Array",
-        "Factors",
-        "Layer",
-        "Loss",
-        "ParameterSpec",
-        "Slots",
-        "Weights",
-    ),
+    "model.layer": ("Array", "Factors", "Layer", "Loss", "ParameterSpec", "Slots", "Weights"),
     "model.layers": ("BUILTIN_LAYERS",),
-    "model.named": (
-        "NAMED_MODELS",
-        "mlp",
-        "named_model",
-    ),
+    "model.named": ("NAMED_MODELS", "mlp", "named_model"),
     "model.network": ("Network",),
     "model.rules": (
         "RULES",
@@ -106,10 +86,7 @@ _HOMES = {
         "new_scratch",
         "plain_step",
     ),
-    "model.spec": (
-        "LayerSpec",
-        "ModelSpec",
-    ),
+    "model.spec": ("LayerSpec", "ModelSpec"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF]
