@@ -330,7 +330,7 @@ class DataState:
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
         if self._epoch is not None:
             log.settle(self._epoch.leases)
-        # A slow replica may get more groups after it has finished some (`lease_limits`).
+        # A slow replica may get more groups after it has finished some (`replica_leases`).
         if any(parked.asked.replica == event.replica for parked in self._parked):
             effects += self._answer_parked(now)
         return effects

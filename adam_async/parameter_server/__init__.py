@@ -28,14 +28,14 @@ The role, its checks and its reports:
     service.py, store_host.py                       bundles from the cluster map; rounds of the loop; kernels
     question_checks.py                              refusal of questions that contradict the run
     sender_checks.py                                each push session belongs to one peer and one replica
-    statistics.py, store_reports.py                 counts of versions, clocks and staleness
+    statistics.py                                   counts of versions, clocks and staleness
     replay_log.py                                   recorded order of pushes on each shard, for a replay
 Copies on several servers, and failover:
     replication/                                    pure core: one log, commit, primary and secondary, joining
     bundle_copy.py                                  shell of the core on one server
     log_entries.py                                  log entries on the wire, in parts
     server_links.py, piece_link.py                  links among servers: entries, heartbeats, pieces
-    members_watch.py, joining_members.py            silence, takeover, invitations, handover to the home
+    members_watch.py                                silence, takeover, invitations, handover to the home
     shard_pieces.py, offered_pieces.py              state transfer to a joining server; arrays from its disk
 Disks of servers:
     server_disk.py, store_disk.py, disk_ports.py    folder of a server; one store in it; its services

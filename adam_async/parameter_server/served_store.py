@@ -77,13 +77,13 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
+from adam_async.parameter_server.statistics import StoreReports
 from adam_async.parameter_server.store_host import (
     StoreHost,
     compile_kernels,
     kernels_of,
     shards_of,
 )
-from adam_async.parameter_server.store_reports import StoreReports
 from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.persistence.keys import Order
 from adam_async.run.bundle_record import BundleRecord

@@ -40,7 +40,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.replication import Begin
 from adam_async.parameter_server.bundle_copy import BACK_OFF_S
-from adam_async.parameter_server.joining_members import PAUSE_S
+from adam_async.parameter_server.members_watch import PAUSE_S
 from adam_async.parameter_server.replication.local_copy import Message as ReplicationMessage
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.served_store import ServedStore, words_of

@@ -354,7 +354,7 @@ COPIES = (
     ),
     _row(
         "a joining member without progress is struck out",
-        FOLDER + "joining_members.py",
+        FOLDER + "members_watch.py",
         "        self.pause(stalled, now)\n        return stalled\n",
         "        return []\n",
         JOIN_TEST + "members.py::"

@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.cluster.roles import parameter_server
 from adam_async.messages.replication import PieceCopy
-from adam_async.parameter_server import joining_members, members_watch, served_store
+from adam_async.parameter_server import members_watch, served_store
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.served_store import ServedStore
 from tests.adam_async.store.fleets import copied
@@ -79,7 +79,7 @@ async def test_a_server_without_memory_leaves_with_its_reason_and_another_joins(
 @NETWORKS
 @pytest.mark.parametrize("call", [1, 2], ids=["at first", "for the values of the primary"])
 async def test_a_server_that_lacked_memory_joins_after_the_pause(monkeypatch, network, call):
-    monkeypatch.setattr(joining_members, "PAUSE_S", 1.0)
+    monkeypatch.setattr(members_watch, "PAUSE_S", 1.0)
     tries = lack_memory(monkeypatch, call)
     async with copied(monkeypatch, ARRAYS, network=network, servers=1) as (servers, store):
         await servers.until(lambda: members_of(servers) == [["ps-0", "ps-1"], []], "ps-2 has not left")
@@ -94,7 +94,7 @@ async def test_a_server_that_lacked_memory_joins_after_the_pause(monkeypatch, ne
 
 @NETWORKS
 async def test_a_server_that_takes_no_piece_is_struck_out_and_named(monkeypatch, network):
-    monkeypatch.setattr(joining_members, "JOIN_S", 0.5)
+    monkeypatch.setattr(members_watch, "JOIN_S", 0.5)
     received = BundleCopy.received
 
     def refuses_pieces(self, sender, message, tensors):

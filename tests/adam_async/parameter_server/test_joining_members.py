@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from adam_async.parameter_server.joining_members import (
+from adam_async.parameter_server.members_watch import (
     JOIN_S,
     MOST_KNOWN,
     PAUSE_S,

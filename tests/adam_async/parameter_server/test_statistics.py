@@ -8,8 +8,7 @@ import msgspec
 from adam_async.messages import Statistics
 from adam_async.parameter_server import statistics
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.statistics import count_server, count_store
-from adam_async.parameter_server.store_reports import KEPT_S, StoreReports
+from adam_async.parameter_server.statistics import KEPT_S, StoreReports, count_server, count_store
 from adam_async.run.counts import ClientCounts, StoreCounts
 from tests.adam_async.parameter_server.timelines import shard_of
 

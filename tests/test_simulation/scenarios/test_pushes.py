@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from adam_async.parameter_server.joining_members import UNSTEADY_S
+from adam_async.parameter_server.members_watch import UNSTEADY_S
 from adam_async.run.bundle_record import BundleRecord
 from tests.ablations.every import NAMED
 from tests.simulation.plan import Case, Fault, Options, in_order
