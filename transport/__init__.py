@@ -22,7 +22,7 @@ Bytes on the wire:
 Kinds of links, and their networks:
     tcp.py, sockets.py           a link over TCP: joined writes, reads; addresses, socket options
     local.py                     a link within one event loop: messages by reference, without frames
-    slow.py, path.py             simulated latency and bandwidth of links; arrival times on such a path
+    slow.py                      simulated latency and bandwidth of links; arrival times on such a path
 Authentication:
     handshake.py, greeter.py     proof of both identities by HMAC, in four records; its run on a connection
     keys.py                      a key for each pair of roles, derived from the root token

@@ -22,7 +22,7 @@ from tests.simulation.host import Host
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.wire import Wire
-from transport.path import Path, PathConditions
+from transport.slow import Path, PathConditions
 
 HIGH_WATER_BYTES = 64 << 10
 """Size of the write buffer above which a protocol is paused, in bytes, as in asyncio."""

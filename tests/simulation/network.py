@@ -18,7 +18,7 @@ from tests.simulation.connection import Address, End
 from tests.simulation.host import Host
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.wire import Conditions, Wire
-from transport.path import Path, PathConditions
+from transport.slow import Path, PathConditions
 
 CONNECT_S = 127.0
 """Time limit of a connection attempt, in seconds: the default of Linux."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.path import Path, PathConditions
+from transport.slow import Path, PathConditions
 
 SENT = st.lists(st.tuples(st.floats(0, 0.1), st.integers(0, 10_000)), min_size=1, max_size=50)
 

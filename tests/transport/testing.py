@@ -16,8 +16,8 @@ from transport.errors import CallTimeout, TransportError
 from transport.link import Link, LinkStatistics, Observer, Request
 from transport.messages import ANY_ROLE, Identity, Message, RoleTable
 from transport.network import Listener, LocalNetwork, Network, OnLink
-from transport.path import RandomSource
 from transport.release import Release
+from transport.slow import RandomSource
 from transport.tensors import Tensor
 
 __all__ = ["Faults", "FaultyLink", "FaultyNetwork", "RandomSource", "check_link", "link_pair", "open_rules"]
