@@ -200,7 +200,6 @@ class Context:
         self._training = training
         layers = network.kernel_set.topology.layers
         self._drawing = tuple(number for number, layer in enumerate(layers) if training and layer.DRAWS)
-        self._numbers = {layer.name: number for number, layer in enumerate(layers)}
         self._take_up(network.kernel_set)
         self._current = self._bind(group_size)
 
@@ -332,23 +331,6 @@ class Context:
         """Return the arrays of the layer with this number, for the current number of images."""
         return self._current.slots[number]
 
-    def output(self, name: str) -> Array:
-        """Return a view of a layer's output, batch first: ``(B, C, H, W)`` or ``(B, F)``.
-
-        If a layer works in the memory of its input, the input's name gives this layer's output, too.
-        """
-        return np.moveaxis(self.slots(self._number(name)).output, -1, 0)
-
-    def error(self, name: str) -> Array:
-        """Return a view of the error gradient of a layer's output, batch first.
-
-        The view is valid from the backward of the output's readers until the backward of the layer itself.
-        """
-        slots = self.slots(self._number(name))
-        if slots.output_error is None:
-            raise ModelError(f"this context has no error gradient for layer {name!r}")
-        return np.moveaxis(slots.output_error, -1, 0)
-
     def gather_error(self, number: int) -> None:
         """Add up the error gradients from several readers of one output."""
         parts = self.error_parts(number)
@@ -367,12 +349,6 @@ class Context:
     def tapes(self) -> dict[Any, Any]:
         """Cache of the network's engine for these arrays and the current number of images."""
         return self._current.tapes
-
-    def _number(self, name: str) -> int:
-        try:
-            return self._numbers[name]
-        except KeyError:
-            raise ModelError(f"no layer is named {name!r}; known names: {', '.join(self._numbers)}") from None
 
     def _take(self, key: tuple[object, ...], full: Shape, shape: Shape, dtype: Any) -> Array:
         buffer = self._memory.get(key)

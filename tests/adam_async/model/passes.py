@@ -13,6 +13,20 @@ def gradients_of(network, context):
     return found
 
 
+def output_of(network, context, name):
+    """A view of the output of a layer, batch first."""
+    return np.moveaxis(_slots_of(network, context, name).output, -1, 0)
+
+
+def error_of(network, context, name):
+    """A view of the error gradient of a layer's output, batch first."""
+    return np.moveaxis(_slots_of(network, context, name).output_error, -1, 0)
+
+
+def _slots_of(network, context, name):
+    return context.slots([layer.name for layer in network.layers].index(name))
+
+
 def peak_growth(step, counts):
     """Bytes above the memory after a first step, at the peak of further steps of these numbers of images."""
     gc.collect()

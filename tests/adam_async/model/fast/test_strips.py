@@ -8,6 +8,7 @@ pytest.importorskip("numba", reason="compiled kernels need numba")
 from adam_async.model import LayerSpec, ModelSpec, Network
 from adam_async.model.fast.conv2d import LANES
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.passes import error_of
 
 of = LayerSpec.of
 
@@ -33,6 +34,6 @@ def test_pixels_near_an_edge_get_the_errors_of_the_positions_that_read_them(kern
         context.load(x, labels)
         network.forward(weights, context)
         network.backward(weights, context)
-        found[kernels] = context.error("first").copy()
+        found[kernels] = error_of(network, context, "first").copy()
     np.testing.assert_allclose(found["numba"], found["numpy"], rtol=1e-9, atol=1e-13)
     assert np.abs(found["numpy"]).max() > 0

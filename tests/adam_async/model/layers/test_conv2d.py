@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelSpec, Network, SpecError
 from adam_async.model.gradcheck import lone_slots
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.passes import output_of
 
 
 def naive_convolution(x_BCHW, weights, bias, stride, padding):
@@ -55,7 +56,7 @@ def test_convolution_equals_the_naive_loops(
     network.forward_layers(weights, context, range(1))
 
     expected = naive_convolution(x, weights["conv.weight"], weights["conv.bias"], stride, padding)
-    np.testing.assert_allclose(context.output("conv"), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(output_of(network, context, "conv"), expected, rtol=1e-12, atol=1e-12)
 
 
 OPTIONS = {"filters": 3, "kernel": 3, "stride": 2, "padding": 1}

@@ -5,6 +5,7 @@ import pytest
 
 from adam_async.model import LayerSpec, ModelError, ModelSpec, Network, SpecError
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.passes import output_of
 
 of = LayerSpec.of
 IMAGES = np.ones((6, 50))
@@ -20,7 +21,7 @@ def dropped(network, *, dice, keys=(1, 2), name="drop", context=None):
     context = context or network.context(6)
     context.load(IMAGES, LABELS, dice=dice, keys=keys)
     network.forward(network.initial_weights(Dice(1)), context)
-    return context.output(name).copy()
+    return output_of(network, context, name).copy()
 
 
 def test_dropped_values_are_a_function_of_seed_group_and_layer():

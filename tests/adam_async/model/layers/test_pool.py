@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from adam_async.model import BUILTIN_LAYERS, LayerSpec, ModelSpec, Network, SpecError
 from adam_async.model.gradcheck import lone_slots
 from adam_async.model.keyed_random import Dice
+from tests.adam_async.model.passes import error_of, output_of
 
 
 def pooled(x_BCHW, kernel, stride):
@@ -46,8 +47,8 @@ def test_max_pooling_equals_the_naive_loops_both_ways(height, width, kernel, str
     if few:  # many equal values
         x = np.round(x)
     network, weights, context = pooled(x, kernel, stride)
-    y = context.output("pool")
-    error = context.error("pool")
+    y = output_of(network, context, "pool")
+    error = error_of(network, context, "pool")
     error[...] = Dice(3).normal("e", count=error.size, dtype=float).reshape(error.shape)
     kept = error.copy()
     network.backward_layers(weights, context, range(1, 2))
@@ -61,7 +62,7 @@ def test_max_pooling_equals_the_naive_loops_both_ways(height, width, kernel, str
         across, down = divmod(int(patch.T.argmax()), kernel)  # leftmost column first, topmost row in it
         expected_error[image, channel, top + down, left + across] += kept[index]
     np.testing.assert_array_equal(y, expected_y)
-    np.testing.assert_allclose(context.error("conv"), expected_error, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(error_of(network, context, "conv"), expected_error, rtol=1e-12, atol=1e-12)
 
 
 @given(
