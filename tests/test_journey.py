@@ -13,8 +13,8 @@ PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
     "push_pull": (92, 23, 664),
     "worker push": (108, 29, 855),
-    "image group": (64, 30, 316),
-    "map change": (338, 38, 1506),
+    "image group": (64, 29, 316),
+    "map change": (328, 36, 1506),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in
 ARCHITECTURE.md."""
