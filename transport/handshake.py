@@ -28,7 +28,7 @@ from transport.keys import Secret, pair_key
 from transport.messages import Identity, RoleTable
 
 RECORD_BYTES: Final = 256
-PROTOCOL_VERSION: Final = 14
+PROTOCOL_VERSION: Final = 15
 NONCE_BYTES: Final = 32
 MAGIC: Final = b"TLNKHAND"
 
