@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from adam_async.errors import DiskFailed, first_cause
-from adam_async.messages.shard_states import TABLES
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.piece_states import Catalogue, new_bundle
 from adam_async.parameter_server.server_disk import opened_disk, read_saved_stores
@@ -135,7 +134,7 @@ async def values_on_disk(folder, clock):
             assert int(spec.id) in map(int, numbers)
             assert states.passed == 0
             if not spec.frozen:
-                found.update(tensors[TABLES].tolist())
+                found.update(tensors[2].tolist())
         return found
 
 
