@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from adam_async.model.rules import Adam as Adam
     from adam_async.model.rules import AdamW as AdamW
     from adam_async.model.rules import Sgd as Sgd
+    from adam_async.model.rules import UserRule as UserRule
     from adam_async.model.spec import ModelSpec as ModelSpec
     from adam_async.run.arrays import ArraySpec as ArraySpec
     from adam_async.run.arrays import Factors as Factors
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "store.store": ("ParameterStore",),
-    "model.rules": ("Adagrad", "Adam", "AdamW", "Sgd"),
+    "model.rules": ("Adagrad", "Adam", "AdamW", "Sgd", "UserRule"),
     "store.values": ("PushOutcome", "ReadVersions", "Values"),
     "checkpoint.checkpoint": ("Checkpoint",),
     "checkpoint.manifest": ("CheckpointError",),

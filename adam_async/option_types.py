@@ -29,6 +29,9 @@ Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 """The share of an average that stays at each update, such as a momentum."""
 
+MOST_RULE_PATH = 256
+"""Maximum length of the import path of a rule, in characters."""
+
 _Fact = TypeVar("_Fact")
 _Options = TypeVar("_Options", bound=msgspec.Struct)
 
@@ -355,6 +358,14 @@ def read_values(
         origin = origins.get(name, "")
         read[name] = read_option(options[name], value, f"{prefix}{name}", strict=strict, origin=origin)
     return read
+
+
+def fault_of_path(path: str) -> str:
+    """Return why a text is not the import path of a rule; empty if it is."""
+    module, _, name = path.partition(":")
+    if len(path) <= MOST_RULE_PATH and all(part.isidentifier() for part in (*module.split("."), name)):
+        return ""
+    return f"give package.module:Class, with at most {MOST_RULE_PATH} characters"
 
 
 def is_table(kind: Any) -> bool:

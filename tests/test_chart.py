@@ -20,6 +20,7 @@ CODE: Manifest = {
     "stepArgs": '{"by": "$(HOME)"}',
     "layers": ["odd=mine:Odd"],
     "stepPath": ["/srv/code"],
+    "allowRules": ["mine:Lion"],
 }
 OTHER: Manifest = {
     "secret": "mine",
@@ -195,8 +196,8 @@ def test_commands_carry_the_code_of_the_user_that_their_role_imports() -> None:
     more = {
         "driver": [*path, *layer, *step],
         "worker": [*path, *layer, "--allow-step", "mine.steps"],
+        "ps": [*path, "--allow-rule", "mine:Lion"],
         "data": path,
-        "ps": [],
         "controller": [],
     }
     for role, words in more.items():

@@ -222,6 +222,25 @@ async def test_a_store_alone_trains_a_logistic_regression(capsys: pytest.Capture
     assert "test accuracy 9" in capsys.readouterr().out
 
 
+async def test_a_store_applies_a_rule_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    assert await load("store_own_rule.py").main() < 0.01
+    assert "largest distance to the wanted weights: 0.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["Lion", "SignSgd"])
+async def test_a_network_learns_with_each_rule_of_the_example(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    assert getattr(load("own_rules.py"), name)().rate == 0.001
+    async with LocalCluster(Config(data="digits", rule=f"own_rules:{name}", epochs=3)) as cluster:
+        result = await cluster.train()
+    assert result.test_accuracy > 0.8
+
+
 async def test_two_clients_factorise_a_matrix_with_few_steps_between_them() -> None:
     errors = await load("store_matrix_factorisation.py").main()
 

@@ -12,6 +12,7 @@ import msgspec
 
 from adam_async.errors import ConfigError, counted
 from adam_async.messages import ShardState
+from adam_async.model.rules import rule_of
 from adam_async.model.spec import ModelSpec
 from adam_async.option_types import CHANGES
 from adam_async.run.config import GROUP_IMAGES, OPTIONS, Config
@@ -137,9 +138,12 @@ def resumed_options(manifest: Manifest) -> dict[str, Any]:
 
     In-place training depends on the processes of the roles, so the new run decides again whether to use it. A
     record and stragglers are not carried over; the caller may request stragglers again. The manifest has the
-    transforms themselves, because their file may have changed.
+    transforms themselves, because their file may have changed. The caller names a rule of the user again: see
+    `check_kept_rule`.
     """
     options = {**manifest.config, "record": False, "slow": (), "transforms": ""}
+    if make_config(manifest.config).has_user_rule:
+        options |= {"rule": "auto", "rule_args": "", "rule_record": ""}
     if options.get("weights") == "aliased":
         options["weights"] = "auto"
     return options
@@ -162,6 +166,7 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     wanted = msgspec.structs.replace(
         wanted, rate=wanted.rate or kept.rate, epochs=wanted.epochs or kept.epochs
     )
+    check_kept_rule(kept, wanted, manifest.title)
     if wanted.rule == "auto":
         wanted = msgspec.structs.replace(wanted, rule=kept.rule)
         if wanted.images_per_group == GROUP_IMAGES:
@@ -270,6 +275,29 @@ def check_kept_step(there: Mapping[str, Any], step: NamedStep | None, run: str) 
     if kept is not None and (step is None or (step.name, dict(step.args)) != (kept.name, kept.args)):
         words = ["--step", kept.name, *(("--step-args", json.dumps(kept.args)) if kept.args else ())]
         raise CheckpointError(f"{run} trains step {kept.name}: if you trust it, give {shlex.join(words)}")
+
+
+def check_kept_rule(kept: Config, wanted: Config, run: str) -> None:
+    """Check that a caller has the rule of the user that a run applies, from the same file.
+
+    The caller names the rule again, because a checkpoint or record alone must not cause the import of a
+    module.
+
+    Args:
+        run: The run or its checkpoint, for the error.
+
+    Raises:
+        CheckpointError: The caller lacks the rule, or has another one or another file.
+    """
+    if not kept.has_user_rule or kept.rule_record == wanted.rule_record:
+        return
+    if (kept.rule, kept.rule_args) == (wanted.rule, wanted.rule_args):
+        raise CheckpointError(
+            f"{run} applies {rule_of(kept).text}, and here is {rule_of(wanted).text}: go on with the file of "
+            "the run, or begin a new one"
+        )
+    words = ["--rule", kept.rule, *(("--rule-args", kept.rule_args) if kept.rule_args else ())]
+    raise CheckpointError(f"{run} applies rule {kept.rule}: if you trust it, give {shlex.join(words)}")
 
 
 def resumed_transforms(

@@ -34,6 +34,7 @@ from adam_async.run.option_sources import (
     role_words,
 )
 from adam_async.run.user_code import allowed_words, transform_words
+from adam_async.run.user_rules import rule_words
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import usable_cores
@@ -139,6 +140,9 @@ async def find_roles(
             words = (*words, "--dir", str(options.dir / node))
         if role == "data":
             words = (*words, *functions)
+        if role == "ps":
+            rules = (*([config.rule] if config.has_user_rule else []), *options.allow_rule)
+            words = (*words, *rule_words(rules, options.step_path))
         if role == "ps" and store is not None:
             words = (*words, "--dir", str(store / node))
         if role == "worker":

@@ -35,6 +35,7 @@ from adam_async.run.user_code import (
     import_named,
     read_layers,
 )
+from adam_async.run.user_rules import allow_rules
 from adam_async.runtime.ordinary_files import read_ordinary
 
 MOST_REPORT_BYTES = 1 << 26
@@ -104,13 +105,16 @@ def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:
 
 
 def check_server(options: ServerOptions, environment: Mapping[str, str]) -> None:
-    """Check that the options of a parameter server have an effect.
+    """Check that the options of a parameter server have an effect, and import the rules that it allows.
 
     A variable may be for other servers too, and the words of a launcher are those of the run.
 
     Raises:
-        ConfigError: An option has no effect without a folder.
+        ConfigError: An option has no effect without a folder; or a folder, module or rule does not exist, or
+            fails in its import.
     """
+    _add_folders(options)
+    allow_rules(options.allow_rule)
     if options.dir is not None or options.supervised:
         return
     given = options.config()
@@ -164,7 +168,7 @@ def check_worker(options: WorkerOptions) -> None:
     allow_steps(options.allow_step)
 
 
-def _add_folders(options: DataServerOptions | WorkerOptions) -> None:
+def _add_folders(options: DataServerOptions | ServerOptions | WorkerOptions) -> None:
     """Let imports find the modules of the folders that a command line names.
 
     Raises:

@@ -301,6 +301,7 @@ class TrainOptions(LogOptions, LayerOptions):
     if TYPE_CHECKING:  # those that commands read and change before a run has a `Config`
         model: str | None = None
         data: str | None = None
+        rule: str | None = None
         processes: bool | None = None
         slow: tuple[str, ...] | None = None
         memory: tuple[str, ...] | None = None
@@ -410,8 +411,12 @@ class MemberOptions(RoleOptions):
 
 
 @with_options(_of("ps"))
-class ServerOptions(MemberOptions):
+class ServerOptions(MemberOptions, ImportOptions):
     """Options of a parameter server."""
+
+    allow_rule: Annotated[tuple[str, ...], ONLY_ON] = ()
+    """Update rule package.module:Class that stores and runs may use (`train --rule`); repeatable. The server
+    imports the module and runs it."""
 
     dir: Annotated[Path | None, folder_of("--dir")] = None
     """Folder of this server for its shards, which survive the loss of all servers; without it they are in
@@ -481,6 +486,9 @@ class FromEnvironmentOptions(LayerOptions):
     """Maximum wait of a process with one role for a controller, such as 60s or 5m."""
     allow_step: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Module package.module whose steps the workers may train; repeatable, as for `worker`."""
+    allow_rule: Annotated[tuple[str, ...], ONLY_ON] = ()
+    """Update rule package.module:Class that the parameter servers may apply, beside the `rule` of the run;
+    repeatable, as for `ps`."""
     allow_transform: Annotated[tuple[str, ...], ONLY_ON] = ()
     """Function package.module:function that transforms may call, beside those of `transforms` in --config;
     repeatable, as for `data`."""

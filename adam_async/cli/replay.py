@@ -19,12 +19,24 @@ from adam_async.driver.replay.recording import Header, RecordedEpoch, Recording
 from adam_async.driver.replay.run import Replay
 from adam_async.errors import ConfigError, counted, failing_as
 from adam_async.run.user_code import NamedStep, check_named, named_functions
+from adam_async.run.user_rules import RuleSource, allow_rules
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
 
 BESIDE = frozenset(
-    {"replay", "allow_functions", "data", "out", "quiet", "verbose", "step", "step_args", "step_path"}
+    {
+        "replay",
+        "allow_functions",
+        "data",
+        "out",
+        "quiet",
+        "verbose",
+        "step",
+        "step_args",
+        "step_path",
+        "rule",
+    }
 )
 """Options allowed with `--replay`; the record has all others."""
 
@@ -37,8 +49,8 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
 
     Raises:
         ConfigError: An option contradicts the record, the record names functions or data to import and
-            `--allow-functions` is missing, `--step` is not the step of the record, or the model cannot be
-            written.
+            `--allow-functions` is missing, `--step` or `--rule` is not that of the record, or the model
+            cannot be written.
         RecordError: The record cannot be read or played.
         ReplayDiffers: The weights differ.
         DataError: The data are missing or damaged.
@@ -50,6 +62,7 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
             await disk.run(make_folder, options.out, "--out")
         step = import_code(options, terminal).step
         recording = await read_record(options.replay, disk, step)
+        rules = rules_named(recording.header, options)
         transforms = recording.header.transforms
         functions = named_functions(transforms) if options.allow_functions else ()
         check_named(transforms, str(options.replay), allowed=functions)
@@ -62,7 +75,7 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
         damaged: Policy = recording.header.config.get("damaged", "error")
         dataset = await load_data(source, disk, environment, damaged=damaged)
         await announce_replaced(options.out, disk, terminal)
-        replay = await repeat(recording, dataset, terminal, functions, step)
+        replay = await repeat(recording, dataset, terminal, functions, step, rules)
         if options.out is not None:
             names = dataset.class_names
             with failing_as(ConfigError, f"{options.out} cannot be written to"):
@@ -84,6 +97,23 @@ def check_options(options: TrainOptions) -> None:
     other = [f"--{name.replace('_', '-')}" for name in given if name not in BESIDE]
     if other:
         raise ConfigError(f"--replay takes these options from the record: leave out {', '.join(other)}")
+
+
+def rules_named(header: Header, options: TrainOptions) -> RuleSource:
+    """Import the rule of the user that a record and the command line name.
+
+    Raises:
+        ConfigError: Only one of them names it, they name two, or the rule cannot be imported.
+    """
+    config, named = header.options(), options.rule
+    if config.has_user_rule and named != config.rule:
+        raise ConfigError(
+            f"{options.replay} applies rule {config.rule}, whose module would be imported and run: if you "
+            f"trust it, give --rule {config.rule}"
+        )
+    if named is not None and not config.has_user_rule:
+        raise ConfigError("--replay takes these options from the record: leave out --rule")
+    return allow_rules([config.rule] if config.has_user_rule else [])
 
 
 async def read_record(path: Path, disk: Disk, step: NamedStep | None = None) -> Recording:
@@ -118,13 +148,16 @@ async def repeat(
     terminal: Terminal,
     functions: Collection[str] = (),
     step: NamedStep | None = None,
+    rules: RuleSource | None = None,
 ) -> Replay:
     """Repeat a run on a compute thread, print its epochs, and return the checked run.
 
     Cancelling ends the replay after the current batches of the thread.
     """
     async with ComputePool(threads=1, name="replay") as pool:
-        replay = await pool.run(lambda: Replay(recording, dataset, functions=functions, step=step))
+        replay = await pool.run(
+            lambda: Replay(recording, dataset, functions=functions, step=step, rules=rules)
+        )
         for epoch in recording.header.epochs:
             await _go(pool, replay.steps(epoch))
             accuracy = await pool.run(replay.accuracy, epoch)

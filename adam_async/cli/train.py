@@ -73,6 +73,7 @@ from adam_async.run.user_code import (
     named_functions,
     named_step,
 )
+from adam_async.run.user_rules import with_rule
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, describe_machine, usable_cores
@@ -336,8 +337,10 @@ async def _measure_before(
     table: LiveTable,
     imports: Imports,
 ) -> BaselineAround | None:
-    """Measure the kernels alone, if the run has a report and a network, and this process has the images."""
-    if options.report is None or dataset is None or imports.step is not None:
+    """Measure the kernels alone, if the run has a report, a network and a rule of this package, and this
+    process has the images."""
+    is_measured = imports.step is None and not driver.config.has_user_rule
+    if options.report is None or dataset is None or not is_measured:
         return None
     data = await driver.wait_for_data()
     around = BaselineAround(
@@ -423,6 +426,7 @@ async def configure(
         *layers,
         sources=(str(options.resume or options.store), str(options.config), ENVIRONMENT, COMMAND_LINE),
     )
+    config = with_rule(config)
     if resumed is not None:
         named = any(layer.get("data") is not None for layer in layers)
         check_data_named(config.data, resumed.title, allowed=named or options.allow_functions)

@@ -31,9 +31,10 @@ from adam_async.run.user_code import (
     add_import_folder,
     import_factory,
     import_named,
+    read_args,
     read_layers,
-    read_step_args,
 )
+from adam_async.run.user_rules import with_rule
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.loop_thread import on_user_thread
 
@@ -67,6 +68,7 @@ async def check_values(
         layers = (await config_file(file, disk), from_environment(environment), options.layer())
         config = make_config(*layers, sources=(str(file), ENVIRONMENT, COMMAND_LINE))
         check_model(config.model)
+        with_rule(config)
         if reads_files:
             check_together(options, config)
             await _check_sources(options, config, disk)
@@ -106,7 +108,7 @@ def check_code(options: TrainOptions) -> tuple[Mapping[str, str], Mapping[str, A
         raise ConfigError("--step-args are for the factory of --step, which is not given")
     if options.step is not None and options.model is not None:
         raise ConfigError("--model and --step both name what is trained: leave one of them out")
-    layers, args = read_layers(options.layers), read_step_args(options.step_args)
+    layers, args = read_layers(options.layers), read_args(options.step_args, "--step-args")
     for kind, path in layers.items():
         import_named(path, f"layer {kind!r}")
     if options.step is not None:

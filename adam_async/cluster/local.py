@@ -42,6 +42,7 @@ from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
 from adam_async.run.token_file import root_token
 from adam_async.run.user_code import NamedStep, StepSource
+from adam_async.run.user_rules import allow_rules
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import (
     ProcessMemory,
@@ -100,7 +101,7 @@ class LocalCluster(Cluster):
             raise ConfigError("processes=True starts a process for each role: use ProcessCluster(config)")
         one_process = network is None or isinstance(network, LocalNetwork)
         setup = ClusterSetup.of(config, inputs, layers=layers, functions=functions)
-        config = _with_weights(config, setup.inputs.step, one_process=one_process)
+        config = _with_weights(setup.config, setup.inputs.step, one_process=one_process)
         super().__init__(dataclasses.replace(setup, config=config))
         self.dataset = setup.dataset
         self.buffers = BufferPool()
@@ -233,10 +234,12 @@ class LocalCluster(Cluster):
     async def _open_servers(self, stack: AsyncExitStack, network: Network, controller: str) -> None:
         # The dealer may be elsewhere, and asks the servers for their groups.
         elsewhere = await address_towards(",".join(self._setup.hosts)) if self._setup.hosts else ""
+        rules = allow_rules(self._setup.rules)
         for number in range(self.config.servers):
             node, disk = f"ps-{number}", None
             if (folder := self._setup.server_folder(node)) is not None:
-                disk = await stack.enter_async_context(opened_disk(folder, flush_s=self.config.flush_s))
+                opening = opened_disk(folder, flush_s=self.config.flush_s, rules=rules)
+                disk = await stack.enter_async_context(opening)
             server = ParameterServer(
                 self._settings("ps", node, network, controller),
                 make_pool=self._make_pool,
@@ -245,6 +248,7 @@ class LocalCluster(Cluster):
                 numerics=apply_numerics(),
                 elsewhere=elsewhere,
                 disk=disk,
+                rules=rules,
             )
             self.servers.append(await stack.enter_async_context(server))
 

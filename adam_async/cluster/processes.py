@@ -46,6 +46,7 @@ from adam_async.run.user_code import (
     import_words,
     transform_words,
 )
+from adam_async.run.user_rules import allow_rules, rule_words
 from adam_async.runtime.channel import StackedTaskGroup
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import RoleHandle
@@ -71,8 +72,8 @@ class ProcessCluster(Cluster):
         layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: the environment of this process.
-        step_path: Folders that this process and the workers add to their `sys.path`, and data servers if
-            `transforms` name functions.
+        step_path: Folders that this process and the workers add to their `sys.path`; data servers do so if
+            `transforms` name functions, and servers if they may apply rules of the user.
         on_line: Called with each event, and with each line of a child's stderr; by default the cluster logs
             them.
         launcher: Starts the processes; None: as children of this process. With a launcher on other machines,
@@ -109,6 +110,8 @@ class ProcessCluster(Cluster):
         self._imports = import_words(layers, step if isinstance(step, str) else None, step_path)
         self._functions = transform_words(transforms if config.augment else None, step_path)
         setup = ClusterSetup.of(config, inputs, layers=import_layers(layers))
+        allow_rules(setup.rules)  # a wrong one ends this call, not a server
+        self._rules = rule_words(setup.rules, step_path)
         super().__init__(setup)
         inherited = os.environ if launcher is None else {}
         kept = for_children(inherited if environment is None else environment)
@@ -187,7 +190,10 @@ class ProcessCluster(Cluster):
                 start("data", f"data-{n}", *common, *self._functions, config=images)
                 for n in range(data_servers)
             ),
-            *(start("ps", f"ps-{n}", *common, *self._disk_words(f"ps-{n}")) for n in range(config.servers)),
+            *(
+                start("ps", f"ps-{n}", *common, *self._rules, *self._disk_words(f"ps-{n}"))
+                for n in range(config.servers)
+            ),
             *(start("worker", f"worker-{n}", *self._worker, threads=threads) for n in range(config.workers)),
         ]
         for role in started:

@@ -25,6 +25,7 @@ from adam_async.run.model_selection import image_size
 from adam_async.run.stragglers import check_names
 from adam_async.run.train_step import TrainStep
 from adam_async.run.user_code import imported_functions, named_step
+from adam_async.run.user_rules import with_rule
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.timeline import Timeline
@@ -67,6 +68,9 @@ class ClusterInputs(TypedDict, total=False):
     module."""
     step_args: Mapping[str, Any] | None
     """Arguments of the factory."""
+    allow_rules: Sequence[str]
+    """Further rules of yours that the servers may apply, ``package.module:Class``, besides `config.rule`: for
+    stores of clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +89,7 @@ class ClusterSetup:
         resume: Folder of checkpoints, or one of them; the first training continues its run.
         store: Folder with a folder for each server, which keeps its shards and the record of the run there;
             the first training continues that run. None: in memory only.
+        rules: Rules of the user that the servers may apply, by import path.
 
     Raises:
         ConfigError: `Config.slow` names an unknown node, an input has the wrong type, transforms would have
@@ -102,6 +107,7 @@ class ClusterSetup:
     checkpoint: Path | None
     resume: Path | None
     store: Path | None = None
+    rules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         config, inputs = self.config, self.inputs
@@ -153,6 +159,7 @@ class ClusterSetup:
             functions: Kinds of transforms that are functions of the user.
         """
         dataset = given.get("dataset")
+        config = with_rule(config)
         return cls(
             config=config,
             inputs=RunInputs(
@@ -172,6 +179,7 @@ class ClusterSetup:
             checkpoint=path_of(given.get("checkpoint")),
             resume=path_of(given.get("resume")),
             store=path_of(given.get("store")),
+            rules=(*([config.rule] if config.has_user_rule else []), *given.get("allow_rules", ())),
         )
 
     def identity(self, role: str, node: str) -> Identity:

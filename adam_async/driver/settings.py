@@ -21,6 +21,7 @@ from adam_async.run.config import Config
 from adam_async.run.modes import STEP
 from adam_async.run.step_model import arrays_of_step
 from adam_async.run.user_code import NamedStep
+from adam_async.run.user_rules import with_rule
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
 from dataflow import ComputePool, MakePool
@@ -90,9 +91,11 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
     Raises:
         CheckpointError: The run takes checkpoints with concurrent evaluation, or the resumed checkpoint does
             not fit.
-        ConfigError: Two inputs set the first weights, or an option contradicts a step.
+        ConfigError: Two inputs set the first weights, an option contradicts a step, or the user's rule that
+            the options name cannot be imported.
         StepFailed: The `arrays` of the step raised.
     """
+    config = with_rule(config)
     if inputs.step is not None:
         check_modes(Config, msgspec.structs.asdict(config), outside={STEP: STEP.name})
         if inputs.spec is not None or inputs.init is not None:

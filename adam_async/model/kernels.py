@@ -37,9 +37,9 @@ def is_uncompiled(rule: Rule, dtype: "np.dtype[Any]") -> bool:
     """Return whether a rule has a compiled kernel that the disk can keep and lacks; imports numba."""
     if type(rule) not in RULES.values():
         return False
-    from adam_async.model.fast.batches import is_missing  # importing numba is slow
+    from adam_async.model.fast.batches import has_kernel, is_missing  # importing numba is slow
 
-    return is_missing(dtype)
+    return has_kernel(rule) and is_missing(dtype)
 
 
 def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
@@ -51,6 +51,6 @@ def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
     # A user's rule has no compiled kernel, even if it is a subclass of a rule with one.
     if available_kernels(kernels) == "numpy" or type(rule) not in RULES.values():
         return NumpyBatches(rule, dtype)
-    from adam_async.model.fast.batches import CompiledBatches  # importing numba is slow
+    from adam_async.model.fast.batches import CompiledBatches, has_kernel  # importing numba is slow
 
-    return CompiledBatches(rule, dtype)
+    return CompiledBatches(rule, dtype) if has_kernel(rule) else NumpyBatches(rule, dtype)

@@ -95,6 +95,9 @@ class Applier:
         batches: Kernels of the rule; NumPy's by default.
     """
 
+    may_refuse = False
+    """Whether the rule may refuse a finite push."""
+
     def __init__(
         self,
         rule: Rule,
@@ -540,11 +543,3 @@ def _images(parts: Sequence[FactorPart]) -> int:
 def _scaled_bound(parts: Sequence[FactorPart]) -> float:
     """Return a bound on the sum of products, each times its rate."""
     return sum([part.bound * max(abs(part.rate), 1.0) for part in parts])
-
-
-def appliers_of(shards: Sequence[Shard], rules: Sequence[Rule]) -> Mapping[tuple[int, str], Applier]:
-    """Return the applier of each family with shards here."""
-    families: dict[tuple[int, str], list[ShardSpec]] = {}
-    for shard in shards:
-        families.setdefault((shard.spec.rule, shard.spec.dtype), []).append(shard.spec)
-    return {(rule, dtype): Applier(rules[rule], specs, dtype) for (rule, dtype), specs in families.items()}

@@ -18,7 +18,7 @@ refuses what is wrong. So the short way has no refusals of its own.
 A lane takes at most one push in a turn of its link's reading, so a client with many pushes cannot starve the
 others: the rest queues and is joined. Only bundles whose entries are committed at once have lanes, so not
 those with other copies or durable pushes, not bsp, where contributions wait for their sum, and not those of
-recorded runs.
+recorded runs. Shards with a rule of the user have none.
 """
 
 from collections.abc import Callable, Sequence
@@ -108,6 +108,9 @@ class ShortWay:
         state = self._state
         known = self._lanes.get((link, push.shards))
         if known is not None and known.changes == state.bundle.changes and known.head == _head(push):
+            return
+        # The speed of a rule of the user is unknown, and it may refuse a push.
+        if applier.may_refuse:
             return
         # The short way notes nothing, so the pushes of a recorded run take the long way.
         if not state.alone or state.synchronous or state.bundle.log is not None:

@@ -43,6 +43,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
 )
 from adam_async.parameter_server.pin_copies import PinCopies
+from adam_async.parameter_server.push_numbers import refuse_places
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
@@ -306,9 +307,19 @@ class Bundle:
         assert event.batch is self.taken
         assert entry is not None
         self.taken = self._taken_entry = None
-        self._count(entry)
+        if event.outcomes:
+            self._count_refusals(entry, event.outcomes)
+        else:
+            self._count(entry)
         self.entries_applied += 1
         return [entry, *self._settle()]
+
+    def _count_refusals(self, batch: Apply, outcomes: Sequence[Sequence[bool]]) -> None:
+        """Count the pushes of a batch of which the rule refused some on some shards."""
+        for queued, taken in zip(batch.pushes, zip(*outcomes, strict=True), strict=True):
+            taken_at = dict(zip(queued.accepted, taken, strict=True))
+            refuse_places(queued, [place for place in queued.accepted if not taken_at[place]])
+            self._count(Apply((queued,)))
 
     def _count(self, batch: Apply) -> None:
         """Count the pushes of a batch whose gradients are in the values."""

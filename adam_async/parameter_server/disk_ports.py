@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adam_async.persistence.keys import FlushSettings, State
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.clock import Clock
 from adam_async.runtime.disk import Disk
 
@@ -23,6 +24,7 @@ class DiskPorts:
         settings: Times and sizes.
         observe: Called with each state that goes to the disk, and the id of its store.
         notice: Reports a text to the operator.
+        rules: The rules of users that the server may apply.
     """
 
     states: Disk
@@ -32,3 +34,4 @@ class DiskPorts:
     settings: FlushSettings
     observe: Callable[[State, str], None] | None = None
     notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
+    rules: RuleSource = field(default_factory=RuleSource)

@@ -6,17 +6,20 @@ server, the entries after each piece are applied to that piece, as a member that
 """
 
 from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 
-from adam_async.errors import DataError
+from adam_async.errors import ConfigError, DataError
 from adam_async.model.rules import Rule
-from adam_async.parameter_server.apply import appliers_of
+from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Applied, Apply, ApplySum, SumApplied
 from adam_async.parameter_server.log_entries import Part, decode_entry, without_shards
 from adam_async.parameter_server.piece_states import Catalogue, load_tensors, new_bundle
 from adam_async.parameter_server.store_work import begin_work
+from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.persistence.keys import Order
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.user_rules import RuleSource
 from transport import RemoteProtocolError
 
 
@@ -35,6 +38,7 @@ class EntryReplay:
         found: Generation and position of the last entry, and the tensors, of each piece on the disk, by
             number.
         origin: Name of the bundle on the disk, for errors.
+        source: The rules of users that this server may apply; None: none.
 
     Raises:
         DataError: A piece does not fit the store.
@@ -48,6 +52,7 @@ class EntryReplay:
         rules: Sequence[Rule],
         found: Mapping[int, tuple[Order, Part]],
         origin: str,
+        source: RuleSource | None = None,
     ) -> None:
         self._table = table
         self._origin = origin
@@ -61,7 +66,7 @@ class EntryReplay:
                 continue  # each piece has the replicas of its moment
             together.setdefault(position if catalogue.record.summed_weight else 0, []).append(piece)
         self._parts = [
-            _Part(catalogue, {piece: pieces[piece] for piece in numbers}, rules)
+            _Part(catalogue, {piece: pieces[piece] for piece in numbers}, rules, source or RuleSource())
             for numbers in together.values()
         ]
         for part in self._parts:
@@ -90,7 +95,7 @@ class EntryReplay:
             parts: Content of the entry; empty if the log of this server began anew after this position.
 
         Raises:
-            DataError: No primary forms such an entry.
+            DataError: No primary forms such an entry, or this server does not allow the rule of the store.
         """
         generation, position = order
         # An entry of an older generation than the piece's last one was never committed.
@@ -121,25 +126,38 @@ class EntryReplay:
         part.bundle.absent = absent
         part.bundle.commit(without_shards(entry, absent) if absent else entry)
         while (work := part.bundle.take_work()) is not None:
-            part.do(work)
+            try:
+                part.do(work)
+            except ConfigError as error:
+                raise DataError(f"entry {position} of {self._origin} cannot be applied: {error}") from None
 
 
 class _Part:
     """Pieces that are replayed together."""
 
     def __init__(
-        self, catalogue: Catalogue, pieces: Mapping[int, Sequence[ShardSpec]], rules: Sequence[Rule]
+        self,
+        catalogue: Catalogue,
+        pieces: Mapping[int, Sequence[ShardSpec]],
+        rules: Sequence[Rule],
+        source: RuleSource,
     ) -> None:
         self.pieces = pieces
         specs = [spec for specs in pieces.values() for spec in specs]
         self.bundle = new_bundle(catalogue.record, specs, rules)
-        self._appliers = appliers_of([self.bundle.shards[spec.id] for spec in specs], rules)
+        self._rules = rules
+        self._source = source
+
+    @cached_property
+    def _appliers(self) -> Mapping[tuple[int, str], Applier]:
+        """The appliers; pieces without entries need none, so nor the code of a user's rule."""
+        return appliers_of([*self.bundle.shards.values()], self._rules, self._source)
 
     def do(self, work: Apply | ApplySum) -> None:
-        """Apply a batch or a sum."""
+        """Apply a batch or a sum. Raises ConfigError: a rule of the user is not allowed here."""
         begun = begin_work(work, lambda spec: self._appliers[spec.rule, spec.dtype], 0.0)
         begun.work.run()
         if isinstance(work, ApplySum):
             self.bundle.sum_applied(SumApplied(work, [finite for (finite,) in begun.work.finite], 0))
         else:
-            self.bundle.applied(Applied(work))
+            self.bundle.applied(Applied(work, begun.outcomes))

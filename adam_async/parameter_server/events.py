@@ -95,6 +95,8 @@ class Applied(msgspec.Struct, frozen=True, eq=False):
     """The shell applied a batch."""
 
     batch: "Apply"
+    outcomes: Sequence[Sequence[bool]] = ()
+    """For each shard of the batch, whether the rule took each of its pushes; empty if it took all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

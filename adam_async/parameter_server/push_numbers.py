@@ -119,7 +119,13 @@ def order_groups(queued: QueuedPush, tables: ShardTables | None) -> None:
 
 def set_apart(queued: QueuedPush, finite: Sequence[bool]) -> None:
     """Refuse the accepted places of a push whose gradients are not finite."""
-    queued.refused = tuple([place for place in queued.accepted if not finite[place]])
-    if queued.refused:
-        queued.accepted = tuple([place for place in queued.accepted if finite[place]])
-        queued.problems += [Problem(place, REFUSED) for place in queued.refused]
+    refuse_places(queued, [place for place in queued.accepted if not finite[place]])
+
+
+def refuse_places(queued: QueuedPush, places: Sequence[int]) -> None:
+    """Refuse some accepted places of a push."""
+    if places:
+        apart = {*places}
+        queued.refused = (*queued.refused, *places)
+        queued.accepted = tuple([place for place in queued.accepted if place not in apart])
+        queued.problems += [Problem(place, REFUSED) for place in places]

@@ -35,7 +35,7 @@ from adam_async.messages import (
     pack,
 )
 from adam_async.parameter_server.answers import Answers, send_record, values_count
-from adam_async.parameter_server.apply import Applier, appliers_of
+from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
@@ -85,6 +85,7 @@ from adam_async.parameter_server.store_host import (
     shards_of,
 )
 from adam_async.parameter_server.store_work import StoreWork, begin_work
+from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.persistence.keys import Order
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
@@ -132,6 +133,8 @@ class ServedStore:
         self._appliers: Mapping[tuple[int, str], Applier] = {}
         self._work: StoreWork | None = None
         """Batch or sum that was taken from the queue and is not finished; None if there is none."""
+        self._has_refused = False
+        """Whether a rule of the user has refused a push."""
         self._closing: set[Link] = set()
         """Links that close because their peers sent in the name of others."""
         specs = [spec for spec in self._specs if store.buckets[spec.bucket] == home]
@@ -168,7 +171,9 @@ class ServedStore:
         host = self._host
         self._answers = Answers(host.buffers, self._rules, self._drain_soon, self._is_torn, spawn=host.spawn)
         # The appliers of earlier shards are kept: they may have compiled kernels.
-        self._appliers = self._appliers or appliers_of(shards, self._rules)
+        self._appliers = self._appliers or appliers_of(
+            shards, self._rules, host.rules, refused=self._note_refusal
+        )
         self._applier = next(iter(self._appliers.values()), None)
         self.state = ServerState(
             store=store.id,
@@ -197,6 +202,7 @@ class ServedStore:
         )
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
         self.state.alone = not store.has_log
+        self.state.joins = not any(applier.may_refuse for applier in self._appliers.values())
         self._missing = {int(shard.spec.id) for shard in shards}
         self._live: dict[Replica, int] | None = None
         self._epoch = 0
@@ -755,7 +761,7 @@ class ServedStore:
                 self._perform(state.handle(SumApplied(batch, sums, before)))
                 self._changed(current.shards[before : before + len(sums)], len(batch.pushes))
         elif work.done:
-            effects = state.handle(Applied(batch))
+            effects = state.handle(Applied(batch, current.outcomes))
             self._perform(effects)
             self._changed(current.shards, len(batch.pushes))
             done += sum([values_count(each.shards) for each in effects if isinstance(each, Answer)])
@@ -766,6 +772,13 @@ class ServedStore:
             pushes = [queued.push for queued in batch.pushes]
             self._host.timeline.applied(self._host.node, pushes, covered, current.begin)
         return done
+
+    def _note_refusal(self, text: str) -> None:
+        """Report the first refusal of a push by a rule of the user; the statistics count the others."""
+        logger.warning("%s: %s", self._host.node, text)
+        if not self._has_refused:
+            self._has_refused = True
+            self._host.notice(f"{self._host.node}: {text}; the statistics of servers count further ones")
 
     def _is_torn(self) -> bool:
         """Return whether the batch in progress has changed values that no version counts."""

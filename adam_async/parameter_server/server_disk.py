@@ -17,6 +17,7 @@ from adam_async.persistence.opening import read_identity
 from adam_async.persistence.scan import segment_name
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, served_word
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.clock import wall_clock
 from adam_async.runtime.disk import Disk
 
@@ -198,12 +199,15 @@ async def read_saved_stores(folder: Path, disk: Disk) -> list[SavedStore]:
 
 
 @asynccontextmanager
-async def opened_disk(folder: Path, *, flush_s: float) -> AsyncIterator[ServerDisk]:
+async def opened_disk(
+    folder: Path, *, flush_s: float, rules: RuleSource | None = None
+) -> AsyncIterator[ServerDisk]:
     """Open the disk of a server for as long as the block lasts.
 
     Args:
         folder: Folder of this server alone; it is made if absent.
         flush_s: Time between two rounds of writing, in seconds.
+        rules: The rules of users that the server may apply; None: none.
 
     Raises:
         ConfigError, DataError: See `ServerDisk.opened`.
@@ -215,5 +219,6 @@ async def opened_disk(folder: Path, *, flush_s: float) -> AsyncIterator[ServerDi
             clock=asyncio.get_running_loop().time,
             wall_clock=wall_clock,
             settings=FlushSettings(flush_s=flush_s),
+            rules=rules or RuleSource(),
         )
         yield await stack.enter_async_context(ServerDisk(folder, ports).opened())

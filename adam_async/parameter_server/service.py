@@ -54,6 +54,7 @@ from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import COPIES, DISK, ELSEWHERE, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.counts import ServerCounts, StoreCounts
 from adam_async.run.store_record import StoreRecord, joined_arrays
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer
 from dataflow import MakePool
@@ -89,6 +90,7 @@ class ParameterServer(Role):
             first one; empty: they can.
         disk: Disk of the states of its stores, which is open; None: they are in memory only.
         at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
+        rules: The rules of users that it may apply; None: none.
 
     Cancelling the block ends the server between two rounds of work; queued pushes are not acknowledged.
     """
@@ -107,6 +109,7 @@ class ParameterServer(Role):
         elsewhere: str = "",
         disk: ServerDisk | None = None,
         at_once: bool = True,
+        rules: RuleSource | None = None,
     ) -> None:
         info: dict[str, Any] = {"memory_bytes": available_bytes()} if available_bytes is not None else {}
         if numerics is not None:
@@ -121,11 +124,12 @@ class ParameterServer(Role):
         self._copies = copies
         self._elsewhere = elsewhere
         self._at_once = at_once
+        self._rules = rules or RuleSource()
         self._storage_pool = storage_pool or StoragePool()
         self.served: dict[tuple[str, str], ServedStore] = {}
         """Bundles of stores by the id of the store and the home of the bundle."""
-        self._without_room: dict[str, str] = {}
-        """Stores of the map that this server cannot hold, by id, and the reasons."""
+        self._without: dict[str, tuple[str, str]] = {}
+        """Stores of the map that this server cannot hold, by id, with code and text of the refusals."""
         self._busy: deque[ServedStore] = deque()
         """Stores with work for a later round, each once."""
         self._draining = False
@@ -222,8 +226,8 @@ class ParameterServer(Role):
             for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
                 self.served.pop(key).end()
                 self._loaded.set()
-            self._without_room = {
-                id: text for id, text in self._without_room.items() if cluster.store(id) is not None
+            self._without = {
+                id: refusal for id, refusal in self._without.items() if cluster.store(id) is not None
             }
             for name, store in cluster.stores.items():
                 if not _is_needed(cluster, store):
@@ -272,10 +276,13 @@ class ParameterServer(Role):
                 self._decline(store.id, home, why)
                 return None
             text = f"{self._identity.node} cannot hold its shards of store {name!r}: {why}"
-            logger.error("%s", text)
-            self._without_room[store.id] = f"{text}: add servers, or delete a store"
+            if store.id not in self._without:  # each change of the map tries again
+                self._notice(text)
+            if isinstance(error, MemoryError):
+                text = f"{text}: add servers, or delete a store"
+            self._without[store.id] = "no-room" if isinstance(error, MemoryError) else "unfit", text
             return None
-        self._without_room.pop(store.id, None)
+        self._without.pop(store.id, None)
         self.served[store.id, home] = served
         for member in record.members:
             self._links.begin_again(member, (store.id, home))
@@ -311,6 +318,7 @@ class ParameterServer(Role):
             disk=self._saved.begin(name, store, cluster),
             pins=self._saved.pins,
             at_once=self._at_once,
+            rules=self._rules,
         )
 
     def _removed(self, served: ServedStore) -> None:
@@ -340,9 +348,10 @@ class ParameterServer(Role):
         if (store, home) in self._declined:
             return
         self._declined.add((store, home))
+        cure = ": free memory there, add servers, or delete a store" if why == NO_MEMORY else ""
         self._notice(
             f"{self._identity.node} does not join the shards of {home} in store {store}: {why}; it is "
-            f"invited again after {PAUSE_S:g} s: free memory there, add servers, or delete a store"
+            f"invited again after {PAUSE_S:g} s{cure}"
         )
         self._spawn(f"leaves-{home}", self._leave_joining(store, home))
 
@@ -487,8 +496,8 @@ class ParameterServer(Role):
         served = self.served.get((id, home))
         if served is not None:
             return served
-        if id in self._without_room:
-            request.fail("no-room", self._without_room[id])
+        if id in self._without:
+            request.fail(*self._without[id])
         elif any(store == id for store, _ in self.served):
             request.fail("not-primary", f"{self._identity.node} has no copy of bundle {home or 'of its own'}")
         elif self.served:

@@ -139,6 +139,8 @@ class ServerState:
 
     Attributes:
         alone: Whether entries need neither other copies nor a disk, so that they are committed at once.
+        joins: Whether a batch may have several pushes. A rule of the user may refuse any of them, so there
+            each is a batch of its own.
     """
 
     def __init__(
@@ -166,6 +168,7 @@ class ServerState:
         )
         self.shards = self.bundle.shards
         self.alone = True
+        self.joins = True
         self.synchronous = summed_weight > 0
         """Whether pushes are added up (bsp)."""
         self._pending = PendingBytes(sum([shard.values.nbytes for shard in self.shards.values()]))
@@ -345,6 +348,8 @@ class ServerState:
 
     def _joins(self, follower: QueuedPush, head: QueuedPush) -> bool:
         """Return whether a push for the same shards may be applied in one batch with `head`."""
+        if not self.joins:
+            return False
         # An assignment replaces values, so no gradient joins it. Unapplied places differ from push to push.
         if follower.push.assign or head.push.assign or follower.unapplied or head.unapplied:
             return False

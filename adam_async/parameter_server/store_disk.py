@@ -618,7 +618,9 @@ class StoreDisk:
                 found[name.shard] = (generation, max(position, floor)), tensors
         if not found or keys[-1].position <= min(at for (_, at), _ in found.values()):
             return
-        replay = EntryReplay(catalogue, self._pieces[home], self._table, self._rules, found, origin)
+        replay = EntryReplay(
+            catalogue, self._pieces[home], self._table, self._rules, found, origin, self._ports.rules
+        )
         for entry in keys:
             parts = await segments.read_entry(entry)
             if not replay.take((entry.generation, entry.position), read_entry(parts, origin)):
@@ -761,7 +763,9 @@ class StoreDisk:
         if replay is None:
             found = {piece: await self._read_piece(name, origin, clock)}
             pieces, table = self._pieces[home], self._table
-            replay = EntryReplay(catalogue, pieces, table, self._rules, found, bundle_origin)
+            replay = EntryReplay(
+                catalogue, pieces, table, self._rules, found, bundle_origin, self._ports.rules
+            )
             self._last = (name, clock), replay
         bundle = replay.bundle_of(piece)
         missing = [number for number in numbers if ShardId(number) not in bundle.shards]

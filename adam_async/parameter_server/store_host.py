@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from adam_async.controller.client import Confirmation
@@ -24,6 +24,7 @@ from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardTable
 from adam_async.run.store_record import ArrayRecord, StoreRecord
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.child_process import run_module
 from adam_async.runtime.timeline import Timeline
 from dataflow import MakePool, WaitTimedOut
@@ -107,6 +108,7 @@ class StoreHost:
         disk: The store on the disk of the server; None without one.
         pins: The pins on the disk of the server; None without one.
         at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
+        rules: The rules of users that the server may apply.
     """
 
     me: Member
@@ -134,6 +136,7 @@ class StoreHost:
     disk: StoreDisk | None = None
     pins: Pins | None = None
     at_once: bool = True
+    rules: RuleSource = field(default_factory=RuleSource)
 
     @property
     def node(self) -> str:

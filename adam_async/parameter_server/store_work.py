@@ -18,6 +18,14 @@ class StoreWork:
     work: Work
     begin: float
     """Time of its begin, on the timeline's clock."""
+    may_refuse: bool = False
+    """Whether the rule may refuse some of the pushes."""
+
+    @property
+    def outcomes(self) -> Sequence[Sequence[bool]]:
+        """See `Applied.outcomes`."""
+        finite = self.work.finite
+        return finite if self.may_refuse and not all(map(all, finite)) else ()
 
 
 def begin_work(
@@ -45,4 +53,5 @@ def begin_work(
     ]
     if batch.pushes[0].push.assign:
         return StoreWork(batch, shards, applier.work_on_assignment(shards, gradients[0]), begin)
-    return StoreWork(batch, shards, applier.work_on(shards, gradients, batch.rates), begin)
+    work = applier.work_on(shards, gradients, batch.rates)
+    return StoreWork(batch, shards, work, begin, applier.may_refuse)

@@ -37,6 +37,7 @@ Files, in reading order:
 
     train_step.py, step_model.py     a user's step in the place of a network; the step as a network
     user_code.py                     transforms, layers and steps imported by path; allowed modules
+    user_rules.py                    update rules imported by path; those that servers allow, by digest
 
     progress.py                      state of a run for the live table
     counts.py                        the numbers that each role counts, from their owners to the report;

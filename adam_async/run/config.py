@@ -27,6 +27,7 @@ from adam_async.option_types import (
     check_modes,
     check_types,
     excluded_options,
+    fault_of_path,
     options_of,
 )
 from adam_async.run.addresses import addresses_in, check_address, check_controllers, named_once
@@ -128,10 +129,6 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 Damaged = Literal["error", "skip"]
 """Treatment of damaged images."""
 
-RuleName = Literal["auto", "sgd", "adagrad", "adam", "adamw"]
-"""``auto``, and the names in `adam_async.model.rules.RULES`, a module that this file does not import, because
-it loads NumPy."""
-
 SUMS_BYTES = 64 << 20
 """Maximum size of a model whose workers send sums in one process by default, in bytes."""
 
@@ -169,6 +166,18 @@ _Halo = Literal["auto", "exchange", "recompute"]
 _Protocol = Literal["auto", "delta", "factors"]
 _Weights = Literal["auto", "copy", "aliased"]
 _Ack = Literal["auto", "single", "replicated", "durable"]
+
+
+def _check_rule(name: str, rule: str) -> None:
+    if rule == "auto" or (":" in rule and not fault_of_path(rule)):
+        return
+    from adam_async.model.rules import RULES  # imports NumPy
+
+    if rule not in RULES:
+        raise ConfigError(
+            f"{name} must be auto, {', '.join(RULES)}, or package.module:Class of a rule of yours, not "
+            f"{rule!r:.80}"
+        )
 
 
 def _check_bind(name: str, address: str) -> None:
@@ -263,10 +272,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     default they use one address for all. train needs --processes too."""
     processes: Annotated[bool, CHANGES, OF_ROLES, Not(IN_PLACE, _ONE_MEMORY), _NOT_BY_HAND] = False
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
-    rule: Annotated[RuleName, DECIDED] = "auto"
-    """Update rule; auto is adam for the model that --model auto makes for photographs, else sgd. Fewer than
-    240 photographs then also train in groups of 4 to 15 images, one in flight, unless --in-flight, or another
-    --images-per-group than 16, is given."""
+    rule: Annotated[str, DECIDED, Check(_check_rule)] = "auto"
+    """Update rule: sgd, adagrad, adam, adamw, a rule of yours as package.module:Class
+    (docs/how-to/write-your-own-rule.md), or auto. auto is adam for the model that --model auto makes for
+    photographs, else sgd. Fewer than 240 photographs then also train in groups of 4 to 15 images, one in
+    flight, unless --in-flight, or another --images-per-group than 16, is given."""
+    rule_args: str = ""
+    """Constants of a rule of yours, as a JSON object such as '{"decay": 0.1}'."""
+    rule_record: Annotated[str, DECIDED, UNTYPED] = ""
+    """Record of a rule of yours, as JSON text, with the digest of its file; the run sets it."""
     rate: Annotated[float, Meta(ge=0.0), DECIDED] = 0.0
     """Learning rate; 0 is the rule's default."""
     momentum: Fraction = 0.0
@@ -369,7 +383,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         check_types(self)
-        if any(getattr(self, name) for name in _OF_RULES):
+        if self.has_user_rule:
+            self._check_user_rule()
+        elif self.rule_args or self.rule_record:
+            raise ConfigError(
+                f"rule_args={self.rule_args} has no effect with rule={self.rule}: it is for a rule of yours, "
+                "package.module:Class"
+            )
+        elif any(getattr(self, name) for name in _OF_RULES):
             from adam_async.model.rules import rule_of  # imports NumPy
 
             rule_of(self)
@@ -382,6 +403,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         self._check_copies()
         if self.record:
             self._check_record()
+
+    def _check_user_rule(self) -> None:
+        for name in _OF_RULES:
+            if value := getattr(self, name):
+                raise ConfigError(
+                    f"{name}={value} has no effect with rule={self.rule}, a rule of yours: give its "
+                    f"constants as rule_args, or leave {name} out"
+                )
+        if self.weights == "aliased":
+            raise ConfigError(
+                f"weights=aliased excludes rule={self.rule}, a rule of yours, because servers check its "
+                "results: leave weights at auto"
+            )
+        if self.rule_record:
+            from adam_async.model.rules import rule_of  # imports NumPy
+
+            rule_of(self)
 
     def _check_copies(self) -> None:
         if self.copies > self.servers:
@@ -483,6 +521,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         return self.rule in ("auto", "sgd") and self.pull_every > 1 and not self.synchronous
 
+    @property
+    def has_user_rule(self) -> bool:
+        """Whether the rule is one of the user, by import path."""
+        return ":" in self.rule
+
     def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
         """Return the mode of the workers: the wanted mode, or in place if possible.
 
@@ -494,7 +537,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         if self.weights == "aliased" and not one_process:
             raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
-        is_copied = self.weights == "copy" or not one_process or self.copies_in_force > 1
+        is_copied = (
+            self.weights == "copy" or not one_process or self.copies_in_force > 1 or self.has_user_rule
+        )
         return "copy" if is_copied or excluded_options(self, IN_PLACE) else "aliased"
 
     def protocol_in(self, *, one_process: bool, model_bytes: int) -> Literal["auto", "delta", "factors"]:

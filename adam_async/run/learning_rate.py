@@ -69,7 +69,9 @@ def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float 
     if config.rate:
         return config.rate
     if config.rule not in ("auto", "sgd"):
-        return {"adagrad": 0.01, "adam": 0.001, "adamw": 0.001}[config.rule]
+        from adam_async.model.rules import rule_of  # imports NumPy
+
+        return rule_of(config).rate
     size = config.images_per_update / 16
     rate = USUAL_RATE * (1 - config.momentum) * min(size, math.sqrt(size), 2.0) * norm_scale(squared_norm)
     stale, fresh = _stale_groups(config, groups_in_flight), rate

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from adam_async.errors import ConfigError
+from adam_async.model.rules import ImportedRule
 from adam_async.option_types import fault_of
 from adam_async.run.shard_table import fault_of_shards, shard_sizes
 from adam_async.run.store_record import (
@@ -31,6 +32,10 @@ def check_store(store: StoreRecord) -> str:
         return "in_place changes values without pushes, and durable is about pushes: set one of them only"
     if store.in_place and store.copies > 1:
         return f"in_place allows one copy, and copies is {store.copies}: set one of them only"
+    if store.in_place and any(isinstance(rule, ImportedRule) for rule in store.rules):
+        return (
+            "in_place applies rules without checks of their results, so no rule of the user: set it to False"
+        )
     if store.min_in_sync > store.copies:
         return f"min_in_sync is {store.min_in_sync}, and copies {store.copies}"
     return ""

@@ -1,7 +1,8 @@
 """User code by import path: transforms ``package.module:function``, layers and steps.
 
 A message has the import path of a class, not the class: the receiver imports its module, and so runs it. A
-layer is ``package.module:Class``, and the factory of a step ``package.module:factory``.
+layer is ``package.module:Class``, and the factory of a step ``package.module:factory``. `user_rules.py` has
+update rules.
 
 The record of a run names its step and the functions of its transforms, and a party with the token of a
 cluster can submit any record. A worker therefore imports only the modules that its own command line allows,
@@ -305,17 +306,20 @@ def import_step(path: str, args: Mapping[str, Any]) -> NamedStep:
     return NamedStep(step, path, same)
 
 
-def read_step_args(text: str | None) -> dict[str, Any]:
-    """Read the arguments of a step from JSON text.
+def read_args(text: str | None, name: str) -> dict[str, Any]:
+    """Read arguments of code of the user from JSON text; none from an empty one.
+
+    Args:
+        name: Option with the text.
 
     Raises:
         ConfigError: The text is no JSON object.
     """
     try:
-        return msgspec.json.decode(text, type=dict[str, Any]) if text is not None else {}
+        return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(
-            f"--step-args must be a JSON object such as '{{\"hidden\": 64}}', not {text!r:.80}: {error}"
+            f"{name} must be a JSON object such as '{{\"hidden\": 64}}', not {text!r:.80}: {error}"
         ) from None
 
 
@@ -383,7 +387,7 @@ def import_words(layers: Mapping[str, str], step: str | None, folders: Sequence[
 
 def allowed_words(modules: Sequence[str], layers: Sequence[str], folders: Sequence[Path]) -> tuple[str, ...]:
     """Return the words of a worker's command line for options `--allow-step`, `--layer` and `--step-path`."""
-    words = [*_folder_words(folders)]
+    words = [*folder_words(folders)]
     words += [word for layer in layers for word in ("--layer", layer)]
     words += [word for module in modules for word in ("--allow-step", module)]
     return tuple(words)
@@ -398,9 +402,10 @@ def transform_words(
         besides: Further functions, ``package.module:function``.
     """
     functions = dict.fromkeys((*named_functions(steps), *besides))
-    words = _folder_words(folders) if functions else []
+    words = folder_words(folders) if functions else []
     return (*words, *(word for name in functions for word in ("--allow-transform", name)))
 
 
-def _folder_words(folders: Sequence[Path]) -> list[str]:
+def folder_words(folders: Sequence[Path]) -> list[str]:
+    """Return the words of a command line that add folders to those of imports."""
     return [word for folder in folders for word in ("--step-path", str(folder.resolve()))]

@@ -44,7 +44,7 @@ from adam_async.run.store_record import (
     store_key,
 )
 from adam_async.run.token_file import check_token_is_for
-from adam_async.store.arrays import InitialArrays, records_of
+from adam_async.store.arrays import InitialArrays, StoreRule, records_of
 
 _P = ParamSpec("_P")
 _Described = TypeVar("_Described")
@@ -118,7 +118,9 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
             and neither `name` nor `dir`, each call opens a new store, with this client alone.
         create: ``auto`` creates the store if it is absent, ``new`` refuses one that exists, and ``never``
             only joins, or restores a store from the disks of servers.
-        rule: Update rule of all arrays, or of each by name.
+        rule: Update rule of all arrays, or of each by name. The servers of a cluster apply a `UserRule` only
+            if they allow it (``adam-async ps --allow-rule``); those of ``local`` allow the rules of this
+            call.
         consistency: ``asp`` without clocks; ``ssp:S``, in which a pull at step t waits until every client has
             ended step t - S; or ``bsp``, in which the servers apply the mean of the clients' gradients at
             each step.
@@ -151,7 +153,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
 
     name: Annotated[str | None, Check(_check_name)] = None
     create: Literal["auto", "new", "never"] = "auto"
-    rule: Annotated[AnyRule | Mapping[str, AnyRule], OBJECT, _WITH_ARRAYS] = Sgd()
+    rule: Annotated[StoreRule | Mapping[str, StoreRule], OBJECT, _WITH_ARRAYS] = Sgd()
     consistency: Annotated[str, Check(check_consistency), _WITH_ARRAYS] = "asp"
     replicas: Annotated[int, Meta(ge=0, le=MOST_CLIENTS), BY_CREATOR] = 0
     copies: Annotated[

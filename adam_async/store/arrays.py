@@ -12,24 +12,29 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from adam_async.errors import ConfigError, StoreError
-from adam_async.model.rules import AnyRule
+from adam_async.model.rules import RULES, AnyRule, UserRule
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.store_record import DTYPES, ArrayRecord, check_arrays
+from adam_async.run.user_rules import record_of
 
 Gradient = ArrayLike | Factors
+
+StoreRule = AnyRule | UserRule
+"""An update rule of a store."""
 
 InitialArrays = Mapping[str, NDArray[Any] | ArraySpec]
 """Arrays with their initial values, or specifications of arrays that begin at zero, by name."""
 
 
 def records_of(
-    arrays: InitialArrays, rule: AnyRule | Mapping[str, AnyRule]
+    arrays: InitialArrays, rule: StoreRule | Mapping[str, StoreRule]
 ) -> tuple[tuple[ArrayRecord, ...], tuple[AnyRule, ...]]:
-    """Return the records of arrays, and their rules.
+    """Return the records of arrays, and their rules; of rules of the user their records.
 
     Raises:
         ConfigError: An array has another type than float32 or float64, or a value that is not finite; a name
-            is no text, no UTF-8 or too long; or the mapping of rules and the arrays differ in names.
+            is no text, no UTF-8 or too long; the mapping of rules and the arrays differ in names; or servers
+            cannot import a rule of the user.
     """
     if not isinstance(arrays, Mapping):
         raise ConfigError(f"arrays is a mapping of names to arrays, not {type(arrays).__name__}")
@@ -47,13 +52,21 @@ def records_of(
         mine = rule.get(name) if isinstance(rule, Mapping) else rule
         if mine is None:
             raise ConfigError(f"rule names no rule for array {name[:80]!r}")
-        if not isinstance(mine, AnyRule):
-            raise ConfigError(f"the rule of array {name[:80]!r} is {mine!r}; use Sgd, Adagrad, Adam or AdamW")
+        used: Any = record_of(mine) if isinstance(mine, UserRule) else mine
+        if not isinstance(used, AnyRule):
+            known = ", ".join(kind.__name__ for kind in RULES.values())
+            raise ConfigError(f"the rule of array {name[:80]!r} is {mine!r:.200}; use {known} or a UserRule")
         spec = array if isinstance(array, ArraySpec) else _spec_of(name, array)
-        number = rules.setdefault(mine, len(rules))
+        number = rules.setdefault(used, len(rules))
         found.append(ArrayRecord(name, spec.shape, spec.dtype, number, spec.split))
     check_arrays(found, rules=len(rules))
     return tuple(found), tuple(rules)
+
+
+def user_rules_in(rule: StoreRule | Mapping[str, StoreRule]) -> tuple[type[UserRule], ...]:
+    """Return the classes of the rules of the user among the rules of a store."""
+    rules = rule.values() if isinstance(rule, Mapping) else (rule,)
+    return tuple(dict.fromkeys([type(each) for each in rules if isinstance(each, UserRule)]))
 
 
 def _spec_of(name: str, array: Any) -> ArraySpec:

@@ -6,7 +6,7 @@ keep their stores there, and so has each store without a name, whose memory is f
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,9 @@ from adam_async.cluster.roles.controller import controller
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.cluster.roles.place import Place
 from adam_async.messages import role_table
+from adam_async.model.rules import UserRule
 from adam_async.run.config import Waits
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.clock import system_entropy
 from transport import BufferPool, LocalNetwork, Network
 
@@ -45,6 +47,7 @@ class _LocalServers:
 
     def __init__(self, folder: Path | None) -> None:
         self.users = 0
+        self.rules = RuleSource()
         self._folder = folder
         self._access: asyncio.Future[ServerAccess] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -105,7 +108,7 @@ class _LocalServers:
             )
             async with controller(place) as leader:
                 place = replace(place, node="ps-0", controller=leader.address)
-                async with parameter_server(place, folder=self._folder) as server:
+                async with parameter_server(place, folder=self._folder, rules=self.rules) as server:
                     await server.joined()
                     access.set_result(ServerAccess(network=network, controllers=leader.address))
                     await unused.wait()
@@ -123,7 +126,11 @@ _OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path | str | None, _
 
 @asynccontextmanager
 async def local_servers(
-    folder: Path | None = None, name: str = "", *, is_own: bool = False
+    folder: Path | None = None,
+    name: str = "",
+    *,
+    is_own: bool = False,
+    rules: Sequence[type[UserRule]] = (),
 ) -> AsyncIterator[ServerAccess]:
     """Use the servers of the running loop; the first user starts them, and the last user ends them.
 
@@ -131,12 +138,15 @@ async def local_servers(
         folder: Folder in which the servers keep their stores; None: in memory only.
         name: Name of the store.
         is_own: Whether the store has servers of its own. Other clients find it there by its name.
+        rules: Rules of the user that the servers may apply from now on.
     """
     loop = asyncio.get_running_loop()
     of_loop = _OF_LOOP.setdefault(loop, {})
     key = name if is_own or (folder is None and name in of_loop) else folder
     servers = of_loop.setdefault(key, _LocalServers(folder))
     try:
+        for rule in rules:
+            servers.rules.allow(rule)
         access = await servers.enter()
         try:
             yield access

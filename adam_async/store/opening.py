@@ -34,6 +34,7 @@ from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from adam_async.store.arguments import LOCAL, OpenArguments, consistency_of
+from adam_async.store.arrays import user_rules_in
 from adam_async.store.calls import Calls, check_loop
 from adam_async.store.joining import Joining
 from adam_async.store.layout import StoreLayout
@@ -259,7 +260,9 @@ class Opening(Generic[S]):
         self._arguments = arguments
         self._name = arguments.name or f"unnamed-{system_entropy(6).hex()}"
         folder = None if arguments.dir is None else Path(arguments.dir).resolve()
-        self._servers = local_servers(folder, self._name, is_own=arguments.name is None)
+        self._servers = local_servers(
+            folder, self._name, is_own=arguments.name is None, rules=user_rules_in(arguments.rule)
+        )
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
 

@@ -14,7 +14,7 @@ from adam_async.cli.terminal import Terminal, new_table
 from adam_async.errors import ConfigError
 from adam_async.option_types import check_bounds
 from adam_async.run.config import Config
-from adam_async.run.user_code import add_import_folder, import_step, read_step_args
+from adam_async.run.user_code import add_import_folder, import_step, read_args
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from tests.drill.command import DrillOptions
@@ -148,7 +148,7 @@ def step_of(options: DrillOptions) -> DrilledStep | None:
         return None
     for folder in options.step_path:
         add_import_folder(folder)
-    args = read_step_args(options.step_args)
+    args = read_args(options.step_args, "--step-args")
     import_step(options.step, args)  # an error ends the command before the first process starts
     return DrilledStep(options.step, args, options.step_path)
 

@@ -195,6 +195,25 @@ def test_a_worker_trains_a_step_that_its_command_line_allows() -> None:
         assert "step   tests.adam_async.steps:softmax: 651 values in 3 arrays" in output
 
 
+RULE = ("--rule", "tests.adam_async.rules:Means", "--step-path", str(ROOT), "--epochs", "1", "--rate", "0.01")
+
+
+def test_a_server_applies_a_rule_that_its_command_line_allows_and_no_other() -> None:
+    with ExitStack() as stack:
+        meet, start = started_by_hand(stack)
+        allow = ("--allow-rule", "tests.adam_async.rules:Means", "--step-path", str(ROOT))
+        server = start("ps", *allow, "--controller")
+        assert f"imports also find modules in {ROOT}" in server.output
+        start("data", "--data", "digits", "--controller")
+        start("worker", "--threads", "1", "--join")
+        assert "after 1 epoch" in run("train", *RULE, "--controller", meet)
+        other = ("--rule", "tests.adam_async.rules:Picky", *RULE[2:])
+        output = run("train", *other, "--controller", meet, code=5)
+        assert "does not allow rule tests.adam_async.rules:Picky" in output
+        assert "--allow-rule tests.adam_async.rules:Picky" in output
+        assert "after 1 epoch" in run("train", *RULE, "--controller", meet)
+
+
 INVERT = "tests.adam_async.own_transform:invert"
 
 

@@ -8,13 +8,18 @@ from adam_async.cluster.roles.place import Place, listening
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import FLUSH_S
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.machine import apply_numerics, available_bytes
 from dataflow import ComputePool
 
 
 @asynccontextmanager
 async def parameter_server(
-    place: Place, *, folder: Path | None = None, flush_s: float = FLUSH_S
+    place: Place,
+    *,
+    folder: Path | None = None,
+    flush_s: float = FLUSH_S,
+    rules: RuleSource | None = None,
 ) -> AsyncIterator[ParameterServer]:
     """Run a parameter server; for errors see `listening` and, with a folder, `opened_disk`.
 
@@ -22,11 +27,12 @@ async def parameter_server(
         place: Place of the server.
         folder: Folder in which the server keeps its shards; None: in memory only.
         flush_s: Time between two rounds of writing to the folder, in seconds.
+        rules: The rules of users that the server may apply; None: none.
     """
     async with AsyncExitStack() as stack:
         disk = None
         if folder is not None:
-            disk = await stack.enter_async_context(opened_disk(folder, flush_s=flush_s))
+            disk = await stack.enter_async_context(opened_disk(folder, flush_s=flush_s, rules=rules))
         role = ParameterServer(
             place.settings("ps"),
             make_pool=ComputePool,
@@ -35,5 +41,6 @@ async def parameter_server(
             numerics=apply_numerics(),
             copies=place.copies,
             disk=disk,
+            rules=rules,
         )
         yield await stack.enter_async_context(listening(role, place))

@@ -37,6 +37,7 @@ from adam_async.run.partition import table_of
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.store_record import NUM_BUCKETS
 from adam_async.run.user_code import NamedStep, check_named, functions_for
+from adam_async.run.user_rules import RuleSource
 from adam_async.worker.push_plan import plan_pushes
 
 ORDERS_KEPT = 8
@@ -64,9 +65,11 @@ class Replay:
     Args:
         functions: Transforms of the record, as ``package.module:function``, that the replay may import.
         step: Step of the record, if the run trained one.
+        rules: Rules of the user that the replay may apply; None: none.
 
     Raises:
-        ConfigError: The record names another function to import, or another step.
+        ConfigError: The record names another function to import, another step, or a rule of the user that is
+            not among `rules` or has another file.
         StepFailed: The step raised.
         RecordError: The record is damaged, or the run has other data.
         SpecError: The kernels of the run are not installed here.
@@ -80,6 +83,7 @@ class Replay:
         layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS,
         functions: Collection[str] = (),
         step: NamedStep | None = None,
+        rules: RuleSource | None = None,
     ) -> None:
         header = recording.header
         check_named(header.transforms, "the record", allowed=functions)
@@ -115,7 +119,7 @@ class Replay:
         )
         model = self._model = RecordedModel(config, self.network, table, header.buckets)
         self._plan = plan
-        self._shards = ReplayedShards(model, rule)
+        self._shards = ReplayedShards(model, rule, rules or RuleSource())
         self._pushes = Pushes(table.shards, self.network.dtype, recording)
         self._recording = recording
         self._workers: dict[int, ReplayedWorker] = {}

@@ -17,14 +17,15 @@ from adam_async.errors import RecordError
 from adam_async.messages import Push, of_place
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import Rule
-from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.gradients import PushGradients, read_gradients
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage
+from adam_async.parameter_server.user_applier import applier_of
 from adam_async.run.config import Config
 from adam_async.run.ids import Version
 from adam_async.run.shard_table import ShardSpec, ShardTable
 from adam_async.run.step_model import RunModel, StepModel
+from adam_async.run.user_rules import RuleSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,14 +132,21 @@ def first_values(model: RunModel, seed: int) -> Callable[[str], NDArray[Any]]:
 
 
 class ReplayedShards:
-    """The shards of a run, from their initial values on."""
+    """The shards of a run, from their initial values on.
 
-    def __init__(self, model: RecordedModel, rule: Rule) -> None:
+    Args:
+        rules: The rules of the user that the replay may apply.
+
+    Raises:
+        ConfigError: The rule of the run is not among these, or has another file.
+    """
+
+    def __init__(self, model: RecordedModel, rule: Rule, rules: RuleSource) -> None:
         config, network, table = model.config, model.network, model.table
         self._table = table
         self._storage = ShardStorage(network.parameters, rule, network.dtype)
         self._shapes = {p.name: p.shape for p in network.parameters}
-        self._applier = Applier(rule, table.shards, network.dtype)
+        self._applier = applier_of(rule, table.shards, network.dtype, rules)
         self._scale_by_staleness = config.scale_by_staleness
         self._group_images = config.images_per_group
         first = first_values(network, config.seed)

@@ -47,6 +47,11 @@ def is_missing(dtype: "np.dtype[Any]") -> bool:
     return CACHE.is_kept and not CACHE.has(_kernel_name(dtype))
 
 
+def has_kernel(rule: Rule) -> bool:
+    """Return whether a compiled kernel applies a rule of this package."""
+    return isinstance(rule, Sgd | Adagrad | Adam)
+
+
 def _kernel_name(dtype: "np.dtype[Any]") -> str:
     return kept_name(apply_rule.__name__, dtype)
 

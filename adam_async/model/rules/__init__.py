@@ -4,8 +4,9 @@
     sgd.py       gradient descent, momentum, Nesterov's momentum
     adagrad.py   Adagrad
     adam.py      Adam, AdamW
+    imported.py  rules of users: their base class, their record, the checks of their results
 
-A further rule has a class in such a file, a place in `AnyRule` below, and its class among the
+A further rule has a class in such a file, a place in `BuiltinRule` below, and its class among the
 names of `adam_async`. `model/fast/rules.py` may have a compiled kernel for it. Options, records of the
 cluster map, messages and disks take their constants and bounds from the fields of the class.
 """
@@ -19,32 +20,39 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.model.rules.adagrad import Adagrad
 from adam_async.model.rules.adam import Adam, AdamW
+from adam_async.model.rules.imported import ImportedRule, UserRule
 from adam_async.model.rules.rule import BLOCK, Rule, RuleState, new_scratch
 from adam_async.model.rules.sgd import Sgd, plain_step
 
-AnyRule = Sgd | Adagrad | Adam | AdamW
+BuiltinRule = Sgd | Adagrad | Adam | AdamW
+"""A rule of this package."""
+
+AnyRule = BuiltinRule | ImportedRule
 """A rule in a message or a record, by the name in its field ``rule``."""
 
-RULES: Mapping[str, type[AnyRule]] = MappingProxyType(
-    {str(rule.__struct_config__.tag): rule for rule in get_args(AnyRule)}
+RULES: Mapping[str, type[BuiltinRule]] = MappingProxyType(
+    {str(rule.__struct_config__.tag): rule for rule in get_args(BuiltinRule)}
 )
-"""Rules by their names."""
+"""Rules of this package by their names."""
 
 CONSTANTS = tuple(
     dict.fromkeys(name for rule in RULES.values() for name in rule.__struct_fields__ if name != "rate")
 )
-"""Names of the constants of all rules."""
-
+"""Names of the constants of these rules."""
 
 def rule_of(options: Any) -> AnyRule:
     """Return the rule of a run.
 
     Args:
-        options: A struct with the name of the rule, and the constants of all rules (`Config`).
+        options: A struct with the name of the rule, and the constants of all rules (`Config`). For a rule of
+            the user it has the record of the rule, as JSON text.
 
     Raises:
-        ConfigError: A constant is out of range, or the rule does not have it.
+        ConfigError: A constant is out of range, the rule does not have it, or the record of the user's rule
+            is missing or wrong.
     """
+    if ":" in options.rule:
+        return _imported_rule(options)
     given: dict[str, Any] = {"weight_decay": options.weight_decay}
     given |= {
         field.name: value
@@ -61,3 +69,14 @@ def rule_of(options: Any) -> AnyRule:
                 f"{name} out"
             )
     return rule(**given)
+
+
+def _imported_rule(options: Any) -> ImportedRule:
+    """Return the record of the user's rule that a run names."""
+    try:
+        rule = msgspec.json.decode(options.rule_record, type=ImportedRule)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"rule_record of rule {options.rule} is no record: {error}") from None
+    if rule.path != options.rule:
+        raise ConfigError(f"rule_record is that of rule {rule.path}, not of {options.rule}")
+    return rule

@@ -66,10 +66,16 @@ resources:
 - --step-path
 - {{ $folder | replace "$(" "$$(" | quote }}
 {{- end }}
-{{- if ne .role "data" }}
+{{- if or (eq .role "worker") (eq .role "driver") }}
 {{- range $layer := $values.layers }}
 - --layer
 - {{ $layer | replace "$(" "$$(" | quote }}
+{{- end }}
+{{- end }}
+{{- if eq .role "ps" }}
+{{- range $rule := $values.allowRules }}
+- --allow-rule
+- {{ $rule | quote }}
 {{- end }}
 {{- end }}
 {{- if and $values.step (eq .role "worker") }}
@@ -183,7 +189,7 @@ spec:
         - --dir
         - /srv/adam/state
         {{- end }}
-        {{- if or (eq .role "data") (eq .role "worker") (eq .role "driver") }}
+        {{- if ne .role "controller" }}
         {{- include "adam.code" . | nindent 8 }}
         {{- end }}
       env:

@@ -29,15 +29,18 @@ def test_a_role_gets_the_options_of_the_run_that_its_command_has() -> None:
     assert words[words.index("--checksum") + 1] == "on"
 
 
-async def test_workers_and_data_servers_allow_the_code_that_the_command_names(tmp_path: Path) -> None:
+async def test_each_role_allows_the_code_that_the_command_names(tmp_path: Path) -> None:
     (tmp_path / "steps.toml").write_text('[[transform]]\nkind = "mine:invert"\n')
-    (tmp_path / "adam.toml").write_text('data = "digits"\naugment = true\ntransforms = "steps.toml"\n')
+    (tmp_path / "adam.toml").write_text(
+        'data = "digits"\naugment = true\ntransforms = "steps.toml"\nrule = "mine:Sign"\n'
+    )
     options = FromEnvironmentOptions(
         from_env=True,
         config=tmp_path / "adam.toml",
         allow_step=("mine.steps", "other"),
         layers=("odd=mine:Odd",),
         allow_transform=("mine:darker", "mine:invert"),
+        allow_rule=("mine:Lion",),
         step_path=(tmp_path,),
     )
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7000"}
@@ -45,8 +48,9 @@ async def test_workers_and_data_servers_allow_the_code_that_the_command_names(tm
     path = ("--step-path", str(tmp_path))
     steps = (*path, "--layer", "odd=mine:Odd", "--allow-step", "mine.steps", "--allow-step", "other")
     transforms = (*path, "--allow-transform", "mine:invert", "--allow-transform", "mine:darker")
+    rules = (*path, "--allow-rule", "mine:Sign", "--allow-rule", "mine:Lion")
     for role, node in found.assignment.roles:
-        wanted = {"worker": steps, "data": transforms}.get(role, ())
+        wanted = {"worker": steps, "data": transforms, "ps": rules}.get(role, ())
         assert found.arguments[node][len(found.arguments[node]) - len(wanted) :] == wanted
         assert ("--step-path" in found.arguments[node]) == bool(wanted)
 

@@ -7,10 +7,10 @@ import pytest
 
 from adam_async.errors import ModelError
 from adam_async.model import rule_batches
-from adam_async.model.kernels import make_batches
+from adam_async.model.kernels import is_uncompiled, make_batches
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rule_batches import NumpyBatches
-from adam_async.model.rules import Adagrad, Adam, AdamW, Sgd, new_scratch
+from adam_async.model.rules import Adagrad, Adam, AdamW, Rule, Sgd, new_scratch
 
 RULES = [
     Sgd(),
@@ -91,3 +91,19 @@ def test_compiled_batches_read_no_memory_outside_their_arrays(monkeypatch):
     target.values = np.zeros(16, np.float32)[::2]
     with pytest.raises(ModelError, match="C-contiguous"):
         batches.apply([target], [np.ones(8, np.float32)], [1.0])
+
+
+class Plain(Rule, frozen=True, kw_only=True, tag="plain"):
+    """A rule without a compiled kernel."""
+
+    def apply(self, values, state, gradient, *, rate, scratch):
+        values -= rate * gradient
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_rule_of_this_package_without_a_kernel_is_applied_by_numpy(monkeypatch, kernels):
+    monkeypatch.setattr("adam_async.model.kernels.RULES", {"plain": Plain})
+    dtype = np.dtype(np.float32)
+    assert isinstance(make_batches(Plain(), dtype, kernels), NumpyBatches)
+    if kernels == "numba":
+        assert not is_uncompiled(Plain(), dtype)

@@ -1,7 +1,6 @@
 """Rules equal their formulas, in place, at any size."""
 
 import tracemalloc
-from typing import get_args
 
 import msgspec
 import numpy as np
@@ -11,7 +10,7 @@ from adam_async.errors import ConfigError
 from adam_async.model import Adagrad, Adam, AdamW, ModelError, Sgd, new_scratch, plain_step
 from adam_async.model.keyed_random import Dice
 from adam_async.model.rules import BLOCK, RULES, AnyRule, rule_of
-from adam_async.run.config import Config, RuleName
+from adam_async.run.config import Config
 
 
 def normal(name, size):
@@ -201,8 +200,11 @@ def test_options_that_do_not_fit_the_rule_of_a_run_are_refused_with_the_cure(opt
         Config(**options)
 
 
-def test_the_names_of_rules_are_those_that_a_run_may_have():
-    assert get_args(RuleName) == ("auto", *RULES)
+def test_a_run_may_name_each_rule_and_the_error_of_another_name_has_them_all():
+    for name in RULES:
+        assert rule_of(Config(rule=name)).name == name
+    with pytest.raises(ConfigError, match=f"rule must be auto, {', '.join(RULES)}, or package"):
+        Config(rule="lion")
 
 
 NUMBERS = ["rate", "weight_decay", "momentum", "eps", "initial_accumulator_value"]

@@ -5,7 +5,6 @@ import random
 import numpy as np
 
 from adam_async.messages import Part, of_place
-from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import (
     Applied,
@@ -24,13 +23,18 @@ from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, rea
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
 from adam_async.parameter_server.store_work import begin_work
+from adam_async.parameter_server.user_applier import applier_of
 from adam_async.run.group_ranges import name_groups
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.user_rules import RuleSource
 from tests.adam_async.parameter_server.timelines import check_losses, push_on, tick_on
+from tests.adam_async.rules import Picky
 
 OURS = BucketId(0)
 WEIGHT = 4
+USERS = (Picky,)
+"""Rules of users that every copy may apply."""
 
 
 def spec_of(number, tensor, start, stop, row_size=1, bucket=OURS):
@@ -74,7 +78,10 @@ class Copy:
             log=OrderLog([spec.id for spec in HERE]),
         )
         self.state.alone = False
-        self.applier = Applier(rule, HERE, "float64")
+        self.refusals = []
+        """Sentences on the pushes that a rule of the user refused."""
+        self.applier = applier_of(rule, HERE, "float64", RuleSource(USERS), refused=self.refusals.append)
+        self.state.joins = not self.applier.may_refuse
 
     @property
     def bundle(self) -> Bundle:
@@ -94,7 +101,9 @@ class Copy:
             work = begun.work
             work.run(1 << 30)
             is_sum = isinstance(batch, ApplySum)
-            done = SumApplied(batch, [finite for (finite,) in work.finite]) if is_sum else Applied(batch)
+            done = Applied(batch, begun.outcomes)
+            if is_sum:
+                done = SumApplied(batch, [finite for (finite,) in work.finite])
             effects += self.state.handle(done)
         self.state.check_invariants()
         return effects

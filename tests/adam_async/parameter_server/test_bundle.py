@@ -3,7 +3,9 @@
 import pytest
 
 from adam_async.model.rules import Adam, Sgd
+from adam_async.run.user_rules import record_of
 from tests.adam_async.parameter_server.copies import WEIGHT, Copy, Joiner, RandomPrimary
+from tests.adam_async.rules import Picky
 
 MODES = {
     "asp": {},
@@ -11,7 +13,10 @@ MODES = {
     "ssp": {"clocked": True},
     "bsp": {"clocked": True, "summed_weight": WEIGHT},
 }
-RULES = {"sgd": Sgd(), "momentum": Sgd(momentum=0.9), "adam": Adam()}
+PICKY = record_of(Picky(most=1.5))
+"""A rule of the user that refuses about one push in three."""
+
+RULES = {"sgd": Sgd(), "momentum": Sgd(momentum=0.9), "adam": Adam(), "user": PICKY}
 STEPS = 150
 
 
@@ -63,3 +68,20 @@ def test_a_copy_that_joins_by_pieces_amid_entries_ends_with_the_same_bits(mode, 
     while joiner.applied < primary.copy.position:
         joiner.take(primary.log[joiner.applied])
     assert joiner.copy.digest() == primary.copy.digest()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_copies_refuse_the_same_pushes_of_a_rule_of_the_user_and_count_them(mode):
+    primary = RandomPrimary(Copy(PICKY, **MODES[mode]), 7)
+    member = Copy(PICKY, **MODES[mode])
+    primary.live()
+    for _ in range(STEPS):
+        primary.step()
+    primary.settle()
+    for parts in primary.log:
+        member.take(parts)
+    assert member.refusals == primary.copy.refusals
+    assert any("step raised ValueError('too large')" in text for text in member.refusals)
+    assert any("not finite" in text for text in member.refusals)
+    refused = sum(shard.tables.refused for shard in member.bundle.shards.values())
+    assert refused >= len(member.refusals) > 2

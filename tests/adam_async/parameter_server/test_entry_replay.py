@@ -15,13 +15,16 @@ from adam_async.parameter_server.piece_states import (
     tensors_of,
 )
 from adam_async.run.store_record import StoreRecord
+from adam_async.run.user_rules import RuleSource, record_of
 from tests.adam_async.parameter_server.copies import (
     PIECES,
     TABLE,
+    USERS,
     WEIGHT,
     Copy,
     RandomPrimary,
 )
+from tests.adam_async.rules import Picky
 
 MODES = {
     "asp": (Sgd(), {}),
@@ -30,6 +33,8 @@ MODES = {
     "scaled": (Sgd(), {"scales": True}),
     "ssp": (Sgd(), {"clocked": True}),
     "bsp": (Sgd(momentum=0.5), {"clocked": True, "summed_weight": WEIGHT}),
+    "user": (record_of(Picky(most=1.5)), {}),
+    "user in bsp": (record_of(Picky(most=1.5)), {"clocked": True, "summed_weight": WEIGHT}),
 }
 
 
@@ -90,7 +95,7 @@ def test_pieces_of_different_moments_and_all_later_entries_make_the_newest_state
     assert len(found) == len(PIECES)
     assert len({order for order, _ in found.values()}) > 1
 
-    replay = EntryReplay(catalogue_of(**options), PIECES, TABLE, [rule], found, "a test")
+    replay = EntryReplay(catalogue_of(**options), PIECES, TABLE, [rule], found, "a test", RuleSource(USERS))
     _, first = min(order for order, _ in found.values())
     for position, parts in enumerate(primary.log[first:], start=first + 1):
         assert replay.take((1, position), through_a_disk(parts))
@@ -162,3 +167,17 @@ def test_a_piece_that_is_not_replayed_is_refused_by_name():
     for piece in (0, len(PIECES) - 1):
         with pytest.raises(DataError, match=f"piece {piece} of a test is not on the disk"):
             replay.bundle_of(piece)
+
+
+def test_entries_of_a_rule_that_is_not_allowed_name_it_and_pieces_are_read_without_its_code():
+    rule = record_of(Picky())
+    primary = RandomPrimary(Copy(rule), 1)
+    found = {piece: ((1, 0), on_disk(primary.copy, piece)) for piece in range(len(PIECES))}
+    for _ in range(60):
+        primary.step()
+    primary.settle()
+    replay = EntryReplay(catalogue_of(), PIECES, TABLE, [rule], found, "a test")
+    assert replay.bundle_of(0).shards
+    with pytest.raises(DataError, match=r"entry \d+ of a test cannot be applied: .*--allow-rule tests\."):
+        for position, parts in enumerate(primary.log, start=1):
+            replay.take((1, position), through_a_disk(parts))

@@ -11,6 +11,7 @@ from adam_async.messages import (
     DUPLICATE,
     GAP,
     NOT_PRIMARY,
+    REFUSED,
     Problem,
     Pull,
     ReportSteps,
@@ -92,11 +93,11 @@ class Server(Timeline):
         body = ReportSteps(shards=tuple(shards), number=number, steps=told, **{**SENDER, **fields})
         return self.tell(StepsArrived(request, body))
 
-    def apply(self):
-        """Apply one batch."""
+    def apply(self, outcomes=()):
+        """Apply one batch; `outcomes` as in `Applied`."""
         batch, effects = self.state.take_batch()
         if batch is not None:
-            effects += self.tell(Applied(batch))
+            effects += self.tell(Applied(batch, outcomes))
         return effects
 
 
@@ -724,3 +725,43 @@ def test_a_session_that_is_forgotten_leaves_nothing():
     server.push("one", (0,), (1,), session=9)
     server.state.forget([(9, 1)])
     assert server.shard().last_number == {}
+
+
+def test_a_push_that_the_rule_refuses_uses_up_its_number_and_groups_and_is_refused_again():
+    server = Server(clocked=True)
+    server.push("a", (0, 1), (1, 1), groups=(1, 0, 2), clock=1)
+    (answer,) = server.apply([[False], [True]])
+    assert (answer.request, answer.body.versions) == ("a", (0, 1))
+    assert answer.body.problems == (Problem(0, REFUSED),)
+    assert [server.shard(number).tables.refused for number in (0, 1)] == [1, 0]
+    assert [server.shard(number).tables.groups for number in (0, 1)] == [{1: (0, 2)}] * 2
+    assert [dict(server.shard(number).clocks) for number in (0, 1)] == [{0: 1}] * 2
+    (again,) = server.push("again", (0, 1), (1, 1), groups=(1, 0, 2), clock=1)
+    assert again.body.problems == (Problem(0, REFUSED), Problem(1, DUPLICATE))
+    server.push("b", (0, 1), (2, 2), groups=(1, 2, 4), clock=2)
+    (answer,) = server.apply([[False], [False]])
+    assert answer.body.problems == (Problem(0, REFUSED), Problem(1, REFUSED))
+    server.state.check_invariants()
+
+
+def test_each_push_of_a_batch_is_taken_or_refused_by_itself():
+    server = Server()
+    for number in (1, 2, 3):
+        server.push(number, (0, 1), (number, number))
+    effects = server.apply([[True, False, True], [True, True, False]])
+    assert [effect.body.problems for effect in effects] == [
+        (),
+        (Problem(0, REFUSED),),
+        (Problem(1, REFUSED),),
+    ]
+    assert [server.shard(number).version for number in (0, 1)] == [2, 2]
+    assert [server.shard(number).tables.refused for number in (0, 1)] == [1, 1]
+
+
+def test_pushes_to_a_rule_of_the_user_are_batches_of_their_own():
+    server = Server()
+    server.state.joins = False
+    for number in (1, 2):
+        server.push(number, (0,), (number,))
+    assert answers(server.apply()) == [1]
+    assert answers(server.apply()) == [2]

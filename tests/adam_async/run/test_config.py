@@ -57,7 +57,10 @@ from adam_async.run.store_record import NUM_BUCKETS
         ({"epoch_fraction": 1.5}, "epoch_fraction must be above 0 and at most 1, not 1.5"),
         ({"epoch_rule": "time"}, "epoch_rule must be one of replicas, images, not 'time'"),
         ({"until_accuracy": 98.7}, "until_accuracy must be within 0 and 1, not 98.7"),
-        ({"rule": "newton"}, "rule must be one of auto, sgd, adagrad, adam, adamw, not 'newton'"),
+        (
+            {"rule": "newton"},
+            "rule must be auto, sgd, adagrad, adam, adamw, or package.module:Class",
+        ),
         ({"dtype": "float16"}, "dtype must be one of float32, float64, not 'float16'"),
         ({"epochs": "three"}, "epochs must be a whole number, not 'three'"),
         ({"epochs": 1.5}, "epochs must be a whole number, not 1.5"),

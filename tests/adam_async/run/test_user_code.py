@@ -29,8 +29,8 @@ from adam_async.run.user_code import (
     import_words,
     imported_functions,
     named_step,
+    read_args,
     read_layers,
-    read_step_args,
     transform_words,
 )
 from tests.adam_async.runs import Trap
@@ -315,7 +315,7 @@ def test_the_words_of_a_worker_name_all_that_it_may_import(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["[1]", "{", "3", '{"a": NaN}'])
 def test_arguments_of_a_step_are_a_json_object(text):
-    assert read_step_args('{"hidden": 64}') == {"hidden": 64}
-    assert read_step_args(None) == {}
+    assert read_args('{"hidden": 64}', "--step-args") == {"hidden": 64}
+    assert read_args(None, "--step-args") == {}
     with pytest.raises(ConfigError, match="--step-args must be a JSON object"):
-        read_step_args(text)
+        read_args(text, "--step-args")

@@ -12,10 +12,12 @@ from adam_async.cluster.roles.place import Place
 from adam_async.messages import role_table
 from adam_async.model.rules import Sgd
 from adam_async.run.config import Waits
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.clock import system_entropy
 from adam_async.store import opening
 from adam_async.store.local_servers import ServerAccess
 from adam_async.store.store import ParameterStore
+from tests.adam_async.rules import Means, Picky
 from tests.adam_async.runs import until
 from transport import BufferPool, LocalNetwork
 
@@ -45,6 +47,8 @@ class Fleet:
         self._address = ""
         self._tasks = {}
         self.servers = {}
+        self.rules = {}
+        """Rules of users that each server allows, by node; others allow `Means` and `Picky`."""
 
     def _place(self, node):
         buffers = BufferPool()
@@ -82,7 +86,9 @@ class Fleet:
 
     async def _run(self, node, ready):
         folder = self._disks / node if self._disks is not None else None
-        async with parameter_server(self._place(node), folder=folder, flush_s=FLUSH_S) as server:
+        rules = RuleSource(self.rules.get(node, (Means, Picky)))
+        serving = parameter_server(self._place(node), folder=folder, flush_s=FLUSH_S, rules=rules)
+        async with serving as server:
             await server.joined()
             self.servers[node] = server
             ready.set_result(None)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -14,9 +14,11 @@ from adam_async.cluster.networks import LOOPBACK, cluster_network
 from adam_async.cluster.roles.controller import controller
 from adam_async.cluster.roles.parameter_server import parameter_server
 from adam_async.cluster.roles.place import Place
+from adam_async.model.rules import UserRule
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.config import Waits
+from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.clock import system_entropy
 from tests.transport.testing import FaultyNetwork
 from transport import BufferPool
@@ -46,9 +48,13 @@ class StoreServers:
 
 @asynccontextmanager
 async def store_servers(
-    count: int = 3, *, token: str | None = None, waits: Waits = WAITS
+    count: int = 3,
+    *,
+    token: str | None = None,
+    waits: Waits = WAITS,
+    rules: Sequence[type[UserRule]] = (),
 ) -> AsyncIterator[StoreServers]:
-    """Run a controller and parameter servers until the end of the block."""
+    """Run a controller and parameter servers, which allow some rules, until the end of the block."""
 
     def place(node, address=""):
         buffers = BufferPool()
@@ -65,8 +71,11 @@ async def store_servers(
 
     async with AsyncExitStack() as stack:
         leader = await stack.enter_async_context(controller(place("controller")))
+        allowed = RuleSource(rules)
         servers = [
-            await stack.enter_async_context(parameter_server(place(f"ps-{number}", leader.address)))
+            await stack.enter_async_context(
+                parameter_server(place(f"ps-{number}", leader.address), rules=allowed)
+            )
             for number in range(count)
         ]
         for server in servers:

@@ -224,7 +224,7 @@ FAR = "tcp://127.0.0.1:1"
         ),
         ({"rule": {"v": Sgd()}}, "rule names 'v', which are not in arrays"),
         ({"rule": {}}, "rule names no rule for array 'w'"),
-        ({"rule": "sgd"}, "the rule of array 'w' is 'sgd'; use Sgd, Adagrad, Adam or AdamW"),
+        ({"rule": "sgd"}, "the rule of array 'w' is 'sgd'; use Sgd, Adagrad, Adam, AdamW or a UserRule"),
         ({"token": "short"}, "token"),
         ({"token": derived_text(TOKEN, "worker")}, "holds the keys of role worker, and this is a client"),
         ({"token": derived_text(TOKEN, "client"), "reader": True}, "of role client, and this is a reader"),

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.parameter_server.apply import appliers_of
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.events import Applied, ApplySum, QueuedPin, SumApplied
@@ -30,9 +29,11 @@ from adam_async.parameter_server.pins import store_of
 from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.store_work import begin_work
+from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.persistence.keys import State
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_record import StoreRecord
+from adam_async.run.user_rules import RuleSource
 from tests.simulation.checkers.saved_pushes import digest_of
 from tests.simulation.scenario import Violation
 
@@ -61,7 +62,7 @@ class _Model:
             }
             self.pins.setdefault(store_of(entry.pin.pin), of_pieces)
         bundle.commit(entry)
-        appliers = appliers_of([*bundle.shards.values()], rules)
+        appliers = appliers_of([*bundle.shards.values()], rules, RuleSource())
         while (work := bundle.take_work()) is not None:
             begun = begin_work(work, lambda spec: appliers[spec.rule, spec.dtype], 0.0)
             begun.work.run()

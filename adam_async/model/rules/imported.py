@@ -1,0 +1,214 @@
+"""Pure: a rule of the user: its class, its record, and the checks of its results.
+
+A `UserRule` is code in a module of the user. Servers get its `ImportedRule`, which has the import path of the
+class and all other facts, so that only the servers that apply the rule import the module. All copies of a
+shard apply a rule to the same arrays and cut a shard at the same places, so a rule that is a function of its
+arguments gives the same bits, or the same refusal, on each of them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from traceback import extract_tb
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from adam_async.errors import AdamError, ConfigError
+from adam_async.model.rules.rule import Array, Rule, RuleState, Shape
+from adam_async.option_types import MOST_RULE_PATH, Amount, brief, check_types, fault_of_path
+
+MOST_CONSTANTS_TEXT = 4096
+"""Maximum length of the constants of a rule as JSON text, in bytes."""
+
+MOST_STATE_ARRAYS = 8
+"""Maximum number of state arrays of a rule."""
+
+MOST_FIRST = 1e38
+"""Maximum of the first value of a state array, without its sign."""
+
+MOST_STATE_NAME = 64
+"""Maximum length of the name of a state array, in characters."""
+
+
+class RuleRefused(AdamError):
+    """A rule of the user raised, or returned a result that the shard does not take."""
+
+
+class UserRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base class of the rules of users: a frozen value whose fields are its constants.
+
+        class SignSgd(UserRule):
+            decay: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+
+            def step(self, values, gradient, state, *, rate):
+                return values - rate * (np.sign(gradient) + self.decay * values), state
+
+    A rule is elementwise: the servers cut shards into ranges, and call `step` for each range.
+
+    Args:
+        rate: Default rate of pushes. Each client may have another one, and so may each push.
+
+    Raises:
+        ConfigError: A constant has another type, or is out of its bounds.
+    """
+
+    rate: Amount = 0.01
+
+    def __post_init__(self) -> None:
+        check_types(self, f"{type(self).__name__}: ")
+
+    @property
+    def arrays(self) -> Mapping[str, float]:
+        """State arrays, which are as long as the values: their names, each with its first value."""
+        return {}
+
+    @abstractmethod
+    def step(
+        self, values: Array, gradient: Array, state: Mapping[str, Array], *, rate: float
+    ) -> tuple[Array, Mapping[str, Array]]:
+        """Return new values, and the new state arrays by name.
+
+        The result must depend on the arguments alone. The servers refuse a push whose result is not finite,
+        has another shape or type, or is an error; then values and state stay as they were.
+
+        Args:
+            values: Flat values of a range of a shard, float32 or float64; read-only.
+            gradient: Gradient of the values, of the same shape and type; read-only.
+            state: The state arrays of the same range; read-only.
+            rate: Learning rate of this application.
+        """
+
+
+class ImportedRule(Rule, frozen=True, kw_only=True, tag="imported"):
+    """The record of a rule of the user.
+
+    Args:
+        path: Import path of its class, ``package.module:Class``.
+        digest: SHA-256 of the module's file, as 64 hexadecimal digits.
+        arrays: Names of its state arrays, each with its first value.
+        constants: Constants of the rule without its rate, as the text of a JSON object.
+
+    Raises:
+        ConfigError: A field is out of bounds.
+    """
+
+    path: Annotated[str, msgspec.Meta(max_length=MOST_RULE_PATH)]
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    arrays: Annotated[tuple[tuple[str, float], ...], msgspec.Meta(max_length=MOST_STATE_ARRAYS)] = ()
+    constants: Annotated[str, msgspec.Meta(max_length=MOST_CONSTANTS_TEXT)] = "{}"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shown = f"rule {self.path!r:.80}"
+        if fault := fault_of_path(self.path):
+            raise ConfigError(f"{shown}: {fault}")
+        if len(self.digest) != 64 or not set(self.digest) <= set("0123456789abcdef"):
+            raise ConfigError(f"{shown}: its digest is {self.digest!r:.80}, expected 64 hexadecimal digits")
+        if self.weight_decay:
+            raise ConfigError(
+                f"{shown}: weight_decay={self.weight_decay}: a constant of yours is in constants"
+            )
+        names = [name for name, _ in self.arrays]
+        if len(names) > MOST_STATE_ARRAYS or len(set(names)) < len(names):
+            raise ConfigError(
+                f"{shown}: it has state arrays {names!r:.200}: give at most {MOST_STATE_ARRAYS}, each with "
+                "another name"
+            )
+        for name, first in self.arrays:
+            if not name.isascii() or not name.isidentifier() or len(name) > MOST_STATE_NAME:
+                raise ConfigError(f"{shown}: state array {name!r:.80}: give it the name of a Python variable")
+            if not abs(first) <= MOST_FIRST:  # neither does a NaN
+                raise ConfigError(
+                    f"{shown}: the first value of state array {name} is {first}: give a finite one"
+                )
+        if len(self.constants.encode()) > MOST_CONSTANTS_TEXT:
+            raise ConfigError(
+                f"{shown}: its constants have {len(self.constants.encode())} bytes as JSON text; "
+                f"{MOST_CONSTANTS_TEXT} are the most"
+            )
+
+    @property
+    def name(self) -> str:
+        """See `Rule.name`: the import path."""
+        return self.path
+
+    @property
+    def text(self) -> str:
+        """The rule with its constants, and the first digits of the digest of its file."""
+        return f"{self.path} {self.constants} (file {self.digest[:12]})"
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """See `Rule.state_names`."""
+        return tuple([name for name, _ in self.arrays])
+
+    def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:
+        """Allocate the arrays at their first values."""
+        # Fresh pages of zeros take no memory before their first use.
+        return {
+            name: np.full(shape, first, dtype) if first else np.zeros(shape, dtype)
+            for name, first in self.arrays
+        }
+
+    def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
+        """Raise: only the servers that allow the rule have its code; see `UserApplier`."""
+        raise ConfigError(f"rule {self.path} is a rule of the user, and its code is not here")
+
+
+def checked_step(
+    rule: UserRule,
+    values: NDArray[Any],
+    gradient: NDArray[Any],
+    state: Mapping[str, NDArray[Any]],
+    *,
+    rate: float,
+) -> Sequence[NDArray[Any]]:
+    """Call a rule on read-only arrays, and check its result.
+
+    Args:
+        state: Its state arrays, all of them.
+
+    Returns the new values, and the new state arrays in the order of `state`.
+
+    Raises:
+        RuleRefused: The rule raised, wrote into its arguments, or returned a result with another form, shape
+            or type, or with a value that is not finite.
+        MemoryError: The memory is full, which may be so on one copy of a shard alone.
+    """
+    arguments = {name: _read_only(array) for name, array in state.items()}
+    try:
+        # The flags of the caller come back, whichever the rule sets.
+        with np.errstate(all="ignore"):
+            result = rule.step(_read_only(values), _read_only(gradient), arguments, rate=float(rate))
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        line = extract_tb(error.__traceback__)[-1].lineno
+        # Its frames lead to the tensors of the push, whose sender waits until nothing refers to them.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        raise RuleRefused(f"step raised {error!r:.200} in line {line}") from None
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise RuleRefused(f"step returned {brief(type(result))}, expected (values, state)")
+    new, kept = result
+    if set(kept) != set(state):
+        raise RuleRefused(
+            f"step returned state {sorted(map(str, kept))!r:.200}, expected the arrays {sorted(state)}"
+        )
+    found = {"values": new, **{f"state {name}": kept[name] for name in state}}
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (values.shape, values.dtype):
+            shown = (
+                f"{array.dtype} of {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            )
+            raise RuleRefused(f"step returned {name} as {shown}, expected {values.dtype} of {values.shape}")
+        if not np.isfinite(array).all():
+            raise RuleRefused(f"step returned {name} with a value that is not finite")
+    return tuple(found.values())
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view

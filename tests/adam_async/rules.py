@@ -1,0 +1,129 @@
+"""Rules of a user for tests: one that computes, one that refuses some pushes, and one that makes mistakes."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from adam_async.model.rules import UserRule
+
+Array = NDArray[Any]
+Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+
+class Means(UserRule):
+    """Steps along a mean of the gradients, which begins at `first`; `apply_means` is the same in a loop."""
+
+    share: Share = 0.9
+    first: float = 0.25
+
+    @property
+    def arrays(self) -> Mapping[str, float]:
+        return {"mean": self.first}
+
+    def step(
+        self, values: Array, gradient: Array, state: Mapping[str, Array], *, rate: float
+    ) -> tuple[Array, Mapping[str, Array]]:
+        mean = self.share * state["mean"] + (1.0 - self.share) * gradient
+        return values - rate * np.tanh(mean), {"mean": mean}
+
+
+def apply_means(
+    values: Array, gradients: list[Array], *, rate: float, share: float = 0.9, first: float = 0.25
+) -> tuple[Array, Array]:
+    """The values and means after pushes of these gradients."""
+    mean = np.full_like(values, first)
+    for gradient in gradients:
+        mean = share * mean + (1.0 - share) * gradient
+        values = values - rate * np.tanh(mean)
+    return values, mean
+
+
+class Picky(Means):
+    """`Means`, and refuses a range with a gradient above `most` in one of several ways, by its size."""
+
+    most: float = 1.0
+
+    def step(
+        self, values: Array, gradient: Array, state: Mapping[str, Array], *, rate: float
+    ) -> tuple[Array, Mapping[str, Array]]:
+        new, kept = super().step(values, gradient, state, rate=rate)
+        if gradient.max(initial=0.0) > 2 * self.most:
+            raise ValueError("too large")
+        if gradient.max(initial=0.0) > self.most:
+            new[-1] = np.inf
+        return new, kept
+
+
+class Wrong(UserRule):
+    """Makes the mistake `how`, for gradients above 0 only."""
+
+    how: str = ""
+
+    @property
+    def arrays(self) -> Mapping[str, float]:
+        return {"kept": 0.0}
+
+    def step(
+        self, values: Array, gradient: Array, state: Mapping[str, Array], *, rate: float
+    ) -> tuple[Array, Mapping[str, Array]]:
+        new, kept = values - rate * gradient, state["kept"] + gradient
+        if gradient.max(initial=0.0) <= 0:
+            return new, {"kept": kept}
+        return MISTAKES[self.how](new, kept, values, gradient, state)
+
+
+def _write(array: Array) -> Any:
+    array[:] = 7
+
+
+def _raise(error: BaseException) -> Any:
+    raise error  # the frame has the error, and the error the frame
+
+
+KEPT: list[Array] = []
+"""Arguments that a rule keeps."""
+
+
+MISTAKES: Mapping[str, Any] = {
+    "raises": lambda *_: _raise(KeyError("lost")),
+    "exits": lambda *_: _raise(SystemExit(3)),
+    "writes values": lambda new, kept, values, gradient, state: _write(values),
+    "writes the gradient": lambda new, kept, values, gradient, state: _write(gradient),
+    "writes state": lambda new, kept, values, gradient, state: _write(state["kept"]),
+    "no tuple": lambda new, *_: new,
+    "other shape": lambda new, kept, *_: (np.append(new, new[:1]), {"kept": kept}),
+    "other type": lambda new, kept, *_: (new.astype(np.float16), {"kept": kept}),
+    "no array": lambda new, kept, *_: (new.tolist(), {"kept": kept}),
+    "short state": lambda new, kept, *_: (new, {"kept": kept[1:]}),
+    "no state": lambda new, *_: (new, {}),
+    "more state": lambda new, kept, *_: (new, {"kept": kept, "other": kept}),
+    "keeps its arguments": lambda new, kept, values, gradient, state: KEPT.extend((values, gradient)),
+    "NaN": lambda new, kept, *_: (new * np.nan, {"kept": kept}),
+    "infinite state": lambda new, kept, *_: (new, {"kept": kept + np.inf}),
+}
+"""Mistakes by name."""
+
+RAISES, WRITES = _raise.__code__.co_firstlineno + 1, _write.__code__.co_firstlineno + 1
+WRITTEN = f"step raised ValueError('assignment destination is read-only') in line {WRITES}"
+
+SAID = {
+    "raises": f"step raised KeyError('lost') in line {RAISES}",
+    "exits": f"step raised SystemExit(3) in line {RAISES}",
+    "writes values": WRITTEN,
+    "writes the gradient": WRITTEN,
+    "writes state": WRITTEN,
+    "no tuple": "step returned <class 'numpy.ndarray'>, expected (values, state)",
+    "other shape": "step returned values as float32 of (6,), expected float32 of (5,)",
+    "other type": "step returned values as float16 of (5,), expected float32 of (5,)",
+    "no array": "step returned values as list, expected float32 of (5,)",
+    "short state": "step returned state kept as float32 of (4,), expected float32 of (5,)",
+    "no state": "step returned state [], expected the arrays ['kept']",
+    "more state": "step returned state ['kept', 'other'], expected the arrays ['kept']",
+    "keeps its arguments": "step returned <class 'NoneType'>, expected (values, state)",
+    "NaN": "step returned values with a value that is not finite",
+    "infinite state": "step returned state kept with a value that is not finite",
+}
+"""The refusal of each mistake on five values of float32."""
