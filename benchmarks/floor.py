@@ -1,6 +1,6 @@
 """The shortest honest push and pull over our link: the yardstick of `ParameterStore.push_pull`.
 
-    PYTHONPATH=CHECKOUT python benchmarks/floor.py [--kind push|once|echo] [--sizes 1024 1048576]
+    PYTHONPATH=CHECKOUT FLOOR_LINK=tcp|shared python benchmarks/floor.py [--kind once] [--sizes 1024 65536]
 
 The server, in its own process, validates each message, advances the session's number, refuses a gradient
 that is not finite, applies SGD, and answers with the values, which arrive in the client's array. *push*
@@ -11,7 +11,6 @@ link that takes builtins; *echo* has an answer without work and values. Prints t
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import argparse
 import asyncio
 import json
@@ -24,13 +23,14 @@ import msgspec
 import numpy as np
 import uvloop
 
-from transport import BufferPool, Identity, Link, Message, Request, RoleTable, TcpNetwork
+from transport import BufferPool, Identity, Link, LinkConfig, Message, Request, RoleTable, TcpNetwork
 
 KINDS, RATE = ("push", "once", "echo"), 0.1
 BLOCK = 32_768  # values that SGD changes at a time, so that they stay in a cache of the processor
 RULES = RoleTable({**{kind: {("client", "ps")} for kind in KINDS}, "pushed": {("ps", "client")}})
 CLIENT, SERVER = (Identity(role=role, node=role, incarnation=1) for role in ("client", "ps"))
-NETWORK = TcpNetwork(token=b"a token for measuring", entropy=os.urandom, rules=RULES)
+LINK: Any = {"config": LinkConfig(link="shared")} if os.environ.get("FLOOR_LINK") == "shared" else {}
+NETWORK = TcpNetwork(token=b"a token for measuring", entropy=os.urandom, rules=RULES, **LINK)
 TAKES_BYTES = isinstance(Message(type="push").meta, bytes)
 Push: Any = msgspec.defstruct("Push", [("shard", int), ("session", int), ("number", int), ("rate", float)])
 Pushed: Any = msgspec.defstruct("Pushed", [("number", int), ("version", int)])

@@ -2,8 +2,9 @@
 
     python -m benchmarks.push_pull --json push_pull.json --peer 'ps-lite=PYTHON PEER_SCRIPT --kind kvstore'
 
-Ours is `ParameterStore.push_pull`, on a controller and a parameter server in another process, over TCP, with
-one float32 array of each size in shards of at most 1 MiB.
+Ours is `ParameterStore.push_pull`, on a controller and a parameter server in another process, with one
+float32 array of each size in shards of at most 1 MiB. *store* is over TCP, as the peers; *shared* is the same
+with shared memory, the default between processes of one host.
 
 One row compares `--many` arrays of 1 KiB, pushed and pulled together, with one array of 1 MiB.
 
@@ -42,6 +43,7 @@ from adam_async.runtime.clock import system_entropy
 from benchmarks.harness import ROOT, Option, Row, beside, compared, interleaved, looped, printed, run
 from dataflow import ComputePool
 from transport import BufferPool
+from transport.config import LinkKind
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 RATE = 0.1
@@ -50,6 +52,8 @@ MANY = 1000
 
 SMALL_BYTES = 1 << 10
 """Size of each small array, in bytes."""
+
+SHARED_FLOOR = "floor in shared memory"
 
 WARM_S = 2.0
 """Seconds before the measurement, in which the server reads its compiled kernels."""
@@ -103,27 +107,30 @@ class Face:
         return float(values[next(iter(values))][-1])
 
 
-async def medians(address: str, sizes: list[int], many: int, warm_s: float) -> Times:
-    """Median microseconds of one push and pull together, on each side, for each size."""
+async def medians(address: str, sizes: list[int], many: int, warm_s: float, link: LinkKind) -> Times:
+    """Median microseconds of one push and pull together, for each size."""
     found: Times = {}
     for size in sizes:
         arrays = {"w": ArraySpec((size // 4,))}
-        async with opened(address, f"one-{size}", arrays) as store:
+        async with opened(address, f"one-{size}", arrays, link) as store:
             await asyncio.sleep(warm_s)
             found[f"store {size}"] = await time_pairs(Face(store, arrays).push_pull, size)
             await store.delete()
     together = {f"w{number}": ArraySpec((SMALL_BYTES // 4,)) for number in range(many)}
     one = {"w": ArraySpec((1 << 18,))}
-    async with opened(address, "many", together) as small, opened(address, "one", one) as large:
+    async with (
+        opened(address, "many", together, link) as small,
+        opened(address, "one", one, link) as large,
+    ):
         await asyncio.sleep(warm_s)
         found["many"] = await time_pairs(Face(small, together).push_pull, many * SMALL_BYTES)
         found["one"] = await time_pairs(Face(large, one).push_pull, 1 << 20)
     return found
 
 
-def opened(address: str, name: str, arrays: Mapping[str, ArraySpec]) -> Any:
+def opened(address: str, name: str, arrays: Mapping[str, ArraySpec], link: LinkKind = "tcp") -> Any:
     """Create a store of zeros."""
-    return ParameterStore.open(address, arrays, name=name, rule=Sgd(rate=RATE), create="new")
+    return ParameterStore.open(address, arrays, name=name, rule=Sgd(rate=RATE), create="new", link=link)
 
 
 async def time_pairs(push_pull: Callable[[], Awaitable[float]], size: int) -> float:
@@ -141,10 +148,10 @@ async def time_pairs(push_pull: Callable[[], Awaitable[float]], size: int) -> fl
     return statistics.median(times) * 1e6
 
 
-def ours(sizes: list[int], many: int, warm_s: float) -> Times:
+def ours(sizes: list[int], many: int, warm_s: float, link: LinkKind) -> Times:
     """One round of ours, with a new server process."""
     with beside(serve) as server:
-        return looped(medians(server.recv(), sizes, many, warm_s))
+        return looped(medians(server.recv(), sizes, many, warm_s, link))
 
 
 def peer_round(
@@ -155,11 +162,11 @@ def peer_round(
     return {str(row["bytes"]): row["pair_us"] for row in rows}
 
 
-def floor_round(checkout: Path, sizes: Sequence[int]) -> Times:
+def floor_round(checkout: Path, sizes: Sequence[int], link: LinkKind = "tcp") -> Times:
     """One round of the floor over the link of a checkout."""
     own = checkout / "benchmarks" / "floor.py"
     program = own if own.exists() else ROOT / "benchmarks" / "floor.py"
-    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve()), "FLOOR_LINK": link}
     return peer_round([sys.executable, str(program)], sizes, environment)
 
 
@@ -169,19 +176,25 @@ def measure(options: Namespace) -> Iterator[Row]:
     floors = {"floor": ROOT, **{f"floor of {path.name}": path for path in options.floor_of}}
     flat = options.many * SMALL_BYTES
     sides: dict[str, Callable[[], Times]] = {
-        "ours": partial(ours, options.sizes, options.many, options.warm),
+        "ours": partial(ours, options.sizes, options.many, options.warm, "tcp"),
+        "shared": partial(ours, options.sizes, options.many, options.warm, "shared"),
+        SHARED_FLOOR: partial(floor_round, ROOT, options.sizes, "shared"),
         **{name: partial(floor_round, path, [*options.sizes, flat]) for name, path in floors.items()},
         **{name: partial(peer_round, command, options.sizes) for name, command in peers.items()},
     }
     found = interleaved(sides, options.rounds)
 
-    def row(case: str, key: str, name: str, other: str) -> Row:
-        mine, theirs = ([times[at] for times in found[side]] for side, at in (("ours", key), (name, other)))
+    def row(case: str, key: str, name: str, other: str, *, side: str = "ours") -> Row:
+        mine, theirs = ([times[at] for times in found[of]] for of, at in ((side, key), (name, other)))
         multiple = statistics.median(us / short for us, short in zip(mine, theirs, strict=True))
-        more = {"multiple": round(multiple, 2)} if name in floors else {}
+        more = {"multiple": round(multiple, 2)} if name in floors or side == "shared" else {}
         return compared(case, mine, theirs, "us", less_is_better=True, **more)
 
     for size in options.sizes:
+        case = f"push, SGD, pull of {size} bytes: shared against"
+        yield row(f"{case} TCP", f"store {size}", "ours", f"store {size}", side="shared")
+        for name in (SHARED_FLOOR, *peers):
+            yield row(f"{case} {name}", f"store {size}", name, str(size), side="shared")
         for name in (*floors, *peers):
             case = f"push, SGD, pull of {size} bytes: store against {name}"
             yield row(case, f"store {size}", name, str(size))

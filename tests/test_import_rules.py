@@ -234,6 +234,11 @@ PORTS = (
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
     port("transport/buffers.py", "memory", "anonymous memory for what is received"),
     port("transport/sockets.py", "sockets system", "socket options of TCP links and listeners"),
+    port(
+        "transport/regions.py", "files memory sockets system", "memory that processes share, and its handover"
+    ),
+    port("transport/shared.py", "sockets", "the socket beside a stream, for the handover of regions"),
+    port("transport/unix.py", "sockets system", "Unix sockets beside listeners, and the users at their ends"),
     port("transport/slow.py", "clock threads", "wakes a loop more finely than its own timers can"),
 )
 

@@ -1,4 +1,4 @@
-"""Links: conversations that carry messages with tensors, in one process or over TCP, with equal behaviour.
+"""Links carry messages with tensors in one process, in shared memory, or over TCP, with equal behaviour.
 
 `network.py` listens and dials. Over TCP `greeter.py` carries out the handshake on each new connection, and
 hands the connection to a link (`tcp.py`). `link.py` checks on both sides whether a role may send a
@@ -21,6 +21,8 @@ Bytes on the wire:
     protocol.py                  one conversation without its stream: queue, pings, silent or stalled peers
 Kinds of links, and their networks:
     tcp.py, sockets.py           a link over TCP: joined writes, reads; addresses, socket options
+    shared.py, regions.py        a link between processes of one host; its shared memory
+    unix.py                       how these processes find each other: Unix sockets beside listeners
     local.py                     a link within one event loop: messages by reference, without frames
     slow.py                      simulated latency and bandwidth of links; arrival times on such a path
 Authentication:

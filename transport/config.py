@@ -9,11 +9,17 @@ MIB = 1 << 20
 Checksum = Literal["auto", "on", "off"]
 """Permitted values of `LinkConfig.checksum`."""
 
+LinkKind = Literal["auto", "shared", "tcp"]
+"""Permitted values of `LinkConfig.link`."""
+
 MOST_NODE_BYTES = 80
 """Maximum length of the name of a node, in bytes."""
 
 PROBES = 3
 """Number of unanswered probes after which the kernel ends a connection."""
+
+
+_WORDS = {"checksum": get_args(Checksum), "link": get_args(LinkKind)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +107,29 @@ class LinkConfig:
     close_s: float = 5.0
     """Seconds in which a closing link sends its unsent bytes; it drops the rest."""
 
+    link: LinkKind = "tcp"
+    """Kind of the links that this side dials: *tcp*; *shared*, by a Unix socket and shared memory with
+    processes of this host, and none with others; *auto*, shared where that is possible. A listener with
+    *shared* or *auto* takes both kinds."""
+
+    place_bytes: int = 8 * KIB
+    """Smallest payload that travels in shared memory, in bytes, on a link that has it; a smaller one takes
+    less time in the stream."""
+
+    shared_bytes: int = 64 * MIB
+    """Shared memory that this side of a link may fill for the other, in bytes, 128 MiB at most; further
+    payloads take the stream."""
+
     socket_buffer_bytes: int = 0
     """Size of SO_SNDBUF and SO_RCVBUF, in bytes; 0 keeps the kernel's tuning, which measured best."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "checksum":
-                if value not in get_args(Checksum):
-                    raise ValueError(
-                        f"checksum must be one of {', '.join(get_args(Checksum))}, not {value!r}"
-                    )
+            if field.name in _WORDS:
+                if value not in _WORDS[field.name]:
+                    words = ", ".join(_WORDS[field.name])
+                    raise ValueError(f"{field.name} must be one of {words}, not {value!r}")
             elif value <= 0 and field.name != "socket_buffer_bytes":
                 raise ValueError(f"{field.name} must be positive, not {value}")
         if not 0 < self.max_meta_bytes <= 16 * KIB:

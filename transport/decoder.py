@@ -30,11 +30,14 @@ from transport.frames import (
     CHECKSUM_BYTES,
     CHUNK,
     CLOSE,
+    FREED,
     KIND_NAMES,
     MAGIC,
     MAX_CHUNK_BYTES,
     MESSAGE,
     MORE,
+    PLACE_BYTES,
+    PLACED,
     PRELUDE_BYTES,
     REPLY,
     REQUEST,
@@ -62,7 +65,7 @@ _FLAGS: Final = MORE | CHECKED
 _STARTS: Final = {
     int.from_bytes(Struct("<4sBBH").pack(MAGIC, VERSION, kind, flags), "little"): (kind, flags)
     for kind in (MESSAGE, REQUEST, REPLY)
-    for flags in range(_FLAGS + 1)
+    for flags in (*range(_FLAGS + 1), PLACED)
 }
 """Kind and flags of the messages that may have a payload, by the first 8 bytes of their prelude."""
 
@@ -77,6 +80,19 @@ class Memory(Protocol):
         self, size_bytes: int, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> tuple[Tensor, memoryview]:
         """Lend an array in 64-byte aligned memory, and a view of at least its bytes to fill it."""
+
+
+class Blocks(Protocol):
+    """The shared memory of the peer: the part of an `Inbox` that a decoder uses."""
+
+    def take(self, number: int, total: int) -> memoryview:
+        """Return the bytes of a block that a frame names."""
+
+    def give_back(self, number: int, total: int) -> None:
+        """Return a block of which this side has a copy."""
+
+    def lend(self, number: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
+        """Return read-only views of a taken block."""
 
 
 class Registered(msgspec.Struct, frozen=True, eq=False):
@@ -198,11 +214,13 @@ class FrameDecoder:
     Attributes:
         registered: Destinations of replies, by request id; the owner adds and removes them.
         bytes_moved: Bytes copied after their arrival.
+        inbox: The shared memory of the peer; None on other links.
     """
 
     def __init__(self, config: LinkConfig, memory: Memory) -> None:
         self.registered: dict[int, Registered] = {}
         self.bytes_moved = 0
+        self.inbox: Blocks | None = None
         self._max_meta_bytes = config.max_meta_bytes
         self._max_message_bytes = config.max_message_bytes
         self._scratch_bytes = config.scratch_bytes
@@ -263,13 +281,17 @@ class FrameDecoder:
             start = min(end, payload + payload_length)
             arrived = view[payload:start]
             if flags >= CHECKED:
+                if flags >= PLACED:
+                    frames.append(self._placed(kind, request_id, packed, head_bytes, payload_length))
+                    continue
                 packed = self._open_checked(packed, payload_length, arrived)
             if kind <= _LAST_WITH_META:
                 made = self._message(kind, flags, request_id, packed, head_bytes, payload_length, arrived)
             elif kind == CHUNK:
                 made = self._chunk(flags, payload_length, head_bytes)
             else:
-                made = _make_frame((kind, request_id, None, 0, head_bytes))
+                message = Message(type="freed", meta=bytes(packed)) if kind == FREED else None
+                made = _make_frame((kind, request_id, message, 0, head_bytes))
             if not isinstance(made, _Arrival):
                 frames.append(made)
                 continue
@@ -360,11 +382,11 @@ class FrameDecoder:
         if not 0 < kind < len(KIND_NAMES):
             raise RemoteProtocolError("kind", f"unknown frame kind {kind}")
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
-        if flags > (_FLAGS if carries else MORE):
+        if flags > (_FLAGS if carries else MORE) and not (flags == PLACED and kind <= _LAST_WITH_PAYLOAD):
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} has unknown flags {flags:#x}")
         # The limit of a meta is that of its content; a checksum at its end is additional.
-        most = self._max_meta_bytes if kind <= _LAST_WITH_META else 0
-        if meta_length > most + (CHECKSUM_BYTES if flags & CHECKED else 0):
+        most = self._max_meta_bytes if kind <= _LAST_WITH_META or kind == FREED else 0
+        if meta_length > most + (CHECKSUM_BYTES if flags & (CHECKED | PLACED) else 0):
             raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
         if payload_length > (MAX_CHUNK_BYTES if carries else 0):
             raise RemoteProtocolError(
@@ -483,6 +505,45 @@ class FrameDecoder:
             return arrival
         message = Message(type=name, meta=meta, tensors=tensors)
         return _make_frame((kind, request_id, message, tensor_bytes, frame_bytes))
+
+    def _placed(
+        self, kind: int, request_id: int, packed: bytearray, head_bytes: int, payload_length: int
+    ) -> Frame:
+        """Read a message whose payload is in shared memory.
+
+        A reply that no memory is registered for has read-only views of the block. The tensors of other
+        messages are copies, which their sender cannot change while they are checked and used.
+        """
+        if self.inbox is None or payload_length or len(packed) < PLACE_BYTES:
+            raise RemoteProtocolError("flags", f"a {kind_name(kind)} is flagged PLACED: nothing is shared")
+        block = int.from_bytes(packed[-PLACE_BYTES:], "little")
+        try:
+            name, meta, described = _UNPACK(packed[:-PLACE_BYTES])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RemoteProtocolError("meta", f"not type, meta, descriptions: {error}") from None
+        read = remembered_layout if len(described) <= REMEMBERED_BYTES else read_layout
+        _, specs, total, tensor_bytes, _ = read(described, self._max_message_bytes)
+        payload = self.inbox.take(block, total)
+        registered = self.registered.get(request_id) if kind == REPLY else None
+        tensors: tuple[Tensor, ...] = ()
+        if self._discards:
+            self.inbox.give_back(block, total)
+        elif registered is None and kind == REPLY:
+            tensors = self.inbox.lend(block, specs, total)
+        else:
+            if registered is not None and registered.described == described:
+                tensors = registered.tensors
+                _Scatter(_pieces(specs, tensors)).fill(payload)
+            else:
+                whole, memory = self._memory.lend(total, _UINT8, (total,))
+                memory[:total] = payload
+                tensors = tuple(
+                    [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
+                )
+            self.bytes_moved += total
+            self.inbox.give_back(block, total)
+        message = Message(type=name, meta=meta, tensors=tensors)
+        return _make_frame((kind, request_id, message, tensor_bytes, head_bytes))
 
     def _begin_large(self, arrival: _Arrival, payload_length: int, flags: int) -> None:
         """Begin a message of several frames, of which the first has ``payload_length`` bytes."""

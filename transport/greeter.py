@@ -1,7 +1,8 @@
-"""The handshake on a new TCP connection, from its first byte to its link."""
+"""The handshake on a new connection, from its first byte to its link."""
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 from transport.budget import Budget
@@ -10,6 +11,8 @@ from transport.decoder import Memory
 from transport.errors import HandshakeRejected, LinkBroken, LinkClosed, RemoteProtocolError, TransportError
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
 from transport.messages import Identity, RoleTable
+from transport.regions import Allowance
+from transport.shared import Side
 from transport.sockets import format_tcp_address, tune
 from transport.tcp import TcpLink
 
@@ -28,7 +31,8 @@ class HandshakeProgress(Protocol):
 
 
 class Greeter(asyncio.BufferedProtocol):
-    """Carries out the handshake on a new connection, then hands the connection to a `TcpLink`.
+    """Carries out the handshake on a new connection, then hands the connection to a link: with ``side``, the
+    `Side` of a connection within this host, to a `SharedLink`.
 
     The greeter calls ``done`` once, with the link or with the error that ended the handshake. The greeters of
     a listener report their progress to its ``entrance``, which calls `crowd_out` to make room.
@@ -44,7 +48,11 @@ class Greeter(asyncio.BufferedProtocol):
         budget: Budget,
         done: "Callable[[TcpLink | TransportError], None]",
         entrance: HandshakeProgress | None = None,
+        side: Side | None = None,
+        allowance: Allowance,
     ) -> None:
+        self._side = side
+        self._allowance = allowance
         self._handshake = handshake
         self._config = config
         self._rules = rules
@@ -138,7 +146,8 @@ class Greeter(asyncio.BufferedProtocol):
         except OSError as error:  # the peer reset the connection after its last record
             self._fail(LinkBroken(f"connection lost during the handshake: {error}"))
             return
-        link = TcpLink(
+        kind = TcpLink if self._side is None else partial(self._side.link, allowance=self._allowance)
+        link = kind(
             self._handshake.identity, peer, self._transport,
             config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,
         )  # fmt: skip
@@ -183,4 +192,6 @@ class Greeter(asyncio.BufferedProtocol):
             ):
                 self._transport.write(reject_record(error))
             self._transport.close()
+        if self._side is not None:
+            self._side.close()
         done(error)

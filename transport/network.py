@@ -12,7 +12,7 @@ listening, cancels every ``on_link``, and waits until all links are closed.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -35,16 +35,24 @@ from transport.keys import Secret, check_role, check_secret
 from transport.link import Link
 from transport.local import link_ends
 from transport.messages import Identity, RoleTable
+from transport.regions import Allowance
+from transport.shared import Side
 from transport.sockets import (
     deepen_backlog,
     format_tcp_address,
     is_loopback,
     parse_tcp_address,
+    resolved,
     stop_accepting,
 )
 from transport.tcp import TcpLink
+from transport.unix import HAS_SHARED, UnixConnection, UnixListener, dial_unix
 
 logger = logging.getLogger(__name__)
+
+MOST_REGIONS_BYTES = 512 << 20
+"""Bytes of shared memory that the links of a network may fill for their peers; further payloads take the
+stream."""
 
 OnLink = Callable[[Link], Awaitable[object]]
 
@@ -105,6 +113,13 @@ class Listener:
     def links(self) -> tuple[Link, ...]:
         """The open links, oldest first."""
         return tuple(self._serving.values())
+
+    def start(self, greeting: Coroutine[None, None, None]) -> None:
+        """Start a task that gives a connection to its greeter."""
+        try:
+            self._group.create_task(greeting, name=f"{self.identity.node}/greeting")
+        except RuntimeError:  # the block has failed, and its group starts no further task
+            greeting.close()
 
     def serve(self, link: Link) -> None:
         """Start a task that runs ``on_link`` for a new link; abort the link after `close`."""
@@ -263,6 +278,8 @@ class TcpNetwork(Network):
         rules: Table of the messages that each role may send.
         advertise: ``tcp://host:port`` that listeners report as their address, for listeners on every
             interface or behind a gateway; port 0 means the listening port. Empty: the listening address.
+
+    With `LinkConfig.link` the links between processes of one host use a Unix socket and shared memory.
     """
 
     def __init__(
@@ -278,6 +295,10 @@ class TcpNetwork(Network):
     ) -> None:
         check_secret(token)
         self.config = config or LinkConfig()
+        self._allowance = Allowance(MOST_REGIONS_BYTES)
+        self._link = self.config.link if HAS_SHARED else "tcp"
+        if self._link != self.config.link == "shared":
+            raise ValueError("this system has no shared links: use link='auto'")
         self.pool = pool or BufferPool()
         self.budget = budget or Budget()
         self.rules = rules
@@ -291,7 +312,7 @@ class TcpNetwork(Network):
         check_role(self._token, identity.role)
         async with _listener(address, identity, on_link) as listener:
 
-            def greet() -> Greeter:
+            def greet(side: Side | None = None) -> Greeter:
                 def done(outcome: TcpLink | TransportError) -> None:
                     entrance.left(greeter)
                     if isinstance(outcome, TcpLink):
@@ -304,11 +325,12 @@ class TcpNetwork(Network):
                 handshake = ServerHandshake(
                     identity, token=self._token, entropy=self._entropy, rules=self.rules
                 )
-                greeter = self._greeter(handshake, done, entrance)
+                greeter = self._greeter(handshake, done, entrance, side)
                 entrance.accepted(greeter)
                 return greeter
 
             entrance = Entrance(self.config.max_unauthenticated)
+            beside = UnixListener(greet, self.config, listener.start)
             # Serving starts in a separate step: if `create_server` waited for it too, a cancellation of that
             # wait would lose the server with its socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
@@ -319,14 +341,25 @@ class TcpNetwork(Network):
                 listener.address = format_tcp_address(host, port or bound[1])
                 await server.start_serving()
                 deepen_backlog(server, self.config.backlog)
+                if self._link != "tcp":
+                    self._listen_unix(beside, [sock.getsockname()[:2] for sock in server.sockets])
                 yield listener
             finally:
+                beside.close()
                 stop_accepting(server)
                 try:
                     await entrance.aclose(self.config.close_s)
                 finally:
                     server.close()
         await server.wait_closed()
+
+    def _listen_unix(self, beside: UnixListener, addresses: list[tuple[str, int]]) -> None:
+        try:
+            beside.listen(addresses)
+        except OSError as error:
+            if self._link == "shared":
+                raise
+            logger.warning("processes of this host will use TCP, the Unix socket cannot listen: %s", error)
 
     def _check_bound(self, address: str, hosts: list[str]) -> None:
         """Check the addresses to which a listener is bound, before it accepts a peer.
@@ -355,10 +388,11 @@ class TcpNetwork(Network):
         handshake: ClientHandshake | ServerHandshake,
         done: Callable[[TcpLink | TransportError], None],
         entrance: Entrance | None = None,
+        side: Side | None = None,
     ) -> Greeter:
         return Greeter(
             handshake, config=self.config, rules=self.rules, memory=self.pool, budget=self.budget,
-            done=done, entrance=entrance,
+            done=done, entrance=entrance, side=side, allowance=self._allowance,
         )  # fmt: skip
 
     async def dial_once(self, address: str, identity: Identity, peer_role: str | None) -> Link:
@@ -377,9 +411,13 @@ class TcpNetwork(Network):
         handshake = ClientHandshake(
             identity, token=self._token, entropy=self._entropy, rules=self.rules, peer_role=peer_role
         )
-        greeter = self._greeter(handshake, done)
+        found = await self._dial_unix(host, port)
+        greeter = self._greeter(handshake, done, side=found and found[1])
         try:
-            await loop.create_connection(lambda: greeter, host, port)
+            if found is None:
+                await loop.create_connection(lambda: greeter, host, port)
+            else:
+                await loop.create_unix_connection(lambda: greeter, sock=found[0])
             result = await outcome
         except BaseException:
             greeter.abandon()
@@ -391,6 +429,24 @@ class TcpNetwork(Network):
         if isinstance(result, TransportError):
             raise result
         return result
+
+    async def _dial_unix(self, host: str, port: int) -> UnixConnection | None:
+        """Connect to a process of this host; return None if the dial has to use TCP.
+
+        Raises:
+            OSError: This network dials only processes of this host, and the text says why it cannot.
+        """
+        fault: OSError | None = None
+        if self._link == "tcp":
+            return None
+        for family, address in await resolved(host, port):
+            try:
+                return dial_unix(family, address, port)
+            except OSError as error:
+                fault = error
+        if self._link == "shared":
+            raise fault or OSError(f"{host} has no address")
+        return None
 
     def __repr__(self) -> str:
         return f"<TcpNetwork {'with' if self._token else 'without'} token, {self.pool!r}>"

@@ -23,6 +23,8 @@ from transport.frames import (
     CHUNK,
     MORE,
     PING,
+    PLACE_BYTES,
+    PLACED,
     PRELUDE_BYTES,
     checksum,
     head,
@@ -33,6 +35,9 @@ from transport.release import LENT, watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
 
 Buffer = bytes | memoryview
+PlacePayload = Callable[[Sequence[Buffer], int], int]
+"""Copies a payload of a number of bytes into a block of shared memory; returns its number, or 0 without
+one."""
 
 _PADDING = bytes(ALIGNMENT)
 _PING_FRAME = head(PING, 0, b"", 0)
@@ -95,6 +100,8 @@ class Conversation:
         self._checked = checked
         self._gather_bytes = min(config.gather_bytes, config.chunk_bytes)
         self.decoder = FrameDecoder(config, memory)
+        self.place: PlacePayload | None = None
+        """Copies a payload into shared memory; None on other links."""
         self.queued_bytes = 0
         """Bytes in the queue of large messages, without those in the stream's own buffer."""
         self._queue: deque[Outgoing] = deque()
@@ -109,25 +116,35 @@ class Conversation:
 
     # Sending
 
-    def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int] | None:
-        """Encode a message that fits one write; return its frame and its number of tensor bytes.
+    def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int, int] | None:
+        """Encode a message that fits one write; return its frame, and its numbers of tensor and other bytes.
 
-        Returns None for a payload over ``gather_bytes``, which only `encode_large` can encode.
+        Returns None for a payload over ``gather_bytes``, which only `encode_large` can encode, unless a block
+        of shared memory took it.
 
         Raises:
             LocalProtocolError: No frame can hold the message.
         """
         config, tensors = self.config, message.tensors
         if not tensors:
-            return head(kind, request_id, pack_meta(message, b"", config.max_meta_bytes), 0), 0
+            frame = head(kind, request_id, pack_meta(message, b"", config.max_meta_bytes), 0)
+            return frame, 0, len(frame)
         described, specs, total, tensor_bytes, plain = lay_out(tensors, config.max_message_bytes)
+        if self.place is not None and total >= config.place_bytes:
+            meta = pack_meta(message, described, config.max_meta_bytes)
+            block = self.place(payload_parts(specs, tensors), total)
+            if block:
+                meta += block.to_bytes(PLACE_BYTES, "little")
+                frame = head(kind, request_id, meta, 0, PLACED)
+                return frame, tensor_bytes, len(frame)
         if total > self._gather_bytes:
             return None
         payload = tensors if plain else payload_parts(specs, tensors)
         meta, flags = pack_meta(message, described, config.max_meta_bytes), 0
         if self._checked and total:
             meta, flags = _with_checksum(meta, 0, payload)
-        return head(kind, request_id, meta, total, flags, payload), tensor_bytes
+        frame = head(kind, request_id, meta, total, flags, payload)
+        return frame, tensor_bytes, len(frame) - tensor_bytes
 
     def encode(
         self, kind: int, request_id: int, message: Message, release: Callable[[], object] | None = None
@@ -142,10 +159,10 @@ class Conversation:
         """
         small = self.encode_small(kind, request_id, message)
         if small is not None:
-            frame, tensor_bytes = small
+            frame, tensor_bytes, frame_bytes = small
             if release is not None:
                 release()
-            return Outgoing([frame], len(frame), tensor_bytes, len(frame) - tensor_bytes)
+            return Outgoing([frame], len(frame), tensor_bytes, frame_bytes)
         return self.encode_large(kind, request_id, message, release)
 
     def encode_large(

@@ -61,13 +61,23 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+async def resolved(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    """Return the addresses of a host with their families; only a name takes a lookup."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return [(family, str(address[0])) for family, *_, address in found]
+    return [(socket.AF_INET if version == 4 else socket.AF_INET6, host)]
+
+
 def tune(transport: asyncio.Transport, config: LinkConfig) -> None:
     """Set the socket options of a new link.
 
     The kernel's own probes end the connection to a lost machine even while this side does not read.
     """
     sock = transport.get_extra_info("socket")
-    if sock is None:
+    if sock is None or sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (

@@ -13,7 +13,7 @@ Reading. The decoder returns the memory for the next bytes, so nearly all of the
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from transport.budget import Budget
 from transport.config import LinkConfig
@@ -37,6 +37,8 @@ class TcpLink(Link, asyncio.BufferedProtocol):
     """A link over an established, authenticated connection."""
 
     takes_lent = True
+    _returned: Collection[int] = ()
+    """Blocks of shared memory to return to the peer with the next frame."""
     get_buffer: Callable[[int], memoryview]  # type: ignore[assignment]
     _detach: Callable[[int], None]  # type: ignore[assignment]
     __slots__ = (
@@ -113,10 +115,11 @@ class TcpLink(Link, asyncio.BufferedProtocol):
         if small is None:
             payload_bytes, frame_bytes = self._transmit_large(kind, request_id, message, release, ordered)
         else:
-            frame, payload_bytes = small
-            frame_bytes = len(frame) - payload_bytes
+            frame, payload_bytes, frame_bytes = small
             # A lone call has no other frame to share a write with, so it does not wait for the callback.
             if kind == REQUEST and not (self._turn or self._calls.waiting or self._delivering):
+                if self._returned:
+                    frame = self._freed_frame() + frame
                 self._written_bytes += len(frame)
                 self._transport.write(frame)
             else:
@@ -159,8 +162,14 @@ class TcpLink(Link, asyncio.BufferedProtocol):
         if self._turn_bytes > TURN_BYTES:
             self._flush()
 
+    def _freed_frame(self) -> bytes:
+        """Return the frame that returns the blocks of `_returned`."""
+        raise NotImplementedError  # a link over TCP has none
+
     def _flush(self) -> None:
         turn = self._turn
+        if self._returned:
+            turn.append(self._freed_frame())
         if turn:
             frame = turn[0] if len(turn) == 1 else b"".join(turn)
             turn.clear()
@@ -176,7 +185,7 @@ class TcpLink(Link, asyncio.BufferedProtocol):
 
         The transport gets the bytes that the kernel does not take now, with ``lent`` a copy of them.
         """
-        if self._turn:
+        if self._turn or self._returned:
             self._flush()
         self._written_bytes += size
         transport = self._transport
@@ -253,7 +262,7 @@ class TcpLink(Link, asyncio.BufferedProtocol):
         self._conversation.last_heard = self._loop.time()
         try:
             frames = self._decoder.updated(nbytes)
-        except RemoteProtocolError as error:
+        except (RemoteProtocolError, LinkBroken) as error:
             self._give_up(error)
             return
         except Exception as error:
@@ -320,7 +329,7 @@ class TcpLink(Link, asyncio.BufferedProtocol):
         """
         try:
             peer_closed = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))
-        except RemoteProtocolError:  # a CLOSE behind invalid bytes cannot be found
+        except (RemoteProtocolError, LinkBroken):  # a CLOSE behind invalid bytes cannot be found
             peer_closed = True
         if peer_closed:
             self._transport.close()

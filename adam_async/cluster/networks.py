@@ -32,7 +32,7 @@ from transport import (
     Network,
     TcpNetwork,
 )
-from transport.config import Checksum
+from transport.config import Checksum, LinkKind
 from transport.network import OnLink
 from transport.slow import SlowNetwork
 from transport.sockets import is_loopback, parse_tcp_address
@@ -56,16 +56,18 @@ def cluster_network(
     entropy: Callable[[int], bytes],
     buffers: BufferPool,
     checksum: Checksum = "auto",
+    link: LinkKind = "auto",
     budget: Budget | None = None,
     advertise: str = "",
 ) -> TcpNetwork:
-    """Make the network of one process over TCP.
+    """Make the network of one process: over TCP, and with shared memory to processes of its host.
 
     Args:
         token: The text of a token file; see `read_token_text`.
         entropy: Returns a number of unpredictable bytes.
         buffers: Memory for received messages.
         checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
+        link: Kind of the links; see `LinkConfig.link`.
         budget: Bytes that all links together may use for their peers; default 512 MiB.
         advertise: Address to publish instead of the address of the listener; see `TcpNetwork`.
 
@@ -78,7 +80,7 @@ def cluster_network(
             token=secret,
             entropy=entropy,
             rules=role_table(),
-            config=LinkConfig(checksum=checksum),
+            config=LinkConfig(checksum=checksum, link=link),
             pool=buffers,
             budget=budget,
             advertise=advertise,
@@ -94,6 +96,7 @@ def copies_path(
     entropy: Callable[[int], bytes],
     buffers: BufferPool,
     checksum: Checksum = "auto",
+    link: LinkKind = "auto",
     budget: Budget | None = None,
 ) -> CopiesPath:
     """Make the path of a parameter server to the other servers. For the arguments see `cluster_network`.
@@ -115,7 +118,7 @@ def copies_path(
 
     return CopiesPath(
         address=address,
-        network=network(LinkConfig(checksum=checksum)),
+        network=network(LinkConfig(checksum=checksum, link=link)),
         pieces=network(dataclasses.replace(PIECES_CONFIG, checksum=checksum)),
     )
 
@@ -129,6 +132,7 @@ def network_for(
         entropy=entropy,
         buffers=buffers,
         checksum=config.checksum,
+        link=config.link,
         budget=memory_budget(config.memory_budget),
     )
 

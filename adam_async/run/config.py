@@ -55,7 +55,7 @@ from adam_async.run.modes import (
 )
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import read_slow
-from transport.config import Checksum
+from transport.config import Checksum, LinkKind
 
 MAX_THREADS_PER_CORE = 8
 """Maximum number of compute threads per core, above which threads would only wait for each other."""
@@ -368,6 +368,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Maximum memory of each process for its peers: their requests, and answers to these."""
     checksum: Annotated[Checksum, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
     """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
+    link: Annotated[LinkKind, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
+    """Links between processes of one host: shared (a Unix socket, and shared memory for tensors), tcp, or
+    auto (shared where that is possible)."""
     ack: Annotated[_Ack, CHANGES, Not(RECORDED, _PUSHES, _DURABLE), Not(IN_PLACE, _NO_PUSHES, _DURABLE)] = (
         "auto"
     )

@@ -45,6 +45,7 @@ from adam_async.run.store_record import (
 )
 from adam_async.run.token_file import check_token_is_for
 from adam_async.store.arrays import InitialArrays, StoreRule, records_of
+from transport.config import LinkKind
 
 _P = ParamSpec("_P")
 _Described = TypeVar("_Described")
@@ -143,6 +144,8 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
         dir: With ``local``, folder in which the server keeps its stores: a store that is opened again by its
             name gets back its values and the state of its rules. None: in memory only. The servers of a
             cluster have their own folders (``adam-async ps --dir``).
+        link: Links to servers of this host: ``shared`` (a Unix socket, and shared memory for arrays),
+            ``tcp``, or ``auto`` (shared where that is possible).
         token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``; none on one
             machine.
         waits: Deadlines, in seconds.
@@ -171,6 +174,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
         OBJECT,
         Only(_LOCAL, "the servers of a cluster have their own folders, adam-async ps --dir"),
     ] = None
+    link: LinkKind = "auto"
     token: str | None = None
     waits: Waits = Waits()
 

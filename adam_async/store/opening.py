@@ -387,5 +387,7 @@ async def _access_to(
         async with local as access:
             yield access
         return
-    network = cluster_network(arguments.token, entropy=system_entropy, buffers=BufferPool())
+    network = cluster_network(
+        arguments.token, entropy=system_entropy, buffers=BufferPool(), link=arguments.link
+    )
     yield ServerAccess(network=network, controllers=check_addresses(arguments.where, "where"))

@@ -27,6 +27,9 @@ def test_each_size_and_the_small_arrays_have_rows_beside_floors_and_peer(tmp_pat
     rows = json.loads(file.read_text())["rows"]
     one, many = "push, SGD, pull of 1024 bytes", "10 arrays of 1024 bytes together against one of"
     assert [row["case"] for row in rows] == [
+        f"{one}: shared against TCP",
+        f"{one}: shared against floor in shared memory",
+        f"{one}: shared against other",
         f"{one}: store against floor",
         f"{one}: store against floor of other",
         f"{one}: store against other",
@@ -35,8 +38,9 @@ def test_each_size_and_the_small_arrays_have_rows_beside_floors_and_peer(tmp_pat
         f"{many} all in the floor of other",
     ]
     assert all(row["ours"] > 0 and row["unit"] == "us" for row in rows)
-    assert rows[2]["peer"] == 100.0
-    assert all((row.get("multiple", 0) > 0) == ("floor" in row["case"]) for row in rows)
+    assert rows[2]["peer"] == rows[5]["peer"] == 100.0
+    beside_ours = {row["case"] for row in rows if "floor" in row["case"] or "shared" in row["case"]}
+    assert {row["case"] for row in rows if row.get("multiple", 0) > 0} == beside_ours
 
 
 @pytest.mark.processes

@@ -8,7 +8,7 @@ import pytest
 
 from tests.transport.conformance import CHECKS, Check
 from tests.transport.testing import FaultyNetwork, check_link, link_pair, open_rules
-from transport import LocalNetwork, Network, TcpNetwork
+from transport import LinkConfig, LocalNetwork, Network, TcpNetwork
 
 
 def entropy(count: int) -> bytes:
@@ -17,6 +17,11 @@ def entropy(count: int) -> bytes:
 
 def tcp() -> Network:
     return TcpNetwork(token=b"a token of tests", entropy=entropy, rules=open_rules())
+
+
+def shared() -> Network:
+    config = LinkConfig(link="shared")
+    return TcpNetwork(token=b"a token of tests", entropy=entropy, rules=open_rules(), config=config)
 
 
 def local() -> Network:
@@ -28,7 +33,7 @@ def faultless() -> Network:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("make_network", [tcp, local, faultless], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make_network", [tcp, shared, local, faultless], ids=lambda make: make.__name__)
 async def test_link_keeps_its_promise(make_network: Callable[[], Network], check: Check) -> None:
     async with link_pair(make_network()) as (near, far):
         await check(near, far)

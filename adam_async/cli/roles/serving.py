@@ -164,6 +164,7 @@ async def _stay(
             entropy=system_entropy,
             buffers=buffers,
             checksum=config.checksum,
+            link=config.link,
             budget=budget,
             advertise=options.advertise or "",
         )
@@ -175,6 +176,7 @@ async def _stay(
                 entropy=system_entropy,
                 buffers=buffers,
                 checksum=config.checksum,
+                link=config.link,
                 budget=budget,
             )
         place = Place(

@@ -40,6 +40,7 @@ CONSTANTS = tuple(
 )
 """Names of the constants of these rules."""
 
+
 def rule_of(options: Any) -> AnyRule:
     """Return the rule of a run.
 

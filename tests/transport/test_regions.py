@@ -1,0 +1,351 @@
+"""Shared memory of two sides: blocks go round, limits hold, and no word of a peer is believed."""
+
+import fcntl
+import gc
+import mmap
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import numpy as np
+import pytest
+
+from transport import LinkBroken, RemoteProtocolError
+from transport.regions import (
+    MOST_REGIONS,
+    MOST_SHARED_BYTES,
+    SEALS,
+    SMALLEST_BLOCK,
+    WAITING_BLOCKS,
+    WAITING_BYTES,
+    Allowance,
+    Inbox,
+    Outbox,
+    shared_memory,
+)
+from transport.tensors import TensorSpec
+
+MIB = 1 << 20
+FLOATS = np.dtype(np.float32)
+
+
+class Sides:
+    """An outbox and the inbox of its peer."""
+
+    def __init__(self, limit_bytes: int = 64 * MIB) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for each in (ours, theirs):
+            each.setblocking(False)
+        self.ours, self.theirs = ours, theirs
+        self.allowance = Allowance(256 * MIB)
+        self.outbox = Outbox(ours, limit_bytes, self.allowance)
+        self.calls = 0
+        self.inbox = Inbox(theirs, self.note)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.outbox.close()
+        self.inbox.close()
+        self.ours.close()
+        self.theirs.close()
+
+    def note(self) -> None:
+        self.calls += 1
+
+    def move(self, payload: bytes) -> int:
+        """Place a payload, read it, and return its block to the outbox; returns the number of the block."""
+        number = self.outbox.place([payload], len(payload))
+        assert bytes(self.inbox.take(number, len(payload))) == payload
+        self.inbox.give_back(number, len(payload))
+        self.outbox.freed(self.inbox.take_returned())
+        return number
+
+    def hand_over(self, packed: bytes, *descriptors: int) -> None:
+        socket.send_fds(self.ours, [packed], list(descriptors))
+
+
+@pytest.fixture
+def small() -> Iterator[Sides]:
+    with Sides(limit_bytes=2 * MIB) as made:
+        yield made
+
+
+@pytest.fixture
+def sides() -> Iterator[Sides]:
+    with Sides() as made:
+        yield made
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def memfd(nbytes: int, seals: int = SEALS, *, pages: bool = True) -> Iterator[int]:
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        if nbytes and pages:
+            os.posix_fallocate(descriptor, 0, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def test_a_steady_conversation_uses_one_block_and_allocates_nothing(sides: Sides) -> None:
+    numbers = {sides.move(bytes([value]) * MIB) for value in range(50)}
+    assert numbers == {1}
+    assert sides.outbox.held_bytes == sides.allowance.held_bytes == MIB
+
+
+def test_parts_are_joined_and_blocks_have_sizes_of_powers_of_two(sides: Sides) -> None:
+    number = sides.outbox.place([b"ab", memoryview(b"cd"), b"e"], 5)
+    assert bytes(sides.inbox.take(number, 5)) == b"abcde"
+    assert sides.outbox.held_bytes == SMALLEST_BLOCK
+    sides.outbox.place([bytes(SMALLEST_BLOCK + 1)], SMALLEST_BLOCK + 1)
+    assert sides.outbox.held_bytes == 3 * SMALLEST_BLOCK
+
+
+def test_a_block_that_is_read_is_not_written(sides: Sides) -> None:
+    first = sides.outbox.place([b"1" * MIB], MIB)
+    second = sides.outbox.place([b"2" * MIB], MIB)
+    assert first != second
+    assert bytes(sides.inbox.take(first, MIB)) == b"1" * MIB
+    assert bytes(sides.inbox.take(second, MIB)) == b"2" * MIB
+
+
+def test_without_a_free_block_at_the_limit_nothing_is_placed(small: Sides) -> None:
+    assert all(small.outbox.place([bytes(MIB)], MIB) for _ in range(2))
+    assert small.outbox.place([bytes(MIB)], MIB) == 0
+    assert small.outbox.held_bytes == 2 * MIB
+
+
+def test_free_blocks_of_another_size_make_room(small: Sides) -> None:
+    taken = [small.outbox.place([bytes(MIB)], MIB) for _ in range(2)]
+    for number in taken:
+        small.inbox.take(number, MIB)
+        small.inbox.give_back(number, MIB)
+    small.outbox.freed(small.inbox.take_returned())
+    large = small.outbox.place([b"x" * 2 * MIB], 2 * MIB)
+    assert bytes(small.inbox.take(large, 2 * MIB)) == b"x" * 2 * MIB
+    assert small.outbox.held_bytes == small.allowance.held_bytes == 2 * MIB
+    with pytest.raises(RemoteProtocolError, match="region"):  # the peer has dropped them too
+        small.inbox.take(taken[0], 1)
+
+
+def test_the_links_of_a_process_share_one_allowance(sides: Sides, small: Sides) -> None:
+    allowance = Allowance(3 * MIB)
+    one, two = [Outbox(each.ours, 64 * MIB, allowance) for each in (sides, small)]
+    assert one.place([bytes(2 * MIB)], 2 * MIB)
+    assert two.place([bytes(2 * MIB)], 2 * MIB) == 0
+    one.close()
+    assert allowance.held_bytes == 0
+    assert two.place([bytes(2 * MIB)], 2 * MIB)
+
+
+def test_the_number_of_regions_is_bounded(sides: Sides) -> None:
+    placed = [sides.outbox.place([b"x"], 1) for _ in range(MOST_REGIONS)]
+    assert all(placed)
+    assert sides.outbox.place([b"x"], 1) == 0
+    for number in placed:
+        sides.inbox.take(number, 1)
+
+
+def test_a_view_returns_its_block_with_its_last_slice_on_any_thread(sides: Sides) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    number = sides.outbox.place([values.tobytes()], values.nbytes)
+    sides.inbox.take(number, values.nbytes)
+    (view,) = sides.inbox.lend(number, [TensorSpec(FLOATS, (1000,), 0, 4000)], 4000)
+    np.testing.assert_array_equal(view, values)
+    assert not view.flags.writeable
+    held = [view[500:]]
+    del view
+    gc.collect()
+    assert not sides.inbox.returned
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert list(sides.inbox.returned) == [number]
+    sides.outbox.freed(sides.inbox.take_returned())
+    assert sides.outbox.place([b"x" * 4000], 4000) == number
+
+
+def test_several_tensors_of_a_block_return_it_together(sides: Sides) -> None:
+    payload = np.arange(32, dtype=np.float32).tobytes()
+    number = sides.outbox.place([payload], 128)
+    sides.inbox.take(number, 128)
+    specs = [TensorSpec(FLOATS, (16,), 0, 64), TensorSpec(FLOATS, (4, 4), 64, 64)]
+    first, second = sides.inbox.lend(number, specs, 128)
+    np.testing.assert_array_equal(second, np.arange(16, 32, dtype=np.float32).reshape(4, 4))
+    del first
+    gc.collect()
+    assert not sides.inbox.returned
+    del second
+    gc.collect()
+    assert list(sides.inbox.returned) == [number]
+
+
+def test_views_outlive_both_sides(sides: Sides) -> None:
+    number = sides.outbox.place([b"\1" * MIB], MIB)
+    sides.inbox.take(number, MIB)
+    (view,) = sides.inbox.lend(number, [TensorSpec(np.dtype(np.uint8), (MIB,), 0, MIB)], MIB)
+    sides.outbox.close()
+    sides.inbox.close()
+    assert view.all()
+
+
+@pytest.mark.parametrize("size", [SMALLEST_BLOCK, WAITING_BYTES // 2])
+def test_many_returned_blocks_or_bytes_do_not_wait(sides: Sides, size: int) -> None:
+    waiting = min(WAITING_BLOCKS, WAITING_BYTES // size)
+    numbers = [sides.outbox.place([bytes(size)], size) for _ in range(waiting)]
+    for number in numbers[:-1]:
+        sides.inbox.take(number, size)
+        sides.inbox.give_back(number, size)
+    assert sides.calls == 0
+    sides.inbox.take(numbers[-1], size)
+    sides.inbox.give_back(numbers[-1], size)
+    assert sides.calls == 1
+
+
+def test_nothing_is_left_after_a_thousand_conversations() -> None:
+    gc.collect()
+    before = open_descriptors()
+    for _ in range(1000):
+        with Sides() as sides:
+            sides.move(bytes(SMALLEST_BLOCK))
+    del sides
+    gc.collect()
+    assert open_descriptors() == before
+
+
+def test_no_other_process_may_shorten_or_write_a_region() -> None:
+    descriptor, memory = shared_memory(SMALLEST_BLOCK)
+    try:
+        with pytest.raises(OSError, match="not permitted"):
+            os.ftruncate(descriptor, 1)
+        with pytest.raises(OSError, match="not permitted"):
+            mmap.mmap(descriptor, SMALLEST_BLOCK)
+        with pytest.raises(OSError, match="not permitted"):
+            os.pwrite(descriptor, b"x", 0)
+        memory[:1] = b"x"
+    finally:
+        os.close(descriptor)
+
+
+def test_without_descriptors_or_memory_nothing_is_placed(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert sides.outbox.place([b"x"], 1) == 0
+    assert sides.allowance.held_bytes == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    before = open_descriptors()
+    assert sides.outbox.place([b"x"], 1) == 0
+    assert open_descriptors() == before
+    monkeypatch.undo()
+    assert sides.outbox.place([b"x"], 1)
+
+
+def test_nothing_is_placed_for_a_peer_that_has_ended(sides: Sides) -> None:
+    sides.theirs.close()
+    assert sides.outbox.place([b"x"], 1) == 0
+    assert sides.allowance.held_bytes == sides.outbox.held_bytes == 0
+
+
+def handover(number: int, nbytes: int, *replaced: int) -> bytes:
+    return struct.pack(f"<IQ{len(replaced)}I", number, nbytes, *replaced)
+
+
+@pytest.mark.parametrize(
+    ("packed", "size", "seals", "text"),
+    [
+        (handover(1, 4096), 4096, 0, "seals"),
+        (handover(1, 4096), 4096, SEALS & ~fcntl.F_SEAL_SHRINK, "seals"),
+        (handover(1, 4096), 4096, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW, "seals"),
+        (handover(1, 8192), 4096, SEALS, "has 4096"),
+        (handover(1, 0), 0, SEALS, "has 0"),
+        (handover(1, 4096, 7), 4096, SEALS, "was not free"),
+        (handover(1, MOST_SHARED_BYTES + 1), 4096, SEALS, "are allowed"),
+        (b"short", 4096, SEALS, "handover of 5 bytes"),
+        (handover(1, 4096) + b"?", 4096, SEALS, "handover of 13 bytes"),
+    ],
+)
+def test_a_false_handover_is_refused(sides: Sides, packed: bytes, size: int, seals: int, text: str) -> None:
+    before = open_descriptors()
+    with memfd(size, seals) as descriptor:
+        sides.hand_over(packed, descriptor)
+    with pytest.raises(RemoteProtocolError, match=text):
+        sides.inbox.take(1, 1)
+    assert open_descriptors() == before
+
+
+def test_a_region_without_pages_is_refused(sides: Sides) -> None:
+    with memfd(1 << 20, pages=False) as descriptor:
+        sides.hand_over(handover(1, 1 << 20), descriptor)
+    with pytest.raises(RemoteProtocolError, match="pages of 0"):
+        sides.inbox.take(1, 1)
+
+
+def test_a_descriptor_that_is_no_region_is_refused(sides: Sides) -> None:
+    for descriptor in (os.open("/dev/zero", os.O_RDONLY), os.open(__file__, os.O_RDONLY)):
+        sides.hand_over(handover(1, 4096), descriptor)
+        os.close(descriptor)
+        with pytest.raises(RemoteProtocolError, match="no region"):
+            sides.inbox.take(1, 1)
+
+
+def test_a_handover_has_one_descriptor(sides: Sides) -> None:
+    sides.hand_over(handover(1, 4096))
+    with pytest.raises(RemoteProtocolError, match="0 descriptors"):
+        sides.inbox.take(1, 1)
+    before = open_descriptors()
+    with memfd(4096) as one, memfd(4096) as two:
+        sides.hand_over(handover(1, 4096), one, two)
+    with pytest.raises(RemoteProtocolError, match="2 descriptors"):
+        sides.inbox.take(1, 1)
+    assert open_descriptors() == before
+
+
+def test_a_block_is_used_as_it_was_handed_over(sides: Sides) -> None:
+    with pytest.raises(RemoteProtocolError, match="not handed over"):
+        sides.inbox.take(1, 1)
+    number = sides.outbox.place([bytes(100)], 100)
+    for total in (0, SMALLEST_BLOCK + 1, 1 << 40):
+        with pytest.raises(RemoteProtocolError, match="in a block of"):
+            sides.inbox.take(number, total)
+    sides.inbox.take(number, 100)
+    with pytest.raises(RemoteProtocolError, match="before it was returned"):
+        sides.inbox.take(number, 100)
+
+
+@pytest.mark.parametrize(
+    "packed", [b"x", struct.pack("<I", 0), struct.pack("<I", 9), struct.pack("<II", 1, 1)]
+)
+def test_only_lent_blocks_are_returned_and_once(sides: Sides, packed: bytes) -> None:
+    assert sides.outbox.place([b"x"], 1) == 1
+    with pytest.raises(RemoteProtocolError, match="freed"):
+        sides.outbox.freed(packed)
+
+
+def test_without_memory_to_map_a_region_the_link_breaks(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = sides.outbox.place([b"x"], 1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("transport.regions.mmap.mmap", refuse)
+    with pytest.raises(LinkBroken, match="cannot be mapped"):
+        sides.inbox.take(number, 1)

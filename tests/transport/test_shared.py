@@ -1,0 +1,344 @@
+"""Links within a host: what they choose, what their payloads take, and what a hostile process can do."""
+
+import asyncio
+import gc
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from msgspec.msgpack import encode
+
+from tests.transport.testing import FAR, NEAR, link_pair, open_rules
+from transport import (
+    DialFailed,
+    HandshakeRejected,
+    Link,
+    LinkConfig,
+    Message,
+    RemoteProtocolError,
+    Request,
+    RetrySchedule,
+    TcpNetwork,
+)
+from transport.frames import FREED, MESSAGE, PLACED, REQUEST, head
+from transport.shared import SharedLink, user_of
+from transport.tcp import TcpLink
+from transport.unix import is_of_this_host, unix_name
+
+TOKEN = b"a token of tests"
+ONCE = RetrySchedule(attempts=1)
+MIB = 1 << 20
+
+
+def network(token: bytes | None = TOKEN, **config: float | str) -> TcpNetwork:
+    fields = {"link": "shared", **config}
+    return TcpNetwork(
+        token=token,
+        entropy=os.urandom,
+        rules=open_rules(),
+        config=LinkConfig(**fields),  # type: ignore[arg-type]
+    )
+
+
+def echo(request: Request) -> None:
+    request.charge(
+        sum(each.nbytes for each in request.message.tensors),
+        lambda: request.reply(Message(type="answer", tensors=request.message.tensors)),
+    )
+
+
+def ask(values: np.ndarray) -> Message:
+    return Message(type="ask", tensors=(values,))
+
+
+@asynccontextmanager
+async def pair(**config: float | str) -> AsyncIterator[tuple[SharedLink, SharedLink]]:
+    async with link_pair(network(**config)) as (near, far):
+        assert isinstance(near, SharedLink)
+        assert isinstance(far, SharedLink)
+        yield near, far
+
+
+async def descriptors() -> int:
+    """Number of open descriptors, after those that the loop closes in its next iterations."""
+    gc.collect()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_bytes(link: SharedLink) -> int:
+    return link._outbound.held_bytes
+
+
+@pytest.mark.parametrize("kind", ["auto", "shared"])
+async def test_processes_of_a_host_share_memory(kind: str) -> None:
+    async with link_pair(network(link=kind)) as (near, far):
+        assert type(near) is type(far) is SharedLink
+
+
+async def test_tcp_on_either_side_means_tcp() -> None:
+    async def on_link(link: Link) -> None:
+        assert type(link) is TcpLink
+        await link.wait_closed()
+
+    async with network(link="tcp").listen("tcp://127.0.0.1:0", FAR, on_link) as listener:
+        async with network(link="auto").connect(listener.address, NEAR) as link:
+            assert type(link) is TcpLink
+        with pytest.raises(DialFailed, match="no process of this host offers shared memory"):
+            await network(link="shared").dial(listener.address, NEAR, retry=ONCE)
+    async with (
+        network(link="auto").listen("tcp://127.0.0.1:0", FAR, on_link) as listener,
+        network(link="tcp").connect(listener.address, NEAR) as link,
+    ):
+        assert type(link) is TcpLink
+
+
+async def test_a_name_of_this_host_shares_memory() -> None:
+    async with network().listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        port = listener.address.rpartition(":")[2]
+        async with network().connect(f"tcp://localhost:{port}", NEAR) as link:
+            assert type(link) is SharedLink
+
+
+async def test_a_listener_on_every_interface_is_found_by_each_address() -> None:
+    async with (
+        network().listen("tcp://0.0.0.0:0", FAR, Link.wait_closed) as listener,
+        network().connect(listener.address.replace("0.0.0.0", "127.0.0.1"), NEAR) as link,
+    ):
+        assert type(link) is SharedLink
+
+
+async def test_another_host_is_dialled_by_tcp() -> None:
+    assert not is_of_this_host(socket.AF_INET, "192.0.2.1")
+    with pytest.raises(DialFailed, match=r"192\.0\.2\.1 is no address of this host"):
+        await network().dial("tcp://192.0.2.1:9", NEAR, retry=ONCE)
+
+
+async def test_another_user_is_dialled_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with network(link="auto").listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        monkeypatch.setattr("transport.unix.user_of", lambda _: os.geteuid() + 1)
+        async with network(link="auto").connect(listener.address, NEAR) as link:
+            assert type(link) is TcpLink
+        with pytest.raises(DialFailed, match="belongs to another user"):
+            await network().dial(listener.address, NEAR, retry=ONCE)
+
+
+def test_the_kernel_names_the_user_of_a_peer() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert user_of(ours) == os.geteuid()
+
+
+async def test_a_taken_name_leaves_tcp(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(unix_name("127.0.0.1", port))
+        async with (
+            network(link="auto").listen(f"tcp://127.0.0.1:{port}", FAR, Link.wait_closed) as listener,
+            network(link="auto").connect(listener.address, NEAR) as link,
+        ):
+            assert type(link) is TcpLink
+        assert "the Unix socket cannot listen" in caplog.text
+        with pytest.raises(OSError, match="in use"):
+            async with network().listen(f"tcp://127.0.0.1:{port}", FAR, Link.wait_closed):
+                pass
+
+
+async def test_a_wrong_token_is_refused_as_over_tcp() -> None:
+    async with network().listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        with pytest.raises(HandshakeRejected, match="the tokens differ"):
+            await network(b"another token here").dial(listener.address, NEAR)
+
+
+async def test_large_payloads_go_round_in_one_block_of_each_side() -> None:
+    async with pair() as (near, far):
+        far.serve(echo)
+        for number in range(30):
+            values = np.full(MIB // 4, number, np.float32)
+            answer = await near.call(ask(values), timeout_s=10)
+            np.testing.assert_array_equal(answer.tensors[0], values)
+        # The last answer is still held while the next one is written.
+        del answer
+        assert shared_bytes(near) == MIB
+        assert shared_bytes(far) <= 2 * MIB
+
+
+async def test_a_small_payload_stays_in_the_stream() -> None:
+    async with pair() as (near, far):
+        far.serve(echo)
+        await near.call(ask(np.zeros(100, np.float32)), timeout_s=10)
+        assert shared_bytes(near) == shared_bytes(far) == 0
+
+
+async def test_registered_arrays_get_the_values() -> None:
+    async with pair() as (near, far):
+        far.serve(echo)
+        into = np.zeros(MIB // 4, np.float32)
+        answer = await near.call(ask(np.full(MIB // 4, 7, np.float32)), timeout_s=10, into=(into,))
+        assert answer.tensors[0] is into
+        assert (into == 7).all()
+
+
+async def test_a_request_is_a_copy_that_its_sender_cannot_change() -> None:
+    async with pair() as (near, far):
+        arrived: asyncio.Queue[Request] = asyncio.Queue()
+        far.serve(arrived.put_nowait)
+        asked = near.call_nowait(ask(np.ones(MIB, np.uint8)), timeout_s=10)
+        request = await arrived.get()
+        near._outbound._blocks[1].memory[:] = bytes(MIB)
+        assert request.message.tensors[0].all()
+        assert request.message.tensors[0].flags.writeable
+        request.reply(Message(type="answer"))
+        await asked
+
+
+async def test_a_reader_that_keeps_all_answers_gets_the_next_ones_by_the_stream() -> None:
+    async with pair(shared_bytes=4 * MIB) as (near, far):
+        far.serve(echo)
+        kept = []
+        for number in range(12):
+            answer = await near.call(ask(np.full(MIB, number, np.uint8)), timeout_s=10)
+            kept.append(answer.tensors[0])
+        assert [int(each[0]) for each in kept] == list(range(12))
+        assert shared_bytes(far) == 4 * MIB
+        assert not kept[0].flags.writeable
+        assert kept[-1].flags.writeable
+        kept.clear()
+        del answer
+        gc.collect()
+        answer = await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
+        answer = await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
+        assert not answer.tensors[0].flags.writeable
+
+
+async def test_messages_without_answers_return_their_blocks() -> None:
+    async with pair() as (near, far):
+        for number in range(100):
+            await near.send(Message(type="note", tensors=(np.full(MIB, number, np.uint8),)))
+            note = await far.receive()
+            assert note.tensors[0][0] == number
+        assert shared_bytes(near) <= 16 * MIB
+
+
+async def test_an_ended_link_leaves_no_descriptor_and_no_memory() -> None:
+    net = network()
+    async with link_pair(net) as (near, far):
+        far.serve(echo)
+        await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
+    before = await descriptors()
+    for _ in range(20):
+        async with link_pair(net) as (near, far):
+            far.serve(echo)
+            await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
+            near.abort()
+    assert await descriptors() == before
+    assert net._allowance.held_bytes == 0
+
+
+async def test_a_closed_listener_leaves_no_descriptor() -> None:
+    async with unix_peer():  # the loop keeps a descriptor of its own
+        pass
+    before = await descriptors()
+    async with network().listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        port = int(listener.address.rpartition(":")[2])
+        idle = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        for each in idle:
+            each.connect(unix_name("127.0.0.1", port))
+        await asyncio.sleep(0)
+    for each in idle:
+        each.close()
+    assert await descriptors() == before
+
+
+@asynccontextmanager
+async def unix_peer(**config: float | str) -> AsyncIterator[socket.socket]:
+    """Connect to the Unix socket of a listener, and send nothing."""
+    async with network(**config).listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        port = int(listener.address.rpartition(":")[2])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
+            peer.connect(unix_name("127.0.0.1", port))
+            yield peer
+
+
+async def ends(peer: socket.socket) -> bool:
+    async with asyncio.timeout(5):
+        try:
+            return await asyncio.get_running_loop().sock_recv(peer, 1) == b""
+        except ConnectionResetError:
+            return True
+
+
+async def test_a_connection_without_a_first_byte_ends() -> None:
+    async with unix_peer(first_record_s=0.05) as peer:
+        assert await ends(peer)
+
+
+@pytest.mark.parametrize("case", ["no descriptor", "another byte", "a file", "a stream", "two"])
+async def test_a_false_first_byte_ends_the_connection(case: str) -> None:
+    async with unix_peer():  # the loop keeps a descriptor of its own
+        pass
+    before = await descriptors()
+    async with unix_peer() as peer:
+        ours, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_STREAM if case == "a stream" else socket.SOCK_SEQPACKET
+        )
+        file = os.open(os.devnull, os.O_RDONLY)
+        sent = {
+            "no descriptor": [],
+            "another byte": [theirs.fileno()],
+            "a file": [file],
+            "a stream": [theirs.fileno()],
+            "two": [theirs.fileno(), ours.fileno()],
+        }[case]
+        first = b"\2" if case == "another byte" else b"\1"
+        if sent:
+            socket.send_fds(peer, [first], sent)
+        else:
+            peer.send(first)
+        os.close(file)
+        with ours, theirs:
+            assert await ends(peer)
+    assert await descriptors() == before
+
+
+def placed(kind: int, block: int, described: bytes = b"\x09\x01\x00\x40\x00\x00") -> bytes:
+    meta = encode(("ask" if kind == REQUEST else "note", b"", described))
+    return head(kind, 1, meta + struct.pack("<I", block), 0, PLACED)
+
+
+@pytest.mark.parametrize(
+    ("wire", "text"),
+    [
+        (placed(REQUEST, 1), "not handed over"),
+        (placed(MESSAGE, 1), "not handed over"),
+        (placed(REQUEST, 0), "not handed over"),
+        (head(REQUEST, 1, encode(("ask", b"", b"")), 4, PLACED) + b"abcd", "nothing is shared"),
+        (head(REQUEST, 1, b"ab", 0, PLACED), "nothing is shared"),
+        (head(FREED, 0, struct.pack("<I", 1), 0), "was not lent"),
+        (head(FREED, 0, b"abc", 0), "no numbers of blocks"),
+    ],
+)
+async def test_a_false_frame_ends_the_link(wire: bytes, text: str) -> None:
+    async with pair() as (near, far):
+        far.serve(echo)
+        near._transport.write(wire)
+        await far.wait_closed()
+        with pytest.raises(RemoteProtocolError, match=text):
+            far.send_nowait(Message(type="note"))
+
+
+async def test_frames_of_shared_memory_end_a_link_over_tcp() -> None:
+    for wire in (placed(REQUEST, 1), head(FREED, 0, b"", 0)):
+        async with link_pair(network(link="tcp")) as (near, far):
+            assert isinstance(near, TcpLink)
+            near._transport.write(wire)
+            await far.wait_closed()
+            with pytest.raises(RemoteProtocolError):
+                far.send_nowait(Message(type="note"))

@@ -1,0 +1,127 @@
+"""Links between two processes of one host: frames over a Unix socket, large payloads in shared memory.
+
+The stream is that of a TCP link, with the same frames, calls and limits. A payload of at least
+`LinkConfig.place_bytes` is copied into a block of this side's regions (`regions.py`), and its frame names the
+block. While no block is free, payloads travel in the stream, so a peer that keeps all blocks slows the link
+and stops nothing.
+
+The other side returns a block once it has read it, with its next frame: a write for the numbers alone would
+wake the peer for nothing. They wait for the next check of the link's time-outs at most, and not if they are
+many or have much memory.
+"""
+
+import asyncio
+import socket
+import struct
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from transport.budget import Budget
+from transport.config import LinkConfig
+from transport.decoder import Memory
+from transport.frames import FREED, Frame, head
+from transport.messages import Identity, RoleTable
+from transport.regions import Allowance, Inbox, Outbox
+from transport.tcp import TcpLink
+
+_CREDENTIALS: Final = struct.Struct("iII")
+
+
+def user_of(peer: socket.socket) -> int:
+    """Return the number of the user at the other end of a Unix socket, as the kernel knows it."""
+    packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(packed)[1])
+
+
+class Side:
+    """The socket for the handover of regions, beside a stream that has no link yet.
+
+    Args:
+        sock: Connected socket of packets, which does not block.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def link(
+        self,
+        identity: Identity,
+        peer: Identity,
+        transport: asyncio.Transport,
+        *,
+        config: LinkConfig,
+        rules: RoleTable,
+        memory: Memory,
+        budget: Budget,
+        allowance: Allowance,
+    ) -> "SharedLink":
+        """Make the link of an authenticated stream; it takes over the socket."""
+        return SharedLink(
+            identity, peer, transport,
+            config=config, rules=rules, memory=memory, budget=budget, side=self._sock, allowance=allowance,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the socket, because there will be no link."""
+        self._sock.close()
+
+
+class SharedLink(TcpLink):
+    """A link over an established, authenticated connection to a process of the same user on this host.
+
+    Args:
+        side: Socket for the handover of regions; the link closes it.
+        allowance: Bytes that the regions of all links may have.
+    """
+
+    __slots__ = ("_inbound", "_outbound", "_returned", "_side")
+
+    def __init__(
+        self,
+        identity: Identity,
+        peer: Identity,
+        transport: asyncio.Transport,
+        *,
+        config: LinkConfig,
+        rules: RoleTable,
+        memory: Memory,
+        budget: Budget,
+        side: socket.socket,
+        allowance: Allowance,
+    ) -> None:
+        if config.checksum == "auto":  # no wire lies between processes of a host
+            config = replace(config, checksum="off")
+        super().__init__(identity, peer, transport, config=config, rules=rules, memory=memory, budget=budget)
+        self._side = side
+        self._outbound = Outbox(side, config.shared_bytes, allowance)
+        self._inbound = Inbox(side, partial(self._loop.call_soon, self._return_blocks))
+        self._returned = self._inbound.returned
+        self._conversation.place = self._outbound.place
+        self._decoder.inbox = self._inbound
+
+    def _freed_frame(self) -> bytes:
+        return head(FREED, 0, self._inbound.take_returned(), 0)
+
+    def _return_blocks(self) -> None:
+        """Return blocks without another frame: many wait, or have waited for long."""
+        if self._returned and self._writing and self._error is None and not self._transport.is_closing():
+            self._write_small(self._freed_frame())
+
+    def _control(self, frame: Frame) -> None:
+        if frame.kind == FREED and frame.message is not None:
+            self._outbound.freed(frame.message.meta)
+        else:
+            super()._control(frame)
+
+    def _tick(self, now: float) -> float:
+        self._return_blocks()
+        return super()._tick(now)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            super().connection_lost(exc)
+        finally:
+            self._outbound.close()
+            self._inbound.close()
+            self._side.close()
