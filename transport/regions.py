@@ -46,8 +46,8 @@ WAITING_BYTES: Final = 16 << 20
 """Bytes of returned blocks that do not wait for it."""
 
 _FUTURE_WRITE: Final = 0x10
-"""Seal of Linux since 5.1: nobody can map the region to write from then on, or free pages of it. Python has
-no name for it."""
+"""A seal of Linux since 5.1, for which Python has no name: the region gets no further writer, and keeps its
+pages."""
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE
 """Seals of every region."""

@@ -252,8 +252,9 @@ class BundleConnection(Session):
         if self.channel.link is None:
             return
         if isinstance(error, ProtocolError):  # an answer that does not fit its question
+            # As text: a handler may keep the record, and the frames of the error hold the answer's tensors.
             self._refusal = str(error)
-            logger.warning("%s sent an invalid answer: %s", self.channel.peer, error)
+            logger.warning("%s sent an invalid answer: %s", self.channel.peer, self._refusal)
         elif isinstance(error, RemoteError):
             self._refusal = str(error)
             if error.code not in NOT_SERVING:

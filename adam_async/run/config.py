@@ -273,10 +273,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     processes: Annotated[bool, CHANGES, OF_ROLES, Not(IN_PLACE, _ONE_MEMORY), _NOT_BY_HAND] = False
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
     rule: Annotated[str, DECIDED, Check(_check_rule)] = "auto"
-    """Update rule: sgd, adagrad, adam, adamw, a rule of yours as package.module:Class
-    (docs/how-to/write-your-own-rule.md), or auto. auto is adam for the model that --model auto makes for
-    photographs, else sgd. Fewer than 240 photographs then also train in groups of 4 to 15 images, one in
-    flight, unless --in-flight, or another --images-per-group than 16, is given."""
+    """Update rule: sgd, adagrad, adam, adamw, your own as package.module:Class, or auto. auto is adam for the
+    model that --model auto makes for photographs, else sgd. Fewer than 240 photographs then also train in
+    groups of 4 to 15 images, one in flight, unless --in-flight, or other --images-per-group, is given."""
     rule_args: str = ""
     """Constants of a rule of yours, as a JSON object such as '{"decay": 0.1}'."""
     rule_record: Annotated[str, DECIDED, UNTYPED] = ""

@@ -111,11 +111,8 @@ class ImportedRule(Rule, frozen=True, kw_only=True, tag="imported"):
                 f"{shown}: weight_decay={self.weight_decay}: a constant of yours is in constants"
             )
         names = [name for name, _ in self.arrays]
-        if len(names) > MOST_STATE_ARRAYS or len(set(names)) < len(names):
-            raise ConfigError(
-                f"{shown}: it has state arrays {names!r:.200}: give at most {MOST_STATE_ARRAYS}, each with "
-                "another name"
-            )
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{shown}: it has state arrays {names!r:.200}: give each another name")
         for name, first in self.arrays:
             if not name.isascii() or not name.isidentifier() or len(name) > MOST_STATE_NAME:
                 raise ConfigError(f"{shown}: state array {name!r:.80}: give it the name of a Python variable")
@@ -123,11 +120,6 @@ class ImportedRule(Rule, frozen=True, kw_only=True, tag="imported"):
                 raise ConfigError(
                     f"{shown}: the first value of state array {name} is {first}: give a finite one"
                 )
-        if len(self.constants.encode()) > MOST_CONSTANTS_TEXT:
-            raise ConfigError(
-                f"{shown}: its constants have {len(self.constants.encode())} bytes as JSON text; "
-                f"{MOST_CONSTANTS_TEXT} are the most"
-            )
 
     @property
     def name(self) -> str:

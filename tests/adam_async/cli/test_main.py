@@ -83,7 +83,7 @@ async def test_without_options_the_defaults_hold() -> None:
 
 
 def test_every_option_of_a_run_is_on_the_command_line_but_those_of_tests() -> None:
-    assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "waits"}
+    assert set(FIELDS) - set(TrainOptions().layer()) == {"dtype", "read_ahead", "rule_record", "waits"}
 
 
 @pytest.mark.parametrize("command", ["controller", "ps", "data serve", "worker", "simulate"])

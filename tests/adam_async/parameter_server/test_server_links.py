@@ -30,6 +30,12 @@ def _invites_at_once(monkeypatch):
     monkeypatch.setattr(members_watch, "INVITE_S", 0.3)
 
 
+@pytest.fixture
+def _links_have_addresses(monkeypatch):
+    """Use TCP within this host: a Unix socket has no host."""
+    monkeypatch.setattr("transport.network.HAS_SHARED", False)
+
+
 def apart(monkeypatch, *nodes):
     return fleet(monkeypatch, *nodes, copies_bind=f"tcp://{APART}:0")
 
@@ -47,6 +53,7 @@ def carries(link, kind):
     return kind in link.statistics().by_type
 
 
+@pytest.mark.usefixtures("_links_have_addresses")
 async def test_servers_reach_each_other_at_their_own_address_and_clients_the_other(monkeypatch):
     async with apart(monkeypatch, *NODES) as servers:
         async with servers.open(ARRAYS, copies=3, rule=Sgd(rate=1.0)) as store:
@@ -62,6 +69,7 @@ async def test_servers_reach_each_other_at_their_own_address_and_clients_the_oth
             assert all(hosts_of(link) == {CLIENTS} for link in links_of(server, "client"))
 
 
+@pytest.mark.usefixtures("_links_have_addresses")
 async def test_without_the_option_servers_share_the_listener_of_the_clients(monkeypatch):
     async with fleet(monkeypatch, *NODES) as servers:
         async with servers.open(ARRAYS, copies=3, rule=Sgd(rate=1.0)) as store:

@@ -22,8 +22,8 @@ async def test_a_folder_is_opened_again_once_its_earlier_servers_have_ended(
     real = module.parameter_server
 
     @asynccontextmanager
-    async def slow_to_end(place: Any, *, folder: Path) -> AsyncIterator[Any]:
-        async with real(place, folder=folder) as server:
+    async def slow_to_end(place: Any, **more: Any) -> AsyncIterator[Any]:
+        async with real(place, **more) as server:
             yield server
             ending.set()
             await may_end.wait()

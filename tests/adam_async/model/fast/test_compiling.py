@@ -68,7 +68,7 @@ READ = (
 def test_reading_compiles_nothing_and_removes_the_marks_of_lost_kernels(tmp_path, left):
     command = [sys.executable, "-m", "adam_async.model.fast.compiling", "float64", CLEAR]
     subprocess.run(command, check=True, env=environment(tmp_path))
-    (index,) = tmp_path.glob("*/pointwise.clear-*.nbi")
+    (index,) = tmp_path.glob("*/curves.clear-*.nbi")
     index.unlink() if left is None else index.write_bytes(left)
     ran = subprocess.run(
         [sys.executable, "-c", READ], check=True, env=environment(tmp_path), capture_output=True, text=True
