@@ -49,7 +49,7 @@ from adam_async.run.store_record import ArrayRecord, StoreRecord
 from adam_async.run.training_program import start_of
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.disk import Disk
-from transport import Link, TransportError
+from transport import Link, RemoteError, RemoteProtocolError, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class FoundStore:
         began_ms: Time at which the store began, in milliseconds since 1970. Of two stores with one name, the
             store with the larger time is newer.
         copies: Copies of each piece, by home and number of the piece: the generation and position of its last
-            entry, and a server that has it. With cuts, the position is the clock.
+            entry, and the servers that have it. With cuts, the position is the clock.
         records: Different records of the run on the servers, by digest: order and record.
     """
 
@@ -95,7 +95,7 @@ class FoundStore:
     record: StoreRecord
     arrays: tuple[ArrayRecord, ...]
     began_ms: int
-    copies: dict[tuple[str, int], dict[Order, str]] = field(default_factory=dict)
+    copies: dict[tuple[str, int], dict[Order, list[str]]] = field(default_factory=dict)
     records: dict[bytes, tuple[tuple[int, int], RunRecord]] = field(default_factory=dict)
 
     @property
@@ -126,17 +126,17 @@ class FoundStore:
 
     @property
     def best(self) -> dict[tuple[str, int], tuple[Order, str]]:
-        """The copy of each piece that counts, with its server; with cuts, all have one clock.
+        """The copy of each piece that counts, with its first server; with cuts, all have one clock.
 
         Pieces are missing if no server has them. If no cut is whole, those of the newest one count.
         """
         if not self.record.takes_cuts:
-            return {key: max(copies.items()) for key, copies in self.copies.items()}
+            return {key: (order := max(copies), copies[order][0]) for key, copies in self.copies.items()}
         cuts = {order for copies in self.copies.values() for order in copies}
         pieces = self.pieces()
         whole = [cut for cut in cuts if all(cut in self.copies.get(key, ()) for key in pieces)]
         cut = max(whole or cuts, default=(0, 0))
-        return {key: (cut, copies[cut]) for key, copies in self.copies.items() if cut in copies}
+        return {key: (cut, copies[cut][0]) for key, copies in self.copies.items() if cut in copies}
 
     def missing(self) -> tuple[str, ...]:
         """Return the homes of the bundles with pieces that no server has; empty if all are there."""
@@ -310,7 +310,7 @@ class SavedShards:
         return endpoint.network.connect(address, endpoint.identity, timeout_s=self.waits.dial_s)
 
     def shards(self, store: FoundStore, cluster: ClusterMap) -> "DiskShards":
-        """Return the shards of a store, each on the server with its newest copy."""
+        """Return the shards of a store, each on the servers with its newest copy."""
         return DiskShards(
             store, {node: each.address for node, each in cluster.nodes.items()}, self.connect, self.waits
         )
@@ -318,6 +318,9 @@ class SavedShards:
 
 class DiskShards:
     """The shards of a store on the disks of the servers; see `ShardSource`.
+
+    A server that cannot give a piece is not asked for this piece again: the next one that lists the same copy
+    takes its place.
 
     Args:
         addresses: Addresses of the servers, by node.
@@ -335,7 +338,9 @@ class DiskShards:
         self._addresses = addresses
         self._connect = connect
         self._waits = waits
-        self._best = store.best
+        self._orders = {name: order for name, (order, _) in store.best.items()}
+        self._servers = {name: [*store.copies[name][order]] for name, order in self._orders.items()}
+        """Servers with the copy of each piece that counts, without those that could not give it."""
         self._pieces = StoredPieces(store.catalogue)
         self._piece_of = self._pieces.piece_of()
 
@@ -348,27 +353,43 @@ class DiskShards:
         """Yield some shards, those of one message at a time: in place a bundle is one piece.
 
         Raises:
-            CheckpointError: A server no longer has a piece, the piece is damaged, or a server did not answer.
+            CheckpointError: No server can give a piece: it is damaged, or gone, or a server does not answer.
         """
-        of_server: dict[str, dict[StateName, list[ShardSpec]]] = {}
+        wanted: dict[StateName, list[ShardSpec]] = {}
         for spec in specs:
-            name = self._piece_of[spec.id]
-            node = self._best[name][1]
-            of_server.setdefault(node, {}).setdefault(name, []).append(spec)
-        try:
-            for node, pieces in of_server.items():
-                async with self._connect(self._addresses[node]) as link:
-                    for name, some in pieces.items():
-                        for numbers in chunks_of(some, self._pieces.arrays):
-                            yield await self._read(link, name, numbers)
-        except TransportError as error:
+            wanted.setdefault(self._piece_of[spec.id], []).append(spec)
+        left = {name: [*chunks_of(some, self._pieces.arrays)] for name, some in wanted.items()}
+        while left:
+            of_server: dict[str, list[StateName]] = {}
+            for name in left:
+                of_server.setdefault(self._servers[name][0], []).append(name)
+            for node, names in of_server.items():
+                try:
+                    async with self._connect(self._addresses[node]) as link:
+                        for name in names:
+                            try:
+                                while chunks := left[name]:
+                                    yield await self._read(link, name, chunks[0])
+                                    del chunks[0]
+                                del left[name]
+                            except (RemoteError, RemoteProtocolError) as error:  # costs no other piece
+                                self._turn_from(node, name, error)
+                except TransportError as error:
+                    for name in [name for name in names if self._servers[name][0] == node]:
+                        self._turn_from(node, name, error)
+
+    def _turn_from(self, node: str, name: StateName, error: Exception) -> None:
+        """Take the next server of a piece. Raises CheckpointError: there is none."""
+        others = self._servers[name][1:]
+        if not others:
             what = f"store {self._store.name!r} cannot be read from the disks"
             raise CheckpointError(f"{what}: {error}") from error
+        logger.warning("%s does not give piece %d of %s: %s", node, name.shard, name.home, error)
+        self._servers[name] = others
 
     async def _read(self, link: Link, name: StateName, numbers: tuple[int, ...]) -> Sequence[Shard]:
         bundle = self._pieces.bundle([self.table.shards[number] for number in numbers])
-        (_, position), _ = self._best[name]
-        clock = position if self._store.record.takes_cuts else 0
+        clock = self._orders[name][1] if self._store.record.takes_cuts else 0
         ask = ReadSaved(
             store=self._store.record.id, home=name.home, piece=name.shard, shards=numbers, clock=clock
         )
@@ -485,7 +506,7 @@ def _merge(
     store.began_ms = max(store.began_ms, saved.began_ms)
     for piece in saved.pieces:
         order = (piece.generation, piece.position)
-        store.copies.setdefault((piece.home, piece.piece), {}).setdefault(order, node)
+        store.copies.setdefault((piece.home, piece.piece), {}).setdefault(order, []).append(node)
     if not saved.run:
         return shards, ""
     # Most servers have the same record, whose results take far more memory than its bytes.

@@ -338,7 +338,7 @@ async def test_shards_on_a_disk_with_longer_tables_are_refused_before_they_are_d
     lying = Lists(0, listed(), before=[Lists.answer, shards])
     async with lists(NETWORKS["local"](), lying) as (saved, cluster):
         (store,) = (await saved.survey("a-name", cluster)).stores
-        store.copies = {key: {(1, 7): "ps-0"} for key in store.pieces()}
+        store.copies = {key: {(1, 7): ["ps-0"]} for key in store.pieces()}
         with pytest.raises(CheckpointError, match="tables have 32768 elements, 16896 are the most"):
             await read(saved.shards(store, cluster))
 
@@ -347,7 +347,7 @@ async def test_a_failed_reading_leaves_its_caller_uncancelled():
     """A later failure of the caller would else count as its cancellation."""
     async with lists(NETWORKS["local"](), Lists(0, listed())) as (saved, cluster):
         (store,) = (await saved.survey("a-name", cluster)).stores
-        store.copies = {key: {(1, 7): "ps-0"} for key in store.pieces()}
+        store.copies = {key: {(1, 7): ["ps-0"]} for key in store.pieces()}
         with pytest.raises(CheckpointError, match="store 'a-name' cannot be read from the disks"):
             await read(saved.shards(store, cluster))  # the server answers each request with its list
         assert asyncio.current_task().cancelling() == 0

@@ -546,6 +546,30 @@ async def test_damage_that_is_found_while_a_pin_is_read_is_an_error_with_its_pla
             await store.read_pin("a-name")
 
 
+@pytest.mark.parametrize("harm", ["damaged", "removed", "other files on each"])
+async def test_a_damaged_copy_of_a_pin_costs_nothing_while_another_server_has_it(monkeypatch, tmp_path, harm):
+    monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 2048)
+    arrays = {f"w{number}": np.zeros(512, np.float32) for number in range(8)}
+    step = {name: -np.ones(512, np.float32) for name in arrays}
+    async with (
+        fleet(monkeypatch, "ps-0", "ps-1", network="local", disks=tmp_path) as running,
+        running.open(arrays, copies=2, **OPTIONS) as store,
+    ):
+        await store.push(step)
+        values = copies_of(await store.pull())
+        await store.pin("kept")
+        await running.until(lambda: len(folders(tmp_path)) == 4, "each server has the pin of each bundle")
+        for at, path in enumerate(sorted(tmp_path.glob("ps-*/pin-*/states-*01.segment"))):
+            is_second = path.parts[-3] == "ps-1"
+            if is_second == bool(at % 2) if harm == "other files on each" else not is_second:
+                data = bytearray(path.read_bytes())
+                data[-5] ^= 1
+                path.write_bytes(data) if harm != "removed" else path.unlink()
+        assert same(await store.read_pin("kept"), values)
+        async with running.open(None, name="branch", pin="model/kept") as branch:
+            assert same(await branch.pull(), values)
+
+
 async def test_what_a_loss_of_all_servers_left_unfinished_goes_with_the_next_pin(monkeypatch, tmp_path):
     async with fleet(monkeypatch, *NODES, network="local", disks=tmp_path) as running:
         async with running.open(ARRAYS, **OPTIONS) as store:
