@@ -170,7 +170,7 @@ class Option:
     """Other annotations of the field."""
     bounds: msgspec.Meta | None = None
     lengths: msgspec.Meta | None = None
-    """Bounds of the number of entries of a list."""
+    """Bounds of the number of entries of a list, or of characters of a text."""
 
     def has(self, mark: Mark) -> bool:
         """Return whether a fact holds."""
@@ -280,7 +280,8 @@ def read_option(option: Option, value: Any, name: str, *, strict: bool = True, o
     if option.lengths is not None:
         least, most = option.lengths.min_length or 0, option.lengths.max_length
         if len(checked) < least or (most is not None and len(checked) > most):
-            raise ConfigError(f"{name} must have {least} to {most} entries, not {len(checked)}{origin}")
+            unit = "characters" if isinstance(checked, str) else "entries"
+            raise ConfigError(f"{name} must have {least} to {most} {unit}, not {len(checked)}{origin}")
     try:
         for check in option.all(Check):
             check.read(name, checked)

@@ -1,6 +1,7 @@
 """Rules of a user for tests: one that computes, one that refuses some pushes, and one that makes mistakes."""
 
-from collections.abc import Mapping
+from asyncio import CancelledError
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -83,6 +84,34 @@ def _raise(error: BaseException) -> Any:
     raise error  # the frame has the error, and the error the frame
 
 
+def _unlock(array: Array) -> Any:
+    array.flags.writeable = True
+
+
+class _Endless(Mapping[str, Array]):
+    """State whose names cannot be read."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, name: str) -> Array:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        raise OSError("closed")
+
+
+class _Wordless(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _masked(array: Array) -> Any:
+    """Return the array with a NaN that a mask hides."""
+    array[-1] = np.nan
+    return np.ma.masked_invalid(array)
+
+
 KEPT: list[Array] = []
 """Arguments that a rule keeps."""
 
@@ -90,6 +119,14 @@ KEPT: list[Array] = []
 MISTAKES: Mapping[str, Any] = {
     "raises": lambda *_: _raise(KeyError("lost")),
     "exits": lambda *_: _raise(SystemExit(3)),
+    "cancels": lambda *_: _raise(CancelledError()),
+    "ends a generator": lambda *_: _raise(GeneratorExit()),
+    "raises without words": lambda *_: _raise(_Wordless()),
+    "lets values be written": lambda new, kept, values, gradient, state: _unlock(values),
+    "lets state be written": lambda new, kept, values, gradient, state: _unlock(state["kept"]),
+    "masks a NaN": lambda new, kept, *_: (_masked(new), {"kept": kept}),
+    "other class": lambda new, kept, *_: (new, {"kept": kept.view(np.recarray)}),
+    "unreadable state": lambda new, *_: (new, _Endless()),
     "writes values": lambda new, kept, values, gradient, state: _write(values),
     "writes the gradient": lambda new, kept, values, gradient, state: _write(gradient),
     "writes state": lambda new, kept, values, gradient, state: _write(state["kept"]),
@@ -107,11 +144,21 @@ MISTAKES: Mapping[str, Any] = {
 """Mistakes by name."""
 
 RAISES, WRITES = _raise.__code__.co_firstlineno + 1, _write.__code__.co_firstlineno + 1
+UNLOCKS, ENDS = _unlock.__code__.co_firstlineno + 1, _Endless.__iter__.__code__.co_firstlineno + 1
+UNLOCKED = f"step raised ValueError('cannot set WRITEABLE flag to True of this array') in line {UNLOCKS}"
 WRITTEN = f"step raised ValueError('assignment destination is read-only') in line {WRITES}"
 
 SAID = {
     "raises": f"step raised KeyError('lost') in line {RAISES}",
     "exits": f"step raised SystemExit(3) in line {RAISES}",
+    "cancels": f"step raised CancelledError() in line {RAISES}",
+    "ends a generator": f"step raised GeneratorExit() in line {RAISES}",
+    "raises without words": f"step raised _Wordless in line {RAISES}",
+    "lets values be written": UNLOCKED,
+    "lets state be written": UNLOCKED,
+    "masks a NaN": "step returned values as MaskedArray, expected float32 of (5,)",
+    "other class": "step returned state kept as recarray, expected float32 of (5,)",
+    "unreadable state": f"step raised OSError('closed') in line {ENDS}",
     "writes values": WRITTEN,
     "writes the gradient": WRITTEN,
     "writes state": WRITTEN,

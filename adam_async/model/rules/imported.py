@@ -8,7 +8,6 @@ arguments gives the same bits, or the same refusal, on each of them.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from traceback import extract_tb
 from typing import Annotated, Any
 
 import msgspec
@@ -174,33 +173,52 @@ def checked_step(
         # The flags of the caller come back, whichever the rule sets.
         with np.errstate(all="ignore"):
             result = rule.step(_read_only(values), _read_only(gradient), arguments, rate=float(rate))
-    except MemoryError:
+            new, kept = _two_parts(result)
+    except (MemoryError, KeyboardInterrupt, RuleRefused):
         raise
-    except (Exception, SystemExit) as error:  # user code may raise anything
-        line = extract_tb(error.__traceback__)[-1].lineno
+    except (
+        BaseException
+    ) as error:  # user code may raise anything, also what would end the loop or a generator
+        line = _line_of(error)
         # Its frames lead to the tensors of the push, whose sender waits until nothing refers to them.
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        raise RuleRefused(f"step raised {error!r:.200} in line {line}") from None
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        raise RuleRefused(f"step returned {brief(type(result))}, expected (values, state)")
-    new, kept = result
-    if set(kept) != set(state):
-        raise RuleRefused(
-            f"step returned state {sorted(map(str, kept))!r:.200}, expected the arrays {sorted(state)}"
-        )
+        raise RuleRefused(f"step raised {_text_of(error)} in line {line}") from None
+    if kept.keys() != state.keys():
+        raise RuleRefused(f"step returned state {sorted(kept)!r:.200}, expected the arrays {sorted(state)}")
     found = {"values": new, **{f"state {name}": kept[name] for name in state}}
     for name, array in found.items():
-        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (values.shape, values.dtype):
-            shown = (
-                f"{array.dtype} of {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            )
+        # A subclass has rules of its own: the check of a masked array passes over its masked values.
+        is_plain = type(array) is np.ndarray
+        if not is_plain or (array.shape, array.dtype) != (values.shape, values.dtype):
+            shown = f"{array.dtype} of {array.shape}" if is_plain else type(array).__name__
             raise RuleRefused(f"step returned {name} as {shown}, expected {values.dtype} of {values.shape}")
         if not np.isfinite(array).all():
             raise RuleRefused(f"step returned {name} with a value that is not finite")
     return tuple(found.values())
 
 
+def _two_parts(result: Any) -> tuple[Any, dict[str, Any]]:
+    """Return values and state of the result of a step; a mapping of the rule may raise anything."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise RuleRefused(f"step returned {brief(type(result))}, expected (values, state)")
+    return result[0], {str(name): array for name, array in result[1].items()}
+
+
+def _line_of(error: BaseException) -> int:
+    """Return the line in which an error was raised; no frame stays in a variable of the caller."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_lineno if trace is not None else 0
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return f"{error!r:.200}"
+    except Exception:  # its class has a text of its own
+        return type(error).__name__
+
+
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    """Return a view through memory that is read-only: a rule can clear the flag of another view."""
+    return np.asarray(array.data.toreadonly())
