@@ -233,7 +233,7 @@ def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
 
 
 def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]:
-    """Cut the shards of a piece into messages of one rule and of about `PART_BYTES` each.
+    """Cut the shards of a piece into messages of one rule and one type, of about `PART_BYTES` each.
 
     Returns the shards' numbers by message.
 
@@ -242,12 +242,13 @@ def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]
     """
     most = max(MOST_IN_A_META // 16 // (1 + arrays), 1)
     chunks: list[tuple[int, ...]] = []
-    open_: dict[int, tuple[list[int], int]] = {}
+    open_: dict[tuple[int, str], tuple[list[int], int]] = {}
     for spec in shards:
-        numbers, size = open_.get(spec.rule, ([], 0))
+        family = spec.rule, spec.dtype
+        numbers, size = open_.get(family, ([], 0))
         nbytes = spec.nbytes * (1 + arrays)
         if numbers and (len(numbers) == most or size + nbytes > PART_BYTES):
             chunks.append(tuple(numbers))
             numbers, size = [], 0
-        open_[spec.rule] = [*numbers, int(spec.id)], size + nbytes
+        open_[family] = [*numbers, int(spec.id)], size + nbytes
     return [*chunks, *(tuple(numbers) for numbers, _ in open_.values())]

@@ -14,6 +14,7 @@ from adam_async.errors import ConfigError, StoreError
 from adam_async.model.rules import Adam, AdamW, Sgd
 from adam_async.store import joining, pins
 from adam_async.store.saved_file import STORE
+from tests.adam_async.rules import Means
 from tests.adam_async.store.fleets import fleet
 
 NODES = ("ps-0", "ps-1", "ps-2")
@@ -294,6 +295,23 @@ async def test_a_saved_step_of_bsp_is_whole_while_other_clients_wait_for_this_on
         await store.save(file, rule_state=True)
     async with ParameterStore.open("local", init=file, name="branch", replicas=1) as branch:
         assert same(await branch.pull(), values)
+
+
+@pytest.mark.parametrize("rule", [Adam(rate=0.1), Means(rate=0.1)], ids=["adam", "rule of a user"])
+@pytest.mark.parametrize("origin", ["pin", "init"])
+async def test_a_store_with_one_rule_for_arrays_of_two_types_begins_another(tmp_path, rule, origin):
+    first, second, file = steps(3), steps(3, seed=1), tmp_path / "model.safetensors"
+    options = {"rule": rule, "dir": tmp_path, "shard_bytes": 512}
+    async with ParameterStore.open("local", ARRAYS, name="model", **options) as store:
+        saved = await push_all(store, first)
+        await store.pin("best")
+        await store.save(file, rule_state=True)
+        expected = await push_all(store, second)
+        begins = {"pin": "model/best"} if origin == "pin" else {"init": file}
+        async with ParameterStore.open("local", dir=tmp_path, name="branch", **begins) as branch:
+            assert same(await branch.pull(), saved)
+            assert same(await push_all(branch, second), expected)
+            assert branch.rules == store.rules
 
 
 async def test_a_file_of_values_alone_begins_a_store_with_new_rule_state(tmp_path):
