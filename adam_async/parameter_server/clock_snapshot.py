@@ -39,12 +39,14 @@ class ClockSnapshot:
     Attributes:
         until: Time at which the snapshot ends, unless the reader asks for more shards before; in seconds of
             the caller's clock.
+        lacks_memory: Whether it has ended because a copy had no memory.
     """
 
     def __init__(self, clock: int, link: Any, shards: Iterable[ShardId]) -> None:
         self.clock = clock
         self.link = link
         self.until = 0.0
+        self.lacks_memory = False
         self._has_taken = True
         """Whether a shard was taken since `until` was set."""
         self._left = set(shards)
@@ -70,7 +72,12 @@ class ClockSnapshot:
             return
         for shard in due.shards:
             if self._lacks_copy(shard):
-                self._copies[shard.spec.id] = copy_shard(shard, clock=self.clock)
+                try:
+                    self._copies[shard.spec.id] = copy_shard(shard, clock=self.clock)
+                except MemoryError:  # the sum goes on without the snapshot
+                    self.end()
+                    self.lacks_memory = True
+                    return
                 self.copied_bytes += bytes_of(shard)
 
     def _lacks_copy(self, shard: Shard) -> bool:

@@ -372,6 +372,8 @@ class StoreCuts:
             for number in left.keys() - reached:
                 if _has_reached(bundle, cut.clock, left[number]):
                     reached[number] = left[number]
+            if cut.lacks_memory:
+                raise MemoryError
             if bundle.cut is not cut or is_given_up():
                 return
             if not reached:

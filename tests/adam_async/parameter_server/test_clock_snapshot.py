@@ -149,6 +149,18 @@ def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(mon
     assert [tuple(server.shard(number).values) for number in SHARDS] == [(3, 3)] * 3
 
 
+def test_a_sum_without_memory_for_a_copy_goes_on_and_the_reader_gets_no_shards(monkeypatch):
+    def fail(shard, *, clock):
+        raise MemoryError
+
+    server = with_reader()
+    monkeypatch.setattr(clock_snapshot, "copy_shard", fail)
+    steps(server, 2, 3)
+    assert [tuple(server.shard(number).values) for number in SHARDS] == [(3, 3)] * 3
+    snapshot = server.state.bundle.snapshot
+    assert [snapshot.take(server.shard(number)) for number in SHARDS] == [None] * 3
+
+
 def test_one_round_makes_few_copies(monkeypatch):
     monkeypatch.setattr(clock_snapshot, "ROUND_BYTES", 32)
     server = with_reader()

@@ -247,6 +247,27 @@ async def test_a_full_disk_keeps_the_cut_before_and_takes_the_next_one_once_it_h
         assert not store.store.statistics().is_full
 
 
+async def test_a_sum_without_memory_for_its_copy_costs_the_cut_and_the_next_one_is_taken(tmp_path, monkeypatch):
+    async with stores(tmp_path) as store:
+        store.steps(1)
+        await store.cut_at(1)
+        store.name(2, complete=1)
+        await until(lambda: all(bundle.cut is not None for bundle in store.bundles.values()))
+        with monkeypatch.context() as patch:
+            patch.setattr("adam_async.parameter_server.clock_snapshot.copy_shard", _no_memory)
+            bundle = store.bundles["ps-0"]
+            bundle.cut.keep(SimpleNamespace(clock=3, shards=[*bundle.shards.values()]))
+        store.steps(3)
+        await store.handled()
+        assert store.on_disk() == {"ps-0": (1,), "ps-1": (1, 2)}
+        assert [text for text in store.notices if "takes no cut: no memory is left" in text]
+        assert await store.cut_at(3, complete=1) == dict.fromkeys(HOMES, (1, 3))
+
+
+def _no_memory(shard, **_):
+    raise MemoryError
+
+
 async def test_a_disk_that_fails_ends_the_server(tmp_path, monkeypatch):
     with pytest.raises(ExceptionGroup) as failed:
         async with stores(tmp_path) as store:
