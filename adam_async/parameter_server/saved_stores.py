@@ -213,8 +213,9 @@ class SavedStores:
                 # Until a restored store is whole on the disks, the one that it replaces is there too.
                 found += [each for each in self._disk.of_name(name) if each.id not in ids]
                 self._spawn(f"pins-{store.id}", self._disk.pins.remove(-1, name))
+            # A store that was deleted before all its shards had values is no store for anyone.
             elif store.phase == "open" or (
-                store.phase == "failed" and is_next and name not in cluster.stores
+                store.phase in ("loading", "failed") and is_next and name not in cluster.stores
             ):
                 found += [each for each in self._disk if each.id == store.id]
                 # A restoration that ended early leaves the pins to the store that it should have replaced.

@@ -183,7 +183,7 @@ class Joining:
             return True
         return (
             self._arguments.create != "never"
-            and self._arguments.arrays is not None
+            and (self._arguments.arrays is not None or self._arguments.has_origin)
             and not self._arguments.reader
         )
 

@@ -247,6 +247,10 @@ async def test_a_server_that_ends_waits_for_a_disk_that_hangs_up_to_its_deadline
         # Another client may have replaced it in between, and left before its own store was open.
         ("failed", {}, 2, False),
         ("placing", {}, 1, False),
+        ("loading", {}, 1, True),
+        # It may have been open in between, and another client may read its states.
+        ("loading", {}, 2, False),
+        ("loading", {"a-name": "store-2"}, 1, False),
     ],
 )
 async def test_the_disk_forgets_stores_that_were_deleted_and_no_others(

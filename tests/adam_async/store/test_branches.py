@@ -15,6 +15,7 @@ from adam_async.model.rules import Adam, AdamW, Sgd
 from adam_async.store import joining, pins
 from adam_async.store.saved_file import STORE
 from tests.adam_async.rules import Means
+from tests.adam_async.runs import until
 from tests.adam_async.store.fleets import fleet
 
 NODES = ("ps-0", "ps-1", "ps-2")
@@ -312,6 +313,49 @@ async def test_a_store_with_one_rule_for_arrays_of_two_types_begins_another(tmp_
             assert same(await branch.pull(), saved)
             assert same(await push_all(branch, second), expected)
             assert branch.rules == store.rules
+
+
+async def test_a_store_whose_load_fails_leaves_no_folder_and_delays_no_later_one(tmp_path, monkeypatch):
+    file, folder = tmp_path / "model.safetensors", tmp_path / "disk"
+    async with ParameterStore.open("local", {"w": np.zeros(3)}, rule=Adam()) as store:
+        await store.save(file, rule_state=True)
+    with safe_open(file, framework="numpy") as head:
+        about = head.metadata()
+    save_file({**load_file(file), "rule_state/steps/w": np.array([-1])}, file, metadata=about)
+    monkeypatch.setattr(saved_shards, "SEARCH_S", 1e6)
+    async with asyncio.timeout(60), ParameterStore.open("local", {"w": np.zeros(3)}, name="m", dir=folder):
+        for _ in range(2):
+            with pytest.raises(StoreError, match="cannot be loaded: .*steps"):
+                await ParameterStore.open("local", init=file, name="branch", dir=folder)
+        async with ParameterStore.open("local", {"w": np.ones(3)}, name="branch", dir=folder) as branch:
+            assert (await branch.pull())["w"].tolist() == [1, 1, 1]
+        await until(lambda: len(list(folder.glob("store-*"))) == 2)
+
+
+async def test_a_store_whose_creator_left_while_it_loaded_a_pin_is_begun_anew(tmp_path, monkeypatch):
+    """The creator is gone before it can delete the store."""
+    loads = asyncio.Event()
+
+    async def never(copies, store, source):
+        loads.set()
+        await asyncio.Event().wait()
+
+    async def leave(joining, store):
+        pass
+
+    async with ParameterStore.open("local", ARRAYS, name="model", rule=RULES, dir=tmp_path) as store:
+        values = await push_all(store, steps(2))
+        await store.pin("best")
+        begins = {"name": "branch", "pin": "model/best", "dir": tmp_path}
+        with monkeypatch.context() as patch:
+            patch.setattr(joining.ShardCopies, "load", never)
+            patch.setattr(joining.Joining, "_delete", leave)
+            opening = asyncio.create_task(ParameterStore.open("local", **begins).__aenter__())
+            await loads.wait()
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        async with asyncio.timeout(60), ParameterStore.open("local", **begins) as branch:
+            assert same(await branch.pull(), values)
 
 
 async def test_a_file_of_values_alone_begins_a_store_with_new_rule_state(tmp_path):
