@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adam_async.errors import ConfigError, StoreError
-from adam_async.model.rules import AnyRule, Sgd
-from adam_async.store.arrays import fault_of_values
+from adam_async.model.rules import Sgd
+from adam_async.store.arrays import StoreRule, fault_of_values
 from adam_async.store.sync import ParameterStore
 from adam_async.torch.parameters import DTYPES, parameter_arrays
 
@@ -55,8 +55,8 @@ def shared_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 
 def arrays_with_buffers(
-    module: nn.Module, rule: AnyRule | Mapping[str, AnyRule]
-) -> tuple[dict[str, NDArray[Any]], dict[str, AnyRule]]:
+    module: nn.Module, rule: StoreRule | Mapping[str, StoreRule]
+) -> tuple[dict[str, NDArray[Any]], dict[str, StoreRule]]:
     """Return the arrays of a module's parameters and buffers, and their rules, for `ParameterStore.open`.
 
     Args:
@@ -67,7 +67,7 @@ def arrays_with_buffers(
         ConfigError: `rule` has no rule for a parameter; or see `ModuleParameters`.
     """
     arrays = parameter_arrays(module)
-    rules: dict[str, AnyRule] = {}
+    rules: dict[str, StoreRule] = {}
     for name in arrays:
         mine = rule.get(name) if isinstance(rule, Mapping) else rule
         if mine is None:

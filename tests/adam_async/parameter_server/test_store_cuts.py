@@ -247,7 +247,7 @@ async def test_a_full_disk_keeps_the_cut_before_and_takes_the_next_one_once_it_h
         assert not store.store.statistics().is_full
 
 
-async def test_a_sum_without_memory_for_its_copy_costs_the_cut_and_the_next_one_is_taken(tmp_path, monkeypatch):
+async def test_a_sum_without_memory_for_its_copy_costs_the_cut_and_no_later_one(tmp_path, monkeypatch):
     async with stores(tmp_path) as store:
         store.steps(1)
         await store.cut_at(1)

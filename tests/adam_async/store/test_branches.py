@@ -325,7 +325,7 @@ async def test_a_store_whose_load_fails_leaves_no_folder_and_delays_no_later_one
     monkeypatch.setattr(saved_shards, "SEARCH_S", 1e6)
     async with asyncio.timeout(60), ParameterStore.open("local", {"w": np.zeros(3)}, name="m", dir=folder):
         for _ in range(2):
-            with pytest.raises(StoreError, match="cannot be loaded: .*steps"):
+            with pytest.raises(StoreError, match=r"cannot be loaded: .*steps"):
                 await ParameterStore.open("local", init=file, name="branch", dir=folder)
         async with ParameterStore.open("local", {"w": np.ones(3)}, name="branch", dir=folder) as branch:
             assert (await branch.pull())["w"].tolist() == [1, 1, 1]

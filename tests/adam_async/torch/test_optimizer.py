@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from adam_async import Adagrad, Adam, AdamW, Sgd, sync
 from adam_async.model.rules import Rule
 from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
+from adam_async.torch.buffers import arrays_with_buffers
 from adam_async.torch.exchanges import Exchange
 from adam_async.torch.factors import LEAST_REST
+from tests.adam_async.rules import Means, apply_means
 from tests.adam_async.store.servers import StoreServers, cluster
 
 STEPS = 8
@@ -221,6 +223,24 @@ def test_push_every_sums_the_gradients_of_its_steps(options):
         if not options:
             assert_same([found], [parameter_arrays(reference)])
         assert_same([parameter_arrays(module)], [parameter_arrays(reference)])
+
+
+@pytest.mark.parametrize(("options", "rate"), [({}, 0.125), ({"lr": 0.5}, 0.5), ({"pull_every": 3}, 0.125)])
+def test_a_rule_of_a_user_takes_each_gradient_with_the_rate_of_its_group(options, rate):
+    module = nn.Linear(4, 3, bias=False)
+    first, gradients = module.weight.detach().numpy().copy(), []
+    arrays, rules = arrays_with_buffers(module, Means(rate=0.125))
+    with (
+        sync.ParameterStore.open("local", arrays, rule=rules) as store,
+        RemoteOptimizer(module, store, **options) as optimizer,
+    ):
+        for x in torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(3)):
+            optimizer.zero_grad()
+            module(x).square().sum().backward()
+            gradients.append(module.weight.grad.numpy().copy())
+            optimizer.step()
+    values, _ = apply_means(first, gradients, rate=rate)
+    np.testing.assert_array_equal(module.weight.detach().numpy(), values)
 
 
 def test_between_pulls_a_step_is_plain_also_with_momentum_and_other_rules_wait():
