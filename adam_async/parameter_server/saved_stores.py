@@ -213,7 +213,7 @@ class SavedStores:
                 # Until a restored store is whole on the disks, the one that it replaces is there too.
                 found += [each for each in self._disk.of_name(name) if each.id not in ids]
                 self._spawn(f"pins-{store.id}", self._disk.pins.remove(-1, name))
-            # A store that was deleted before all its shards had values is no store for anyone.
+            # A store that was deleted while it loaded has values for a part of its shards.
             elif store.phase == "open" or (
                 store.phase in ("loading", "failed") and is_next and name not in cluster.stores
             ):

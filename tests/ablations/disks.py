@@ -129,8 +129,8 @@ DISKS = (
     _row(
         "each piece comes from the server with the newest copy",
         "adam_async/checkpoint/saved_shards.py",
-        "return {key: max(copies.items()) for",
-        "return {key: next(iter(copies.items())) for",
+        "return {key: (order := max(copies), copies",
+        "return {key: (order := next(iter(copies)), copies",
         NEWER,
         breaks="durable, or loss bound",
     ),
