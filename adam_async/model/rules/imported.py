@@ -19,7 +19,7 @@ from adam_async.model.rules.rule import Array, Rule, RuleState, Shape
 from adam_async.option_types import MOST_RULE_PATH, Amount, brief, check_types, fault_of_path
 
 MOST_CONSTANTS_TEXT = 4096
-"""Maximum length of the constants of a rule as JSON text, in bytes."""
+"""Maximum length of the constants of a rule as JSON text, in characters."""
 
 MOST_STATE_ARRAYS = 8
 """Maximum number of state arrays of a rule."""
