@@ -95,6 +95,15 @@ class Blocks(Protocol):
         """Return read-only views of a taken block."""
 
 
+class Placed(Message, frozen=True, kw_only=True, eq=False):
+    """A request or message whose payload is still in a block of the peer; `FrameDecoder.copied` makes the
+    message of it."""
+
+    block: int
+    specs: Sequence[TensorSpec]
+    payload: memoryview
+
+
 class Registered(msgspec.Struct, frozen=True, eq=False):
     """Writable arrays of the caller that receive the tensors of one reply, and their `Layout.packed`."""
 
@@ -511,8 +520,8 @@ class FrameDecoder:
     ) -> Frame:
         """Read a message whose payload is in shared memory.
 
-        A reply that no memory is registered for has read-only views of the block. The tensors of other
-        messages are copies, which their sender cannot change while they are checked and used.
+        A reply that no memory is registered for has read-only views of the block. Other messages are
+        `Placed`: one read can have many of them, and their copies take memory that must be charged first.
         """
         if self.inbox is None or payload_length or len(packed) < PLACE_BYTES:
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} is flagged PLACED: nothing is shared")
@@ -528,22 +537,29 @@ class FrameDecoder:
         tensors: tuple[Tensor, ...] = ()
         if self._discards:
             self.inbox.give_back(block, total)
-        elif registered is None and kind == REPLY:
-            tensors = self.inbox.lend(block, specs, total)
-        else:
-            if registered is not None and registered.described == described:
-                tensors = registered.tensors
-                _Scatter(_pieces(specs, tensors)).fill(payload)
-            else:
-                whole, memory = self._memory.lend(total, _UINT8, (total,))
-                memory[:total] = payload
-                tensors = tuple(
-                    [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs]
-                )
+        elif kind != REPLY:
+            placed = Placed(type=name, meta=meta, block=block, specs=specs, payload=payload)
+            return _make_frame((kind, request_id, placed, tensor_bytes, head_bytes))
+        elif registered is not None and registered.described == described:
+            tensors = registered.tensors
+            _Scatter(_pieces(specs, tensors)).fill(payload)
             self.bytes_moved += total
             self.inbox.give_back(block, total)
+        else:
+            tensors = self.inbox.lend(block, specs, total)
         message = Message(type=name, meta=meta, tensors=tensors)
         return _make_frame((kind, request_id, message, tensor_bytes, head_bytes))
+
+    def copied(self, placed: Placed) -> Message:
+        """Copy a message out of its block, which its sender can change, and return the block."""
+        assert self.inbox is not None
+        total = len(placed.payload)
+        whole, memory = self._memory.lend(total, _UINT8, (total,))
+        memory[:total] = placed.payload
+        self.bytes_moved += total
+        self.inbox.give_back(placed.block, total)
+        tensors = [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in placed.specs]
+        return Message(type=placed.type, meta=placed.meta, tensors=tuple(tensors))
 
     def _begin_large(self, arrival: _Arrival, payload_length: int, flags: int) -> None:
         """Begin a message of several frames, of which the first has ``payload_length`` bytes."""

@@ -18,11 +18,12 @@ import fcntl
 import mmap
 import os
 import socket
+import struct
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from struct import Struct, error
+from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -52,11 +53,12 @@ pages."""
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE
 """Seals of every region."""
 
-_BLOCK_BYTES: Final = 512
-"""Unit of ``st_blocks``."""
+_SCM_PIDFD: Final = 4
+"""Type of a control message with a descriptor that the kernel adds, if either end asks for it."""
 
 _HANDOVER: Final = Struct("<IQ")
 _NUMBER: Final = Struct("<I")
+_MOST_NUMBER: Final = (1 << 32) - 1
 _MOST_HANDOVER: Final = _HANDOVER.size + _NUMBER.size * MOST_REGIONS
 _UINT8 = np.dtype(np.uint8)
 
@@ -72,6 +74,7 @@ def shared_memory(nbytes: int) -> tuple[int, mmap.mmap]:
         os.ftruncate(descriptor, nbytes)
         os.posix_fallocate(descriptor, 0, nbytes)
         memory = mmap.mmap(descriptor, nbytes)
+        np.frombuffer(memory, _UINT8).fill(0)  # allocated pages count as holes until they are written
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(descriptor)
@@ -88,6 +91,34 @@ def closing_descriptor(descriptor: int) -> Iterator[None]:
         os.close(descriptor)
 
 
+def send_descriptor(sock: socket.socket, packet: bytes, descriptor: int) -> None:
+    """Send a packet with a descriptor, without waiting."""
+    # The flag, because the peer may have a copy of this socket, and make it wait.
+    packed = struct.pack("i", descriptor)
+    sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)], socket.MSG_DONTWAIT)
+
+
+def receive_descriptors(sock: socket.socket, most_bytes: int) -> tuple[bytes, list[int]]:
+    """Receive a packet and its descriptors, at most two, without waiting; the caller closes them.
+
+    Raises:
+        OSError: There is no packet.
+        LinkBroken: This process has no free descriptor.
+    """
+    packet, controls, flags, _ = sock.recvmsg(
+        most_bytes, socket.CMSG_LEN(8), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    )
+    descriptors = [
+        number
+        for _, kind, packed in controls
+        if kind in (socket.SCM_RIGHTS, _SCM_PIDFD)
+        for (number,) in struct.iter_unpack("i", packed)
+    ]
+    if flags & socket.MSG_CTRUNC and not descriptors:
+        raise LinkBroken("no descriptor is free for a region of the peer")
+    return packet, descriptors
+
+
 def mapped(descriptor: int, nbytes: int) -> mmap.mmap:
     """Map a region of the peer, to read.
 
@@ -97,14 +128,14 @@ def mapped(descriptor: int, nbytes: int) -> mmap.mmap:
     """
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        found = os.fstat(descriptor)
+        size = os.fstat(descriptor).st_size
+        whole = os.lseek(descriptor, 0, os.SEEK_HOLE) if size else 0
     except OSError as fault:
         raise RemoteProtocolError("region", f"a descriptor is no region: {fault}") from None
     # Without the seals the peer could shorten the region, and a read behind its end would end this process.
-    # Or it could free pages, and a read would allocate them for this process.
-    pages = found.st_blocks * _BLOCK_BYTES
-    if seals & SEALS != SEALS or not 0 < nbytes == found.st_size <= pages:
-        text = f"a region of {nbytes} bytes has {found.st_size}, pages of {pages}, and seals {seals:#x}"
+    # Or it could free pages, and a read would allocate them for this process, as a read of a hole does.
+    if seals & SEALS != SEALS or not 0 < nbytes == size == whole:
+        text = f"a region of {nbytes} bytes has {size}, {whole} before a hole, and seals {seals:#x}"
         raise RemoteProtocolError("region", text)
     try:
         return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
@@ -119,9 +150,14 @@ class Allowance:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
 
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that are left."""
+        return self.limit_bytes - self.held_bytes
+
     def take(self, nbytes: int) -> bool:
         """Take a number of bytes if they are left; a negative number gives bytes back."""
-        if self.held_bytes + nbytes > self.limit_bytes:
+        if nbytes > self.left_bytes:
             return False
         self.held_bytes += nbytes
         return True
@@ -179,37 +215,30 @@ class Outbox:
     def _make(self, size: int) -> _Block | None:
         """Allocate a block and hand it over, in place of all free ones if the limits leave no room."""
         replaced: list[_Block] = []
-        fits = self.held_bytes + size <= self._limit_bytes and len(self._blocks) < MOST_REGIONS
-        if not fits:
+        room = min(self._limit_bytes - self.held_bytes, self._allowance.left_bytes)
+        if size > room or len(self._blocks) >= MOST_REGIONS:
             replaced = [block for free in self._free.values() for block in free]
-            left = self.held_bytes - sum([block.size for block in replaced])
-            if left + size > self._limit_bytes or len(self._blocks) - len(replaced) >= MOST_REGIONS:
-                return None
-        if not self._allowance.take(size):
-            return None
+        more = size - sum([block.size for block in replaced])
+        is_one_too_many = len(self._blocks) - len(replaced) >= MOST_REGIONS
         number = self._last + 1
+        if more > room or is_one_too_many or number > _MOST_NUMBER or not self._allowance.take(more):
+            return None
         try:
             descriptor, memory = shared_memory(size)
             with closing_descriptor(descriptor):
-                numbers = b"".join([_NUMBER.pack(block.number) for block in replaced])
-                socket.send_fds(self._side, [_HANDOVER.pack(number, size), numbers], [descriptor])
-        except (
-            OSError
-        ):  # no memory or descriptor is free, the peer has not taken the handovers before, or ended
-            self._allowance.take(-size)
+                numbers = [_NUMBER.pack(block.number) for block in replaced]
+                send_descriptor(self._side, b"".join([_HANDOVER.pack(number, size), *numbers]), descriptor)
+        except OSError:
+            # No memory or descriptor is free, or the peer has not taken the handovers before, or has ended.
+            self._allowance.take(-more)
             return None
         self._last = number
         for old in replaced:
             del self._blocks[old.number]
             old.free.clear()
-            self._hold(-old.size)
         block = self._blocks[number] = _Block(number, size, memory, self._free.setdefault(size, []))
-        self.held_bytes += size
+        self.held_bytes += more
         return block
-
-    def _hold(self, nbytes: int) -> None:
-        self.held_bytes += nbytes
-        self._allowance.take(nbytes)
 
     def freed(self, packed: bytes) -> None:
         """Take back blocks, by their packed numbers.
@@ -219,7 +248,7 @@ class Outbox:
         """
         try:
             numbers = [number for (number,) in _NUMBER.iter_unpack(packed)]
-        except error:
+        except struct.error:
             raise RemoteProtocolError("freed", f"{len(packed)} bytes are no numbers of blocks") from None
         for number in numbers:
             if number not in self._taken:
@@ -233,7 +262,8 @@ class Outbox:
         self._blocks.clear()
         self._free.clear()
         self._taken.clear()
-        self._hold(-self.held_bytes)
+        self._allowance.take(-self.held_bytes)
+        self.held_bytes = 0
 
 
 class Inbox:
@@ -266,10 +296,13 @@ class Inbox:
             RemoteProtocolError: The block is too short, or in use, or was not handed over.
             LinkBroken: This process lacks memory or descriptors.
         """
-        region = self._regions.get(number)
-        while region is None:
+        handovers = 0
+        while (region := self._regions.get(number)) is None:
+            # A peer with more of them on their way would keep this side here.
+            if handovers == MOST_REGIONS:
+                raise RemoteProtocolError("region", f"block {number} was not handed over")
+            handovers += 1
             self._receive()
-            region = self._regions.get(number)
         if number in self._read:
             raise RemoteProtocolError("region", f"block {number} comes again before it was returned")
         if not 0 < total <= len(region):
@@ -285,7 +318,6 @@ class Inbox:
 
     def _gone(self, number: int, total: int) -> None:
         """Note on any thread that nothing reads a block."""
-        self._read.discard(number)
         self.returned.append(number)
         self.returned_bytes += total
 
@@ -313,9 +345,11 @@ class Inbox:
         """
         descriptors: list[int] = []
         try:
-            packed, descriptors, flags, _ = socket.recv_fds(self._side, _MOST_HANDOVER, 2)
-            if flags & socket.MSG_CTRUNC and not descriptors:
-                raise LinkBroken("no descriptor is free for a region of the peer")
+            try:
+                packed, descriptors = receive_descriptors(self._side, _MOST_HANDOVER)
+            except ConnectionResetError:
+                # The peer has ended with unread handovers of this side. Its own ones are still there.
+                packed, descriptors = receive_descriptors(self._side, _MOST_HANDOVER)
             if len(descriptors) != 1 or len(packed) < _HANDOVER.size or len(packed) % _NUMBER.size:
                 raise RemoteProtocolError(
                     "region", f"a handover of {len(packed)} bytes has {len(descriptors)} descriptors"
@@ -344,9 +378,12 @@ class Inbox:
         """Return the packed numbers of the returned blocks, and forget them."""
         self.returned_bytes = 0
         # Not another deque in its place: a thread might add to the old one.
-        return b"".join([_NUMBER.pack(self.returned.popleft()) for _ in range(len(self.returned))])
+        numbers = [self.returned.popleft() for _ in range(len(self.returned))]
+        self._read.difference_update(numbers)
+        return b"".join(map(_NUMBER.pack, numbers))
 
     def close(self) -> None:
         """Drop all regions, because the link has ended; lent views stay valid."""
         self._regions.clear()
         self._lent.clear()
+        self.returned.clear()  # a write that is still due must find none

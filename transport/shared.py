@@ -19,7 +19,7 @@ from typing import Final
 
 from transport.budget import Budget
 from transport.config import LinkConfig
-from transport.decoder import Memory
+from transport.decoder import Memory, Placed
 from transport.frames import FREED, Frame, head
 from transport.messages import Identity, RoleTable
 from transport.regions import Allowance, Inbox, Outbox
@@ -107,6 +107,11 @@ class SharedLink(TcpLink):
         """Return blocks without another frame: many wait, or have waited for long."""
         if self._returned and self._writing and self._error is None and not self._transport.is_closing():
             self._write_small(self._freed_frame())
+
+    def _deliver(self, frame: Frame) -> None:
+        if type(frame.message) is Placed:
+            frame = frame._replace(message=self._decoder.copied(frame.message))
+        super()._deliver(frame)
 
     def _control(self, frame: Frame) -> None:
         if frame.kind == FREED and frame.message is not None:

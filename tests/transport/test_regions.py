@@ -1,5 +1,6 @@
 """Shared memory of two sides: blocks go round, limits hold, and no word of a peer is believed."""
 
+import ctypes
 import fcntl
 import gc
 import mmap
@@ -30,6 +31,7 @@ from transport.regions import (
 from transport.tensors import TensorSpec
 
 MIB = 1 << 20
+SO_PASSPIDFD = 76
 FLOATS = np.dtype(np.float32)
 
 
@@ -91,8 +93,8 @@ def memfd(nbytes: int, seals: int = SEALS, *, pages: bool = True) -> Iterator[in
     descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
-        if nbytes and pages:
-            os.posix_fallocate(descriptor, 0, nbytes)
+        if pages:
+            os.pwrite(descriptor, bytes(nbytes), 0)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         yield descriptor
     finally:
@@ -148,6 +150,19 @@ def test_the_links_of_a_process_share_one_allowance(sides: Sides, small: Sides) 
     one.close()
     assert allowance.held_bytes == 0
     assert two.place([bytes(2 * MIB)], 2 * MIB)
+
+
+def test_free_blocks_make_room_if_the_allowance_is_used_up(sides: Sides) -> None:
+    sides.allowance.limit_bytes = 2 * MIB
+    sides.move(bytes(2 * MIB))
+    assert sides.move(bytes(MIB)) == 2
+    assert sides.outbox.held_bytes == sides.allowance.held_bytes == MIB
+
+
+def test_after_the_last_number_of_a_block_payloads_take_the_stream(sides: Sides) -> None:
+    sides.outbox._last = (1 << 32) - 2
+    assert sides.outbox.place([b"x"], 1) == (1 << 32) - 1
+    assert sides.outbox.place([b"x"], 1) == 0
 
 
 def test_the_number_of_regions_is_bounded(sides: Sides) -> None:
@@ -290,11 +305,55 @@ def test_a_false_handover_is_refused(sides: Sides, packed: bytes, size: int, sea
     assert open_descriptors() == before
 
 
-def test_a_region_without_pages_is_refused(sides: Sides) -> None:
-    with memfd(1 << 20, pages=False) as descriptor:
-        sides.hand_over(handover(1, 1 << 20), descriptor)
-    with pytest.raises(RemoteProtocolError, match="pages of 0"):
+@pytest.mark.parametrize("behind", [0, MIB])
+def test_a_region_without_pages_is_refused(sides: Sides, behind: int) -> None:
+    with memfd(MIB, 0, pages=False) as descriptor:
+        if behind:  # pages behind the end count as those of the file
+            kept = ctypes.CDLL(None).fallocate(descriptor, 1, ctypes.c_long(MIB), ctypes.c_long(behind))
+            assert kept == 0
+            assert os.fstat(descriptor).st_blocks * 512 == MIB
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        sides.hand_over(handover(1, MIB), descriptor)
+    with pytest.raises(RemoteProtocolError, match=", 0 before a hole"):
         sides.inbox.take(1, 1)
+
+
+def test_a_side_that_its_peer_makes_wait_does_not_wait(sides: Sides) -> None:
+    sides.theirs.setblocking(True)  # the peer may have a copy of the descriptor
+    waker = threading.Timer(1.0, sides.ours.send, [b"x"])
+    waker.start()
+    with pytest.raises(RemoteProtocolError, match="temporarily unavailable"):
+        sides.inbox.take(1, 1)
+    waker.cancel()
+    waker.join()
+
+
+def test_a_descriptor_that_the_kernel_adds_is_closed(sides: Sides) -> None:
+    before = open_descriptors()
+    try:
+        sides.theirs.setsockopt(socket.SOL_SOCKET, SO_PASSPIDFD, 1)
+    except OSError as error:
+        pytest.skip(f"this kernel adds no descriptors: {error}")
+    sides.hand_over(handover(1, 4096))
+    with pytest.raises(RemoteProtocolError, match="region"):
+        sides.inbox.take(1, 1)
+    assert open_descriptors() == before
+
+
+def test_handovers_without_end_do_not_keep_the_receiver(sides: Sides) -> None:
+    with memfd(4096) as descriptor:
+        sides.hand_over(handover(1, 4096), descriptor)
+        for number in range(1, MOST_REGIONS + 1):
+            sides.hand_over(handover(number + 1, 4096, number), descriptor)
+    with pytest.raises(RemoteProtocolError, match="block 999 was not handed over"):
+        sides.inbox.take(999, 1)
+
+
+def test_a_handover_arrives_from_a_peer_that_ended_without_reading_its_side(sides: Sides) -> None:
+    number = sides.outbox.place([b"\7" * 100], 100)
+    sides.theirs.send(b"a handover that the peer does not read")
+    sides.ours.close()
+    assert bytes(sides.inbox.take(number, 100)) == b"\7" * 100
 
 
 def test_a_descriptor_that_is_no_region_is_refused(sides: Sides) -> None:
@@ -325,8 +384,12 @@ def test_a_block_is_used_as_it_was_handed_over(sides: Sides) -> None:
         with pytest.raises(RemoteProtocolError, match="in a block of"):
             sides.inbox.take(number, total)
     sides.inbox.take(number, 100)
-    with pytest.raises(RemoteProtocolError, match="before it was returned"):
-        sides.inbox.take(number, 100)
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError, match="before it was returned"):
+            sides.inbox.take(number, 100)
+        sides.inbox.give_back(number, 100)  # the peer may use it once it has the number
+    sides.inbox.take_returned()
+    sides.inbox.take(number, 100)
 
 
 @pytest.mark.parametrize(

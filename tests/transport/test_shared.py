@@ -199,6 +199,42 @@ async def test_a_request_is_a_copy_that_its_sender_cannot_change() -> None:
         await asked
 
 
+async def test_requests_wait_in_the_memory_of_their_sender_until_they_are_charged() -> None:
+    net = network(shared_bytes=128 * MIB)
+    async with link_pair(net) as (near, far):
+        arrived: asyncio.Queue[Request] = asyncio.Queue()
+        far.serve(arrived.put_nowait)
+        limit = net.config.link_budget_bytes
+        calls = [near.call_nowait(ask(np.full(8 * MIB, n, np.uint8)), timeout_s=10) for n in range(16)]
+        requests = [await arrived.get() for _ in range(limit // (8 * MIB))]
+        assert net.pool.statistics().outstanding_bytes == limit
+        for number in range(16):
+            request = requests.pop(0) if requests else await arrived.get()
+            assert request.message.tensors[0][-1] == number
+            request.reply(Message(type="answer"))
+        await asyncio.gather(*calls)
+
+
+async def test_the_last_message_of_a_peer_that_ends_arrives() -> None:
+    async with pair() as (near, far):
+        far.send_nowait(Message(type="note", tensors=(np.ones(MIB, np.uint8),)))
+        near.send_nowait(Message(type="note", tensors=(np.full(MIB, 7, np.uint8),)))
+        near._flush()
+        near._transport.abort()
+        near._side.close()  # as a killed process: it has not read the handover of the other side
+        assert (await far.receive()).tensors[0].all()
+
+
+async def test_an_ended_link_writes_nothing_more() -> None:
+    async with pair() as (near, far):
+        far.serve(echo)
+        await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
+        near._inbound.returned.append(1)
+        near.abort()
+        await near.aclose()
+        assert not near._returned
+
+
 async def test_a_reader_that_keeps_all_answers_gets_the_next_ones_by_the_stream() -> None:
     async with pair(shared_bytes=4 * MIB) as (near, far):
         far.serve(echo)
