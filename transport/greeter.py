@@ -80,8 +80,9 @@ class Greeter(asyncio.BufferedProtocol):
         else:
             self._wait_for("first record", min(self._config.first_record_s, self._config.handshake_s))
         if self._entrance is not None:
-            # A peer that has already hung up has no peername.
-            self._peername = transport.get_extra_info("peername") or ("", 0)
+            if self._side is None:
+                # A peer that has already hung up has no peername.
+                self._peername = transport.get_extra_info("peername") or ("", 0)
             self._entrance.connected(self, self._peername[0])
 
     @property

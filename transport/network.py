@@ -399,6 +399,25 @@ class TcpNetwork(Network):
         """Dial once; a link that comes after a cancellation is aborted."""
         check_role(self._token, identity.role)
         host, port = parse_tcp_address(address)
+        found = await self._dial_unix(host, port)
+        if found is None or self._link == "shared":
+            return await self._dial_socket(host, port, found, identity, peer_role)
+        try:
+            return await self._dial_socket(host, port, found, identity, peer_role)
+        except (OSError, TransportError) as error:
+            # Any process of this user can take the name of the Unix socket, but not the port of the listener.
+            logger.debug("no link within this host to %s, trying TCP: %s", address, error)
+        return await self._dial_socket(host, port, None, identity, peer_role)
+
+    async def _dial_socket(
+        self,
+        host: str,
+        port: int,
+        found: UnixConnection | None,
+        identity: Identity,
+        peer_role: str | None,
+    ) -> Link:
+        """Make a link over a connection within this host, or without one over TCP."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[TcpLink | TransportError] = loop.create_future()
 
@@ -411,7 +430,6 @@ class TcpNetwork(Network):
         handshake = ClientHandshake(
             identity, token=self._token, entropy=self._entropy, rules=self.rules, peer_role=peer_role
         )
-        found = await self._dial_unix(host, port)
         greeter = self._greeter(handshake, done, side=found and found[1])
         try:
             if found is None:

@@ -64,11 +64,12 @@ def is_loopback(host: str) -> bool:
 async def resolved(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     """Return the addresses of a host with their families; only a name takes a lookup."""
     try:
-        version = ipaddress.ip_address(host).version
+        address = ipaddress.ip_address(host)
     except ValueError:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return [(family, str(address[0])) for family, *_, address in found]
-    return [(socket.AF_INET if version == 4 else socket.AF_INET6, host)]
+        return [(family, str(name[0])) for family, *_, name in found]
+    # An IPv6 address has several spellings, and a listener's is the short one.
+    return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, str(address))]
 
 
 def tune(transport: asyncio.Transport, config: LinkConfig) -> None:

@@ -14,7 +14,9 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable
 
 from transport.config import LinkConfig
+from transport.errors import LinkBroken
 from transport.greeter import Greeter
+from transport.regions import receive_descriptors, send_descriptor
 from transport.shared import Side, user_of
 from transport.sockets import is_loopback
 
@@ -46,10 +48,11 @@ def is_of_this_host(family: socket.AddressFamily, host: str) -> bool:
         return True
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))
+            # Nothing is sent. Binding would prove nothing on a host with `net.ipv4.ip_nonlocal_bind`.
+            probe.connect((host, 9))
+            return bool(probe.getsockname()[0] == host)
     except OSError:
         return False
-    return True
 
 
 def dial_unix(family: socket.AddressFamily, host: str, port: int) -> UnixConnection:
@@ -71,7 +74,7 @@ def dial_unix(family: socket.AddressFamily, host: str, port: int) -> UnixConnect
                 ours.setblocking(False)
                 theirs.setblocking(False)
                 try:
-                    socket.send_fds(listener, [_FIRST], [theirs.fileno()])
+                    send_descriptor(listener, _FIRST, theirs.fileno())
                 except BaseException:
                     ours.close()
                     raise
@@ -147,9 +150,12 @@ class UnixListener:
             self._pauses[listener] = self._loop.call_later(PAUSE_S, self._listen, listener)
             return
         peer.setblocking(False)
-        if user_of(peer) != os.geteuid() or len(self._waiting) >= self._config.max_unauthenticated:
+        if user_of(peer) != os.geteuid():
             peer.close()
             return
+        if len(self._waiting) >= self._config.max_unauthenticated:
+            # The oldest: a dial sends its first byte at once, and does not wait for long.
+            self._drop(next(iter(self._waiting)))
         self._waiting[peer] = self._loop.call_later(self._config.first_record_s, self._drop, peer)
         self._loop.add_reader(peer, self._begin, peer)
 
@@ -174,11 +180,11 @@ class UnixListener:
         """Return the side that came with the first byte; None if the peer sent something else."""
         descriptors: list[int] = []
         try:
-            first, descriptors, _, _ = socket.recv_fds(peer, 1, 2)
+            first, descriptors = receive_descriptors(peer, 1)
             if first != _FIRST or len(descriptors) != 1:
                 return None
             side = socket.socket(fileno=descriptors[0])
-        except OSError:  # the peer has gone, or its descriptor is no socket
+        except (OSError, LinkBroken):  # the peer has gone, its descriptor is no socket, or none is free
             return None
         else:
             descriptors.clear()

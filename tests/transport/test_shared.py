@@ -5,6 +5,8 @@ import gc
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,6 +28,7 @@ from transport import (
 )
 from transport.frames import FREED, MESSAGE, PLACED, REQUEST, head
 from transport.shared import SharedLink, user_of
+from transport.sockets import resolved
 from transport.tcp import TcpLink
 from transport.unix import is_of_this_host, unix_name
 
@@ -98,6 +101,11 @@ async def test_tcp_on_either_side_means_tcp() -> None:
         assert type(link) is TcpLink
 
 
+async def test_each_spelling_of_an_address_shares_memory() -> None:
+    assert await resolved("0:0:0:0:0:0:0:1", 1) == [(socket.AF_INET6, "::1")]
+    assert await resolved("127.0.0.1", 1) == [(socket.AF_INET, "127.0.0.1")]
+
+
 async def test_a_name_of_this_host_shares_memory() -> None:
     async with network().listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
         port = listener.address.rpartition(":")[2]
@@ -117,6 +125,21 @@ async def test_another_host_is_dialled_by_tcp() -> None:
     assert not is_of_this_host(socket.AF_INET, "192.0.2.1")
     with pytest.raises(DialFailed, match=r"192\.0\.2\.1 is no address of this host"):
         await network().dial("tcp://192.0.2.1:9", NEAR, retry=ONCE)
+
+
+def test_an_address_that_can_be_bound_may_be_of_another_host() -> None:
+    script = (
+        "import socket; from transport.unix import is_of_this_host as its; "
+        "print(its(socket.AF_INET, '192.0.2.1'), its(socket.AF_INET, '127.0.0.2'))"
+    )
+    setting = "ip link set lo up; echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind"
+    ran = subprocess.run(
+        ["unshare", "-rn", "sh", "-c", f'{setting} || exit 77; exec "$0" -c "$1"', sys.executable, script],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if ran.returncode == 77 or "unshare" in ran.stderr:
+        pytest.skip(f"no network namespace of its own: {ran.stderr}")
+    assert ran.stdout.split() == ["False", "True"], ran.stderr
 
 
 async def test_another_user_is_dialled_by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +172,49 @@ async def test_a_taken_name_leaves_tcp(caplog: pytest.LogCaptureFixture) -> None
         with pytest.raises(OSError, match="in use"):
             async with network().listen(f"tcp://127.0.0.1:{port}", FAR, Link.wait_closed):
                 pass
+
+
+async def test_another_process_under_the_name_leaves_tcp() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(unix_name("127.0.0.1", port))
+        squatter.listen()
+        async with (
+            network(link="auto").listen(f"tcp://127.0.0.1:{port}", FAR, Link.wait_closed) as listener,
+            network(link="auto", handshake_s=0.05).connect(listener.address, NEAR, retry=ONCE) as link,
+        ):
+            assert type(link) is TcpLink
+
+
+async def test_connections_without_a_first_byte_keep_no_other_out() -> None:
+    async with unix_peer(max_unauthenticated=2) as first:
+        port = int(first.getpeername().rpartition(b"/")[2])
+        idle = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+        for each in idle:
+            each.connect(first.getpeername())
+            await asyncio.sleep(0.01)
+        async with network().connect(f"tcp://127.0.0.1:{port}", NEAR, retry=ONCE) as link:
+            assert type(link) is SharedLink
+        for each in idle:
+            each.close()
+
+
+async def test_the_name_of_a_client_is_not_read() -> None:
+    raised: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
+    async with network().listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        port = int(listener.address.rpartition(":")[2])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
+            peer.bind(f"\0a name of {port}")
+            peer.connect(unix_name("127.0.0.1", port))
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with ours, theirs:
+                socket.send_fds(peer, [b"\1"], [theirs.fileno()])
+                peer.send(bytes(256))  # no valid record
+                assert await ends(peer)
+    assert not raised
 
 
 async def test_a_wrong_token_is_refused_as_over_tcp() -> None:
