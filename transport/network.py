@@ -358,7 +358,9 @@ class TcpNetwork(Network):
             beside.listen(addresses)
         except OSError as error:
             if self._link == "shared":
-                raise
+                raise OSError(
+                    error.errno, f"the Unix socket beside the listener: {error.strerror}"
+                ) from error
             logger.warning("processes of this host will use TCP, the Unix socket cannot listen: %s", error)
 
     def _check_bound(self, address: str, hosts: list[str]) -> None:
@@ -463,7 +465,7 @@ class TcpNetwork(Network):
             except OSError as error:
                 fault = error
         if self._link == "shared":
-            raise fault or OSError(f"{host} has no address")
+            raise OSError(f"{fault or f'{host} has no address'} (link is 'shared'; 'auto' would try TCP)")
         return None
 
     def __repr__(self) -> str:
