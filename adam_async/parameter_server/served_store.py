@@ -775,7 +775,8 @@ class ServedStore:
 
     def _note_refusal(self, text: str) -> None:
         """Report the first refusal of a push by a rule of the user; the statistics count the others."""
-        logger.warning("%s: %s", self._host.node, text)
+        # A client may push for hours what a rule refuses, and each push would have a line in the log.
+        logger.debug("%s: %s", self._host.node, text)
         if not self._has_refused:
             self._has_refused = True
             self._host.notice(f"{self._host.node}: {text}; the statistics of servers count further ones")

@@ -56,6 +56,14 @@ async def test_a_mistake_costs_its_push_and_the_server_serves_on(how, caplog):
     assert f"rule tests.adam_async.rules:Wrong refused a push on w: {SAID[how]}" in caplog.text
 
 
+async def test_a_client_whose_pushes_are_all_refused_does_not_fill_the_log(caplog):
+    async with ParameterStore.open("local", {"w": W}, rule=Picky()) as store:
+        for _ in range(20):
+            assert (await store.push({"w": BAD})).refused
+    lines = [each for each in caplog.records if "refused a push" in each.getMessage()]
+    assert len([each for each in lines if each.levelname == "WARNING"]) == 1
+
+
 async def test_a_store_needs_the_rule_on_each_server_and_the_error_names_both_and_the_option():
     async with store_servers(1) as running:
         with pytest.raises(StoreError) as refused:
