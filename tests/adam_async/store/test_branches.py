@@ -1,6 +1,7 @@
 """Stores that begin with the values and the rule state of a pin or a file, at another cut of shards."""
 
 import asyncio
+import os
 
 import numpy as np
 import pytest
@@ -402,6 +403,13 @@ async def test_a_file_that_no_store_wrote_is_refused_and_leaves_no_store(tmp_pat
         _write(file, content)
     with pytest.raises(StoreError, match=f"{file} .*{error}"):
         await ParameterStore.open("local", init=file)
+
+
+async def test_a_named_pipe_is_no_file_to_begin_with(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    async with asyncio.timeout(30):
+        with pytest.raises(StoreError, match=r"pipe cannot be read as a file of `ParameterStore\.save`"):
+            await ParameterStore.open("local", init=tmp_path / "pipe")
 
 
 async def test_a_file_whose_arrays_or_rules_differ_is_refused_with_the_difference(tmp_path):
