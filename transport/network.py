@@ -41,6 +41,7 @@ from transport.sockets import (
     deepen_backlog,
     format_tcp_address,
     is_loopback,
+    leave_to_loop,
     parse_tcp_address,
     resolved,
     stop_accepting,
@@ -437,7 +438,10 @@ class TcpNetwork(Network):
             if found is None:
                 await loop.create_connection(lambda: greeter, host, port)
             else:
-                await loop.create_unix_connection(lambda: greeter, sock=found[0])
+                try:
+                    await loop.create_unix_connection(lambda: greeter, sock=found[0])
+                finally:
+                    leave_to_loop(found[0])
             result = await outcome
         except BaseException:
             greeter.abandon()

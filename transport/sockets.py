@@ -104,6 +104,15 @@ def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
     return not (ours and theirs and (ours[0] == theirs[0] or is_loopback(theirs[0])))
 
 
+def leave_to_loop(sock: socket.socket) -> None:
+    """Leave the closing of a socket to the transport that a loop has made, or failed to make, for it.
+
+    uvloop closes the descriptor by its number. If the socket closed it again, this would be another one.
+    """
+    if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
+        sock.detach()
+
+
 def descriptor_of(transport: asyncio.Transport) -> int:
     """Return the descriptor of a connection's socket; -1 without one, as on a simulated network."""
     fileno = getattr(transport.get_extra_info("socket"), "fileno", None)

@@ -18,7 +18,7 @@ from transport.errors import LinkBroken
 from transport.greeter import Greeter
 from transport.regions import receive_descriptors, send_descriptor
 from transport.shared import Side, user_of
-from transport.sockets import is_loopback
+from transport.sockets import is_loopback, leave_to_loop
 
 HAS_SHARED = hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")
 """Whether this system has what shared links need."""
@@ -92,10 +92,12 @@ async def _accepted(peer: socket.socket, greeter: Greeter) -> None:
     try:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: greeter, peer)
     except BaseException as error:
+        leave_to_loop(peer)
         peer.close()
         greeter.abandon()
         if not isinstance(error, OSError):  # the peer has gone
             raise
+    leave_to_loop(peer)
 
 
 class UnixListener:

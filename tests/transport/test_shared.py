@@ -361,6 +361,23 @@ async def test_a_closed_listener_leaves_no_descriptor() -> None:
     assert await descriptors() == before
 
 
+async def test_dials_at_the_end_of_a_listener_close_no_descriptor_of_others() -> None:
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    net = network()
+    for steps in range(30):
+        async with net.listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+            dials = [asyncio.create_task(net.dial(listener.address, NEAR, retry=ONCE)) for _ in range(4)]
+            for _ in range(steps % 10):
+                await asyncio.sleep(0)
+        for outcome in await asyncio.gather(*dials, return_exceptions=True):
+            if isinstance(outcome, Link):
+                await outcome.aclose()
+            else:
+                assert "Bad file descriptor" not in str(outcome)
+    assert not faults
+
+
 @asynccontextmanager
 async def unix_peer(**config: float | str) -> AsyncIterator[socket.socket]:
     """Connect to the Unix socket of a listener, and send nothing."""
