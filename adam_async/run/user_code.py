@@ -202,7 +202,11 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where} ({kind}): there is no module {error.name!r}{within}; {cure}") from error
     except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"{where} ({kind}): importing {name} failed: {error!r}") from error
-    there = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
+    there = [
+        each
+        for each, value in vars(found).items()
+        if callable(value) and not each.startswith("_") and getattr(value, "__module__", None) == name
+    ]
     for part in parts:
         if not hasattr(found, part):
             raise ConfigError(
@@ -319,7 +323,7 @@ def read_args(text: str | None, name: str) -> dict[str, Any]:
         return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
     except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{name} must be a JSON object such as '{{\"hidden\": 64}}', not {text!r:.80}: {error}"
+            f"{name} must be a JSON object such as '{{\"name\": 64}}', not {text!r:.80}: {error}"
         ) from None
 
 
@@ -330,7 +334,7 @@ def add_import_folder(folder: Path) -> None:
         ConfigError: The folder does not exist.
     """
     if not folder.is_dir():
-        raise ConfigError(f"--step-path {folder} is no folder: name the one that has the module of the step")
+        raise ConfigError(f"--step-path {folder} is no folder: name the folder that has your module")
     found = str(folder.resolve())
     if found not in sys.path:
         sys.path.append(found)

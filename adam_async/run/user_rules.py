@@ -53,8 +53,9 @@ class RuleSource:
         path = record.path
         if path not in self._allowed:
             raise ConfigError(
-                f"this server does not allow rule {path}: if you trust it, start the server with "
-                f"--allow-rule {path}, and with --step-path DIR for a module in folder DIR"
+                # A refused client gets 200 bytes of the text, so the option comes first.
+                f"this server does not allow rule {path}: start it with --allow-rule {path}, and --step-path "
+                "DIR for its folder, if you trust it"
             )
         kind, digest = self._allowed[path]
         if digest != record.digest:
@@ -157,6 +158,9 @@ def with_rule(config: "Config") -> "Config":
 
 def _rule_with(kind: "type[UserRule]", constants: Mapping[str, Any]) -> "UserRule":
     """Return a rule with these constants."""
+    known = kind.__struct_fields__
+    if unknown := [name for name in constants if name not in known]:
+        raise ConfigError(f"{kind.__name__} has no constant {unknown[0]!r:.80}; it has {', '.join(known)}")
     try:
         return read_table(kind, constants, f"{kind.__name__}: ")
     except Exception as error:  # user code may raise anything

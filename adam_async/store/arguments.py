@@ -81,7 +81,7 @@ def _check_pin(_: str, pin: str | None) -> None:
     if pin is None:
         return
     store, slash, name = pin.rpartition("/")
-    if fault_of_pin_name(name):
+    if fault_of_pin_name(name) or "/" in store:
         raise ConfigError(f"pin is 'STORE/PIN', or 'PIN' of this store's name, not {pin!r:.200}")
     if slash:
         store_key(store)

@@ -98,5 +98,8 @@ def _read(path: Path) -> tuple[str, Mapping[str, NDArray[Any]]]:
     with safe_open(path, framework="numpy") as file:
         about = (file.metadata() or {}).get(STORE)
         if about is None:
-            raise ConfigError("its head has no store")
+            raise ConfigError(
+                "its head has no store: give `arrays` what safetensors.numpy.load_file returns, and leave "
+                "init out"
+            )
         return about, {name: file.get_tensor(name) for name in file.keys()}

@@ -89,7 +89,7 @@ def test_another_file_is_named_with_both_digests(folder: Path) -> None:
     ("changes", "said"),
     [
         ({"constants": '{"share": 2.0}'}, "Means: share must be at least 0 and below 1, not 2.0"),
-        ({"constants": '{"other": 1}'}, "there is no option Means: other; known: share, first, rate"),
+        ({"constants": '{"other": 1}'}, "Means has no constant 'other'; it has share, first, rate"),
         ({"constants": "[]"}, "its constants are no JSON object"),
         ({"constants": "{"}, "its constants are no JSON object"),
         ({"arrays": ()}, r"has the state arrays .*'mean', 0.25.* here, and its record \(\)"),
@@ -166,7 +166,7 @@ def test_a_run_names_its_rule_and_gets_its_record() -> None:
     [
         ({"rule": MEANS, "rule_args": "[]"}, "rule_args must be a JSON object"),
         ({"rule": MEANS, "rule_args": '{"share": 2}'}, "Means: share must be"),
-        ({"rule": MEANS, "rule_args": '{"other": 2}'}, "there is no option Means: other"),
+        ({"rule": MEANS, "rule_args": '{"other": 2}'}, "Means has no constant 'other'"),
         ({"rule": MEANS, "momentum": 0.5}, "momentum=0.5 has no effect with rule=tests"),
         ({"rule": MEANS, "weights": "aliased"}, "weights=aliased excludes rule=tests"),
         ({"rule": "adam", "rule_args": "{}"}, "rule_args={} has no effect with rule=adam"),

@@ -70,7 +70,7 @@ async def test_a_store_needs_the_rule_on_each_server_and_the_error_names_both_an
             await ParameterStore.open(running.address, {"w": W}, name="m", rule=Means(), waits=SHORT)
         said = str(refused.value)
         assert "ps-0 cannot hold its shards of store 'm': this server does not allow rule tests" in said
-        assert "start the server with --allow-rule tests.adam_async.rules:Means" in said
+        assert "start it with --allow-rule tests.adam_async.rules:Means, and --step-path DIR" in said
         async with ParameterStore.open(running.address, {"w": W}, name="other") as store:
             await store.push({"w": W})
 
