@@ -29,19 +29,18 @@ Each data set has its own folder in the cache. `load_dataset` loads MNIST itself
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from adam_async.data_server.class_names import class_name, number_folders
 from adam_async.data_server.damage import Damage, Policy
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.sources import limits, published_sets
+from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.downloads import Downloader, RemoteSet
 from adam_async.data_server.sources.files import is_clutter, read_file
 from adam_async.data_server.sources.kinds import (
-    STEMS,
     Files,
     Kind,
     find_files,
@@ -52,7 +51,7 @@ from adam_async.data_server.sources.kinds import (
 from adam_async.data_server.sources.numpy_files import load_npy, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.published_sets import MNIST, parse_four
+from adam_async.data_server.sources.published_sets import MNIST, PUBLISHED, Published, parse_four
 from adam_async.data_server.sources.samples import (
     LoadRequest,
     Samples,
@@ -102,33 +101,6 @@ async def _add_class(samples: Samples, folder: Path, label: str, split: Split | 
     await each(names, look, request.damage, request.disk)
     for sample in found:
         samples.add(sample)
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A data set with a known name."""
-
-    files: RemoteSet
-    names: tuple[str, ...]
-    """Names of the files, in the order of the arguments of `parse`."""
-    parse: Callable[[Sequence[bytes], Sequence[str], str], Dataset]
-    """Function from contents and names of the files, and the sentence for the report, to the data set."""
-
-
-def _fashion(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
-    return published_sets.parse_four(
-        contents, origins, name="fashion-mnist", source=source, class_names=published_sets.FASHION_CLASSES
-    )
-
-
-def _cifar(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
-    return published_sets.parse_cifar(contents[0], origins[0], source=source)
-
-
-PUBLISHED: Mapping[str, Published] = {
-    "fashion-mnist": Published(published_sets.FASHION, tuple(f"{stem}.gz" for stem in STEMS), _fashion),
-    "cifar-10": Published(published_sets.CIFAR10, (published_sets.ARCHIVE,), _cifar),
-}
 
 
 async def load_published(

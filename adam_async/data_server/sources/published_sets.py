@@ -6,7 +6,8 @@ Nothing is unpacked to disk, and only plain files with known names are read.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.sources.downloads import RemoteFile, RemoteSet
 from adam_async.data_server.sources.idx import LIMIT_BYTES, gunzip, parse_idx
-from adam_async.data_server.sources.kinds import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from adam_async.data_server.sources.kinds import STEMS, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from adam_async.data_server.sources.shards import tar_members
 from adam_async.errors import DataError
 
@@ -175,3 +176,28 @@ def _batch(member: memoryview, origin: str) -> NDArray[np.uint8]:
             f"expected 0 to {len(CLASS_NAMES) - 1}"
         )
     return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A data set with a known name."""
+
+    files: RemoteSet
+    names: tuple[str, ...]
+    """Names of the files, in the order of the arguments of `parse`."""
+    parse: Callable[[Sequence[bytes], Sequence[str], str], Dataset]
+    """Function from contents and names of the files, and the sentence for the report, to the data set."""
+
+
+def _fashion(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
+    return parse_four(contents, origins, name="fashion-mnist", source=source, class_names=FASHION_CLASSES)
+
+
+def _cifar(contents: Sequence[bytes], origins: Sequence[str], source: str) -> Dataset:
+    return parse_cifar(contents[0], origins[0], source=source)
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "fashion-mnist": Published(FASHION, tuple(f"{stem}.gz" for stem in STEMS), _fashion),
+    "cifar-10": Published(CIFAR10, (ARCHIVE,), _cifar),
+}

@@ -172,6 +172,17 @@ class UserFunction(ImagePass):
         return made
 
 
+def pass_of(step: Step, shape: Shape, kernels: Kernels) -> ImagePass:
+    """Return the pass of a step of this file that is no function of the user."""
+    match step.kind:
+        case "noise":
+            return Noise(step, shape, kernels)
+        case "cutout":
+            return Cutout(step, shape)
+        case _:
+            return Levels(step, shape, kernels)
+
+
 def _mean(images: Pixels) -> Floats:
     """Return the mean of all pixels of each image; shape (n, 1)."""
     values = _flat(images)

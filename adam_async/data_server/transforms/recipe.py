@@ -313,10 +313,6 @@ def _image_pass(
     first = steps[0]
     if first.kind in geometry.KINDS:
         return geometry.Movement(steps, shape, kernels)
-    if first.kind == "noise":
-        return pixels.Noise(first, shape, kernels)
-    if first.kind == "cutout":
-        return pixels.Cutout(first, shape)
     if first.kind in functions:
         return pixels.UserFunction(first, shape, functions[first.kind])
-    return pixels.Levels(first, shape, kernels)
+    return pixels.pass_of(first, shape, kernels)

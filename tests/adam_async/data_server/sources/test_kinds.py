@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.data_server.sources.datasets import PUBLISHED
 from adam_async.data_server.sources.kinds import NAMES, FoundFiles, check_source, find_files
+from adam_async.data_server.sources.published_sets import PUBLISHED
 from adam_async.errors import DataError
 
 
