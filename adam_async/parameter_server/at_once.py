@@ -119,12 +119,7 @@ class ShortWay:
         if group is None or group.size > PIECE_WORK or answer_bytes(group) > link.max_message_bytes:
             return
         tables = group.shared()
-        if tables is None or push.assign:
-            return
-        # The state refuses these, or lets them wait.
-        if push.epoch > state.bundle.epoch or state.is_over(push):
-            return
-        if state.program and not state.is_named(push):
+        if tables is None or not state.orders_at_once(push):
             return
         if len(self._lanes) >= MOST_LANES:
             self._lanes.clear()

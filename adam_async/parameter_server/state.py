@@ -449,6 +449,12 @@ class ServerState:
             tables.ordered_groups = with_groups(tables.ordered_groups, push.groups)
         self._queue.add(QueuedPush(request, push, group, gradients, group.places, []))
 
+    def orders_at_once(self, push: Push) -> bool:
+        """Return whether pushes with the fields of this one need no more than a number and an application."""
+        if push.assign or push.epoch > self.bundle.epoch or self.is_over(push):
+            return False
+        return not self.program or self.is_named(push)
+
     def is_over(self, message: Push | Tick) -> bool:
         """Return whether the generation of a message has ended; False if the map has not named it yet."""
         if self.is_named(message):

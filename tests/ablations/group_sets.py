@@ -50,9 +50,9 @@ GROUP_SETS = (
     ),
     _hostile(
         "a generation that the map has not named has no lane",
-        FOLDER + "at_once.py",
-        "if state.program and not state.is_named(push):",
-        "if state.program is None:",
+        FOLDER + "state.py",
+        "return not self.program or self.is_named(push)",
+        "return True",
         TESTS + "test_at_once.py::test_a_generation_that_the_map_has_not_named_takes_the_long_way",
         breaks=OWN,
     ),
