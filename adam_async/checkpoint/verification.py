@@ -100,8 +100,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     """Number of trained groups of `epoch`."""
     whole: bool
-    """Whether the head is undamaged and every file has the size in it. `verify_checkpoint` also reads the
-    files."""
+    """Whether the head is undamaged and every file has the size that the head names. `verify_checkpoint` also
+    reads the files."""
     latest: bool = False
     """Whether a resumed run reads this checkpoint first."""
     run: str = ""

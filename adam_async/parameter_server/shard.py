@@ -45,7 +45,7 @@ EARLY_KEPT = 64
 """Maximum number of replica generations whose clocks are kept until the map names them."""
 
 EXACT = 64
-"""Number of different stalenesses in a row from which on further ones are rounded down to powers of two."""
+"""Number of different stalenesses in a row after which further ones are rounded down to powers of two."""
 
 MOST_REFUSALS = 16
 """Maximum number of the newest refused pushes kept per session. A client has at most eight open pushes."""

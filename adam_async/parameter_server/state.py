@@ -118,10 +118,10 @@ from adam_async.run.group_ranges import groups_of, with_groups
 from adam_async.run.ids import Replica, ShardId
 
 MOST_NAMED = 1 << 13
-"""Number of shards named by ticks, pulls and pushes from which on one `take_batch` takes no further item."""
+"""Number of shards after which a batch takes no further tick, pull or push."""
 
 MOST_IN_FLIGHT = 4
-"""Number of entries between proposal and application from which on no new batch is formed."""
+"""Number of proposed entries that are not applied; no new batch is formed while there are so many."""
 
 
 class ServerState:

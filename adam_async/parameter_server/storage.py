@@ -36,7 +36,7 @@ bytes by one instruction, which on some processors takes up to seven times as lo
 bytes behind the source within their pages. The bytes follow the head of a frame, which has more than 15."""
 
 PAGES = 16
-"""Number of pages from which on a vector begins on a page."""
+"""Minimum size of a vector that begins on a page, in pages."""
 
 
 def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -49,7 +49,7 @@ def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
 
 
 ALIGNED_BYTES = 4096
-"""Size from which on a shard begins on a cache line, in bytes; smaller ones follow without a gap."""
+"""Minimum size of a shard that begins on a cache line, in bytes; smaller ones follow without a gap."""
 
 
 def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]:

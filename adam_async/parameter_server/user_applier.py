@@ -97,7 +97,8 @@ class UserApplier(Applier):
             part = slice(start, start + RANGE_VALUES)
             values, *arrays = [target[part] for target in targets]
             state = dict(zip(self._names, arrays, strict=True))
-            # A rule may keep its arguments, and the sender of a push waits for the end of all uses.
+            # A copy, because a rule may keep its arguments: the sender gets its memory back only after the
+            # last use of the gradient.
             found = checked_step(self._code, values, flat[part].copy(), state, rate=rate)
             for result, each in zip(results, found, strict=True):
                 result[part] = each

@@ -90,7 +90,7 @@ class SegmentWriter:
     Args:
         kind: `records.STATES` or `records.ENTRIES`.
         number: Number of its first file, which is made with the first append.
-        segment_bytes: Size from which on another file follows, in bytes.
+        segment_bytes: Size at which a file ends and another one begins, in bytes.
         durable_sizes: Size on disk of each file of the folder, in bytes; the writer keeps it up to date.
     """
 

@@ -121,9 +121,9 @@ class FlushSettings:
 
     Attributes:
         flush_s: Time from the first update of a shard to the round that writes it, in seconds.
-        dirty_bytes: Size of dirty states from which on a round begins after half of `flush_s`, in bytes.
-        segment_bytes: Size of a segment file from which on another one follows, in bytes.
-        batch_bytes: Size from which on copied states are handed to the disk's thread, in bytes. One batch is
+        dirty_bytes: Size of dirty states at which a round begins after half of `flush_s`, in bytes.
+        segment_bytes: Size at which a segment file ends and another one begins, in bytes.
+        batch_bytes: Size at which copied states are handed to the disk's thread, in bytes. One batch is
             in memory at a time, and at most one further state.
     """
 

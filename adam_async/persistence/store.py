@@ -52,7 +52,7 @@ class EntryLog:
     """The entries of one folder.
 
     Args:
-        batch_bytes: Size from which on entries wait for the next write, in bytes.
+        batch_bytes: Size of a write at which further entries wait for the next one, in bytes.
         retry_s: Pause after a full disk, in seconds.
     """
 

@@ -69,7 +69,7 @@ class FoundState:
 
     @property
     def parts(self) -> list[memoryview]:
-        """Parts of the content, split now, because those of all states take much memory."""
+        """Parts of the content. Each call makes them anew, because those of all states take much memory."""
         return split_content(self.content, self.sizes)
 
 

@@ -69,7 +69,7 @@ def check_pin_name(name: str) -> str:
 async def list_pins(
     name: str, cluster: ClusterMap, connect: Connect, waits: Waits
 ) -> dict[str, tuple[PinState, ...]]:
-    """Return the bundles of the pins of a store on the disk of each live server that answers."""
+    """Ask each live server for the pins of a store on its disk; return the answers, by server."""
     answers: dict[str, tuple[PinState, ...]] = {}
 
     async def ask(node: str) -> None:

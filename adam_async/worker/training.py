@@ -10,8 +10,8 @@ it exists only if the worker trains on a copy with one group in flight, and not 
 its step's pull is installed; with one replica and a pull at every step, training is exactly serial SGD. On
 other copies pulls run in the background; training in place needs no pulls.
 
-A training mode (`copy_mode.py`, `in_place_mode.py`) is complete after construction: `ModeSetup` has the run,
-the servers, and `GroupEvents`, the only calls from the mode to the session that feeds it.
+A training mode (`copy_mode.py`, `in_place_mode.py`) is complete after construction. `ModeSetup` has the run,
+the servers and `GroupEvents`. A mode calls the session that feeds it through `GroupEvents` only.
 
 The training of one image group on a compute thread, on the servers' memory.
 

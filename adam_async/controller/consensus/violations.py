@@ -17,7 +17,7 @@ from adam_async.controller.consensus.messages import Append, Appended, Chunk, En
 from adam_async.controller.consensus.settings import Settings
 
 LARGEST = 1 << 53
-"""Largest number that a field of a message may have, except its term; no group reaches this number."""
+"""Largest number in a field of a message, except its term. No group of controllers counts so far."""
 
 TERM_JUMP = 1 << 32
 """Maximum number of terms by which a message may be ahead of this node: over a century of elections, one each

@@ -320,7 +320,7 @@ def _roots(folder: Path, folders: list[str]) -> tuple[Files, str]:
 
 
 def _unwrapped(folder: Path) -> Path:
-    """Return the folder of a set in a folder of its name, in which some archives have it; else the folder."""
+    """Return `folder`, or the only folder in it if that has the same name, as in some archives."""
     return folder / folder.name if folders_in(folder) == [folder.name] else folder
 
 

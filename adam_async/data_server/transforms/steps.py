@@ -143,7 +143,7 @@ def check_steps(text: str, origin: str) -> None:
     """Check the steps of a TOML file, with the functions that they name. For errors see `read_steps`."""
     steps = read_steps(text, origin)
     for at, step in enumerate(steps, 1):
-        check_step(step, f"step {at}", named_functions(steps))
+        check_step(step, f"{origin}, step {at}", named_functions(steps))
 
 
 def check_step(step: object, where: str, functions: Collection[str] = ()) -> Step:
