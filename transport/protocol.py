@@ -130,7 +130,9 @@ class Conversation:
             frame = head(kind, request_id, pack_meta(message, b"", config.max_meta_bytes), 0)
             return frame, 0, len(frame)
         described, specs, total, tensor_bytes, plain = lay_out(tensors, config.max_message_bytes)
-        if self.place is not None and total >= config.place_bytes:
+        # A large message must not pass one that waits for the stream.
+        may_pass = total <= config.chunk_bytes or not self._queue
+        if self.place is not None and total >= config.place_bytes and may_pass:
             meta = pack_meta(message, described, config.max_meta_bytes)
             block = self.place(payload_parts(specs, tensors), total)
             if block:

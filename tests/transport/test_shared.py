@@ -331,6 +331,16 @@ async def test_messages_without_answers_return_their_blocks() -> None:
         assert shared_bytes(near) <= 16 * MIB
 
 
+async def test_a_large_message_in_memory_does_not_pass_one_in_the_stream() -> None:
+    async with pair(shared_bytes=MIB, socket_buffer_bytes=16 << 10) as (near, far):
+        for number in range(3):  # the first takes the only block, the second the stream
+            near.send_nowait(Message(type="note", tensors=(np.full(MIB, number, np.uint8),)))
+            if number == 1:
+                assert near._conversation.queuing
+                near._outbound.freed(struct.pack("<I", 1))
+        assert [(await far.receive()).tensors[0][0] for _ in range(3)] == [0, 1, 2]
+
+
 async def test_an_ended_link_leaves_no_descriptor_and_no_memory() -> None:
     net = network()
     async with link_pair(net) as (near, far):
