@@ -129,7 +129,7 @@ async def test_every_trained_group_is_there_once_with_its_whole_journey(way):
         }
         assert len(at_servers) == servers
         assert sum(re.fullmatch(r"worker-\d/\d", named[e["pid"], e["tid"]]) is not None for e in flow) == 1
-        # In place a group may be counted before its own node has fired: its report is not the last point then.
+        # In place a group may be counted before its own node has fired, so its report may not be the last.
         ends = [e for e in slices(events, "report") for point in flow if encloses(e, point)]
         begins = [e for e in events if e["name"].startswith("lease ") and encloses(e, flow[0])]
         assert len(ends) == len(begins) == 1
