@@ -144,9 +144,8 @@ class UnixListener:
             peer, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):  # the peer has gone
             return
-        except (
-            OSError
-        ) as error:  # no descriptor is free: the connection waits, and would be seen again at once
+        except OSError as error:
+            # No descriptor is free: the connection waits, and the loop would report it again at once.
             logger.warning("no connection within this host can be accepted: %s", error)
             self._loop.remove_reader(listener)
             self._pauses[listener] = self._loop.call_later(PAUSE_S, self._listen, listener)
