@@ -32,7 +32,7 @@ from typing import Self
 from transport.budget import Account, Budget
 from transport.calls import Call, CallTable, OnAnswer, make_call, settle
 from transport.config import LinkConfig
-from transport.decoder import Registered
+from transport.decoder import Placed, Registered
 from transport.errors import (
     CallTimeout,
     LinkBroken,
@@ -540,6 +540,10 @@ class Link:
         """Stop writing into the arrays registered for a reply."""
         self._into.pop(request_id, None)
 
+    def _copied(self, placed: Placed) -> Message:
+        """Return a message out of shared memory."""
+        raise NotImplementedError  # only a link within a host has such memory
+
     # Delivery: every arrived frame passes through here
 
     def _deliver(self, frame: Frame) -> None:
@@ -559,6 +563,8 @@ class Link:
             raise RemoteProtocolError(
                 "role", f"{self.peer.role} may not send {message.type[:64]!r} to {self.identity.role}"
             )
+        if type(message) is Placed:
+            message = self._copied(message)
         counts = self._in[message.type]
         counts[:] = counts[0] + 1, counts[1] + payload_bytes, counts[2] + frame_bytes
         if self._observer is not None:

@@ -21,7 +21,7 @@ from transport.budget import Budget
 from transport.config import LinkConfig
 from transport.decoder import Memory, Placed
 from transport.frames import FREED, Frame, head
-from transport.messages import Identity, RoleTable
+from transport.messages import Identity, Message, RoleTable
 from transport.regions import Allowance, Inbox, Outbox
 from transport.tcp import TcpLink
 
@@ -108,10 +108,8 @@ class SharedLink(TcpLink):
         if self._returned and self._writing and self._error is None and not self._transport.is_closing():
             self._write_small(self._freed_frame())
 
-    def _deliver(self, frame: Frame) -> None:
-        if type(frame.message) is Placed:
-            frame = frame._replace(message=self._decoder.copied(frame.message))
-        super()._deliver(frame)
+    def _copied(self, placed: Placed) -> Message:
+        return self._decoder.copied(placed)
 
     def _control(self, frame: Frame) -> None:
         if frame.kind == FREED and frame.message is not None:
