@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol, cast
 
 from transport.budget import Budget
@@ -147,8 +146,8 @@ class Greeter(asyncio.BufferedProtocol):
         except OSError as error:  # the peer reset the connection after its last record
             self._fail(LinkBroken(f"connection lost during the handshake: {error}"))
             return
-        kind = TcpLink if self._side is None else partial(self._side.link, allowance=self._allowance)
-        link = kind(
+        make = TcpLink if self._side is None else self._side.link(self._allowance)
+        link: TcpLink = make(
             self._handshake.identity, peer, self._transport,
             config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,
         )  # fmt: skip

@@ -13,6 +13,7 @@ many or have much memory.
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -44,23 +45,9 @@ class Side:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def link(
-        self,
-        identity: Identity,
-        peer: Identity,
-        transport: asyncio.Transport,
-        *,
-        config: LinkConfig,
-        rules: RoleTable,
-        memory: Memory,
-        budget: Budget,
-        allowance: Allowance,
-    ) -> "SharedLink":
-        """Make the link of an authenticated stream; it takes over the socket."""
-        return SharedLink(
-            identity, peer, transport,
-            config=config, rules=rules, memory=memory, budget=budget, side=self._sock, allowance=allowance,
-        )  # fmt: skip
+    def link(self, allowance: Allowance) -> Callable[..., "SharedLink"]:
+        """Return the maker of the link of an authenticated stream, which takes over the socket."""
+        return partial(SharedLink, side=self._sock, allowance=allowance)
 
     def close(self) -> None:
         """Close the socket, because there will be no link."""

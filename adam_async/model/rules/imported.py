@@ -176,9 +176,8 @@ def checked_step(
             new, kept = _two_parts(result)
     except (MemoryError, KeyboardInterrupt, RuleRefused):
         raise
-    except (
-        BaseException
-    ) as error:  # user code may raise anything, also what would end the loop or a generator
+    except BaseException as error:
+        # The code of a user may raise anything, also what would end the loop or a generator.
         line = _line_of(error)
         # Its frames lead to the tensors of the push, whose sender waits until nothing refers to them.
         error.__traceback__ = error.__context__ = error.__cause__ = None
