@@ -19,7 +19,7 @@ A bundle never waits, answers, reads the time or touches a value, and does not r
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from math import inf
 from typing import Any, assert_never
 
@@ -509,12 +509,13 @@ class Bundle:
         """Count steps applied in place, also those of an ended generation: the values have them already."""
         report = entry.report
         session: Session = (report.session, report.incarnation)
-        ours = [self.shards[ShardId(number)] for number in report.shards]
+        ours = self.group(report.shards) or [self.shards[ShardId(number)] for number in report.shards]
         last = report.number + len(report.steps) - 1
-        all_steps = Counter([step.staleness for step in report.steps])
         refused = {place for step in report.steps for place in step.refused}
-        for place, shard in enumerate(ours):
-            tables = shard.separate()
+        # Shards with different refusals differ in version; without refusals they go on sharing tables.
+        several: Collection[ShardTables] = [each.separate() for each in ours] if refused else tables_of(ours)
+        all_steps = Counter([step.staleness for step in report.steps])
+        for place, tables in enumerate(several):
             tables.last_number[session] = last
             if tables.ordered[session] < last:
                 tables.ordered[session] = last
@@ -526,7 +527,6 @@ class Bundle:
             tables.refused += len(report.steps) - total
             for staleness, steps in counted.items():
                 tables.count_staleness(report.replica, staleness, steps)
-        several = [shard.tables for shard in ours]
         for step in report.steps:
             if step.groups:
                 # A step of a lost worker may come again: its groups count, and its loss does not.

@@ -146,8 +146,11 @@ def partly_named(shards: Iterable[Shard]) -> list[ShardTables]:
     return [tables for tables, count in named.items() if tables.shards > count]
 
 
-def tables_of(shards: Sequence[Shard]) -> Iterable[ShardTables]:
+def tables_of(shards: Sequence[Shard]) -> Collection[ShardTables]:
     """Return tables of these shards alone, which may be changed; shards with equal ones go on sharing."""
+    tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
+    if tables is not None:
+        return (tables,)
     partly = {id(tables) for tables in partly_named(shards)}
     for shard in shards if partly else ():
         if id(shard.tables) in partly:
@@ -156,7 +159,7 @@ def tables_of(shards: Sequence[Shard]) -> Iterable[ShardTables]:
 
 
 def count_groups(
-    push: Push | StepReport, several: Sequence[ShardTables], fresh: Sequence[ShardTables]
+    push: Push | StepReport, several: Collection[ShardTables], fresh: Iterable[ShardTables]
 ) -> None:
     """Add the groups of a push to the sets of its shards' own tables; equal sets are shared from then on.
 

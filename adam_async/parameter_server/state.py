@@ -112,7 +112,14 @@ from adam_async.parameter_server.push_numbers import (
 from adam_async.parameter_server.push_queue import PushQueue, most_joined, shards_named
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, partly_named, versions_of
+from adam_async.parameter_server.shard_group import (
+    ShardGroup,
+    applied_clock,
+    each_tables,
+    partly_named,
+    tables_of,
+    versions_of,
+)
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.group_ranges import groups_of, with_groups
 from adam_async.run.ids import Replica, ShardId
@@ -527,7 +534,7 @@ class ServerState:
         if self._replicas.ended.is_forgotten(Replica(report.replica), report.incarnation):
             # Without its numbers a repeated report cannot be told from a new one.
             return [_refuse_over(event.request, report)]
-        seen = [shard.tables.ordered[session] for shard in ours]
+        seen = [tables.ordered[session] for tables in each_tables(ours)]
         # The answer to this report was lost: the values have its steps already.
         if min(seen) >= last_step:
             for shard in ours:
@@ -535,11 +542,11 @@ class ServerState:
             return [Answer(event.request, StepsReported())]
         if min(seen) != max(seen) or min(seen) != report.number - 1:
             return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
-        if any(shard.tables.shards > 1 for shard in ours) and self._is_unnamed(report):
+        if self._is_unnamed(report) and (any(step.refused for step in report.steps) or partly_named(ours)):
             return [self._refuse_split(event.request, report)]
         if not (self.alone and self.bundle.idle):  # else the entry is applied now, with its number
-            for shard in ours:
-                shard.separate().ordered[session] = last_step
+            for tables in tables_of(ours):
+                tables.ordered[session] = last_step
         return self._enter(event)
 
     # --- clocks ------------------------------------------------------------------------------
