@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from adam_async.run.option_sources import make_config as make_config
     from adam_async.run.result import EpochResult as EpochResult
     from adam_async.run.result import RunResult as RunResult
+    from adam_async.run.store_record import PARAMETERS as PARAMETERS
+    from adam_async.run.store_record import VectorRecord as VectorRecord
     from adam_async.run.train_step import Batch as Batch
     from adam_async.run.train_step import Gradients as Gradients
     from adam_async.run.train_step import Metrics as Metrics
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from adam_async.store.values import PushOutcome as PushOutcome
     from adam_async.store.values import ReadVersions as ReadVersions
     from adam_async.store.values import Values as Values
+    from adam_async.store.vectors import Combine as Combine
 
     __version__: str
 
@@ -78,6 +81,8 @@ _HOMES = {
     "store.store": ("ParameterStore",),
     "model.rules": ("Adagrad", "Adam", "AdamW", "Sgd", "UserRule"),
     "store.values": ("PushOutcome", "ReadVersions", "Values"),
+    "store.vectors": ("Combine",),
+    "run.store_record": ("PARAMETERS", "VectorRecord"),
     "checkpoint.checkpoint": ("Checkpoint",),
     "checkpoint.manifest": ("CheckpointError",),
     "checkpoint.files": ("load_checkpoint",),

@@ -29,6 +29,7 @@ from adam_async.persistence.keys import StateName
 from adam_async.run.ids import ShardId
 from adam_async.run.run_record import RunRecord
 from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.run.store_record import is_vector_key
 from transport import RemoteProtocolError
 
 
@@ -44,8 +45,8 @@ class StoredPieces:
 
     @property
     def arrays(self) -> int:
-        """Maximum number of arrays of the state of a rule, with that of its counts."""
-        return self.catalogue.record.state_arrays + 1
+        """Maximum number of arrays beside the values: of the state of a rule with its counts, and vectors."""
+        return self.catalogue.record.arrays_per_value
 
     def home_of(self, spec: ShardSpec) -> str:
         """Return the home of the bundle with a shard."""
@@ -140,8 +141,8 @@ def take_states(
         RemoteProtocolError: The answer has other shards, arrays or shapes, or a malformed table.
     """
     shards = {ShardId(number): bundle.shards[ShardId(number)] for number in numbers}
-    names = next(iter(shards.values())).rule_state.keys()
-    if set(answer.arrays) != names:
+    names = {name for name in next(iter(shards.values())).rule_state if not is_vector_key(name)}
+    if {name for name in answer.arrays if not is_vector_key(name)} != names:
         raise RemoteProtocolError("shards", f"the rule has arrays {sorted(names)}, not {answer.arrays}")
     if load_states(shards, answer, tensors) != shards.keys():
         raise RemoteProtocolError("shards", f"asked for shards {tuple(numbers[:8])}, got others")

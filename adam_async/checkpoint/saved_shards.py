@@ -504,6 +504,8 @@ def _merge(
         store = FoundStore(saved.name, record, arrays, saved.began_ms)
         stores.append(store)
     store.began_ms = max(store.began_ms, saved.began_ms)
+    if record.changed > store.record.changed:
+        store.record = record  # it may have other vectors
     for piece in saved.pieces:
         order = (piece.generation, piece.position)
         store.copies.setdefault((piece.home, piece.piece), {}).setdefault(order, []).append(node)

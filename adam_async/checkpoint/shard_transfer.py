@@ -360,12 +360,14 @@ class ShardCopies:
 
 def _load_messages(store: StoreRecord, shards: Sequence[Shard]) -> Iterator[Message]:
     by_number = {int(shard.spec.id): shard for shard in shards}
-    for numbers in chunks_of([shard.spec for shard in shards], store.state_arrays + 1):
+    for numbers in chunks_of([shard.spec for shard in shards], store.arrays_per_value):
         some = [by_number[number] for number in numbers]
-        names = tuple(some[0].rule_state)
+        names = tuple(dict.fromkeys([name for each in some for name in each.rule_state]))
         states = [state_of(each) if store.program else ShardState(int(each.spec.id), 0, {}) for each in some]
         arrays = [
-            array for each in some for array in (each.values, *(each.rule_state[name] for name in names))
+            array
+            for each in some
+            for array in (each.values, *(each.rule_state.get(name, each.values[:0]) for name in names))
         ]
         body = LoadShards(store=store.id, generation=store.generation, arrays=names)
         yield pack(body, [*state_tables(states), *arrays])

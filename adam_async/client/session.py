@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from adam_async.messages import (
     DUPLICATE,
     REFUSED,
+    Commands,
     OfEach,
     Part,
     Pull,
@@ -63,6 +64,8 @@ class StepFields(TypedDict):
     groups: NotRequired[tuple[int, ...]]
     loss_sum: NotRequired[float | None]
     recorded: NotRequired[bool]
+    vector: NotRequired[int]
+    commands: NotRequired[Commands | None]
 
 
 class PushFields(StepFields):
@@ -408,7 +411,10 @@ class Session:
         # First, because a number without its push would be a gap: there may be no memory for the copies.
         sent = [each.copy() for each in tensors] if self._copies else tensors
         shards = fields["shards"]
-        body = Push(**self._identity, numbers=self.numbers.next(shards), **fields)
+        numbers = self.numbers.next(shards)
+        if fields.get("commands") is not None:
+            fields["shards"] = shards[:1]  # the bundle has them all
+        body = Push(**self._identity, numbers=numbers, **fields)
         exchange = PushExchange(
             session=self,
             message=pack(body, sent),
@@ -430,6 +436,7 @@ class Session:
         number: int = 0,
         clock: int = 0,
         into: NDArray[Any] | None = None,
+        vector: int = 0,
     ) -> None:
         """Ask for values with all earlier pushes of this client; in bsp, those up to `clock`. Never waits.
 
@@ -439,6 +446,7 @@ class Session:
             clock: Clock up to which the values must contain all pushes of live replicas; 0 for the current
                 values. The client pulls again until the values are available.
             into: Memory for the values; pooled memory without it.
+            vector: Number of the vector to read; 0 for the values.
         """
         body = Pull(
             store=self._identity["store"],
@@ -446,6 +454,7 @@ class Session:
             shards=shards,
             clock=clock,
             wait_s=self._answer_s / 2 if clock else 0.0,
+            vector=vector,
         )
         self.ask(
             PullExchange(

@@ -24,7 +24,7 @@ from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed
-from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays, store_key
+from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, cut_arrays, store_key
 from adam_async.runtime.clock import Within, system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Message, Network, RemoteError, RetrySchedule, TransportError
@@ -343,6 +343,20 @@ class Membership:
             return msgspec.structs.replace(store, phase="deleted")
 
         await self.update(store_key(name), deleted)
+
+    async def change_vectors(
+        self, name: str, id: str, change: Callable[[tuple[VectorRecord, ...]], tuple[VectorRecord, ...]]
+    ) -> None:
+        """Change the vectors of a store, if it still has this id; for errors see `create_store`."""
+
+        def changed(cluster: ClusterMap) -> StoreRecord | None:
+            """Return the store's record with other vectors; None if the store is gone, or has them."""
+            store = cluster.stores.get(name)
+            if store is None or store.id != id or (vectors := change(store.vectors)) == store.vectors:
+                return None
+            return msgspec.structs.replace(store, vectors=vectors)
+
+        await self.update(store_key(name), changed)
 
     def next_member(self, store: str, home: str, may_join: Callable[[Member], bool]) -> Member | None:
         """Return the server that a bundle's primary should invite, or None; see `bundle_rules`."""

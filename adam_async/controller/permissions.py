@@ -18,7 +18,7 @@ whether this driver may replace another one. A driver reports the death of other
 
 *Some*: a client creates stores of no program, in its own name and incarnation, with its own pieces, and under
 no name or id that a driver may give to a program. It deletes its own stores, and those whose creator is no
-longer live, unless their program is in progress.
+longer live, unless their program is in progress. It adds and deletes vectors of the store that it is in.
 
 The leader asks the table before it proposes a command. If the refusal depends on the present record, the
 command names the version of that record: a command for an older version changes nothing, and after a command
@@ -182,9 +182,28 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
     id = str(value.get("store" if piece else "id", ""))
     if any(cluster.is_of_program(text) for text in (name, id)):
         return WRONG
+    if old is not None and not piece and id == old.id:
+        return _change_of_vectors(attempt, old, cluster)
     if value.get("creator") != peer.node:
         return WRONG
     return LATER if _has_successor(peer, cluster) else RIGHT
+
+
+def _change_of_vectors(attempt: Attempt, old: StoreRecord, cluster: ClusterMap) -> str:
+    """Return whether a client may change the vectors of a store: each client that is in it."""
+    if attempt.expected != old.changed:
+        return (
+            RIGHT if attempt.expected < old.changed else LATER
+        )  # an older version is a conflict, not a fault
+    try:
+        new = msgspec.convert(attempt.value, StoreRecord)
+    except msgspec.ValidationError:
+        return WRONG
+    node = cluster.nodes.get(attempt.peer.node)
+    if node is None or node.incarnation != attempt.peer.incarnation:
+        return LATER
+    is_only = msgspec.structs.replace(new, vectors=old.vectors) == old
+    return RIGHT if is_only and node.store == old.id else WRONG
 
 
 def _has_successor(peer: Identity, cluster: ClusterMap) -> bool:

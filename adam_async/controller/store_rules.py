@@ -22,14 +22,16 @@ from adam_async.controller.bundle_rules import (
 from adam_async.errors import LOST_SHARDS, LOST_STORE, lost_copies_text
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.shard_table import bytes_of_buckets, fault_of_shards, shard_sizes, spread
-from adam_async.run.store_checks import MAX_SHARDS, check_store
+from adam_async.run.shard_table import bytes_of_buckets, fault_of_shards, shard_sizes, shard_table, spread
+from adam_async.run.store_checks import MAX_SHARDS, check_store, fault_of_vectors
 from adam_async.run.store_record import (
     NUM_BUCKETS,
     STORE_PIECES,
+    ArrayRecord,
     ArraysPiece,
     StorePhase,
     StoreRecord,
+    VectorRecord,
     joined_arrays,
 )
 
@@ -136,6 +138,8 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
                 f"store {name!r} belongs to {old.program}, which is in progress; it can go when that is over"
             )
         return without_stores(cluster, {name})
+    if old is not None and (old.id, old.fixed) == (new.id, new.fixed) and new.vectors != old.vectors:
+        return _set_vectors(cluster, name, old, new.vectors)
     if old is not None and (old.id == new.id or old.phase != "failed"):
         return f"store {name!r} exists: delete it first, or open it with create='never'"
     problem = (_share_problem(cluster, new) if old is None else "") or check_store(new)
@@ -151,7 +155,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
             f"shard_bytes={new.shard_bytes} cuts its {new.nbytes} bytes into {shards} shards; "
             f"raise it, so that there are at most {MAX_SHARDS}"
         )
-    if problem := fault_of_shards(arrays, new.shard_bytes):
+    if problem := fault_of_shards(arrays, new.shard_bytes) or fault_of_vectors(new, arrays):
         return problem
     clean = msgspec.structs.replace(
         new,
@@ -163,6 +167,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
         lost="",
         shards=shards,
         bucket_bytes=bytes_of_buckets(sizes),
+        vector_bytes=_bytes_of_vectors(new, arrays),
         changed=cluster.version + 1,
     )
     problem = _placing_of(cluster, name, clean).problem
@@ -171,6 +176,52 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
     arrays_left = _pieces_of(cluster, name, new.id)
     cluster = without_stores(cluster, {name})
     return _with(cluster, stores={**cluster.stores, name: clean}, arrays=arrays_left)
+
+
+def _set_vectors(
+    cluster: ClusterMap, name: str, old: StoreRecord, vectors: tuple[VectorRecord, ...]
+) -> ClusterMap | str:
+    """Add and delete vectors of an open store; a new vector has no number yet, and gets the next one."""
+    if old.phase != "open":
+        return f"store {name!r} is not open"
+    made, numbered = old.vectors_made, []
+    for vector in vectors:
+        is_new = vector not in old.vectors
+        if is_new and vector.number:
+            return f"vector {vector.name[:80]!r} was deleted, or changed: delete it, and add it again"
+        made += is_new
+        numbered.append(msgspec.structs.replace(vector, number=made) if is_new else vector)
+    arrays = joined_arrays(name, old, cluster.arrays)
+    new = msgspec.structs.replace(
+        old, vectors=tuple(numbered), vectors_made=made, changed=cluster.version + 1
+    )
+    if problem := fault_of_vectors(new, arrays):
+        return problem
+    new = msgspec.structs.replace(new, vector_bytes=_bytes_of_vectors(new, arrays))
+    before, after = (bytes_of_bundles(store, store.buckets) for store in (old, new))
+    free = free_bytes(cluster, used_bytes(cluster))
+    for home in sorted(after):
+        more = after[home] - before[home]
+        for server, _ in cluster.bundles[bundle_key(name, home)].members:
+            if more > 0 and free.get(server, more) < more:
+                return (
+                    f"the vectors need {more} further bytes on {server}, which has {max(free[server], 0)} "
+                    "bytes free: delete a vector or a store, or add memory"
+                )
+            free[server] = free.get(server, more) - more
+    return _with(cluster, stores={**cluster.stores, name: new})
+
+
+def _bytes_of_vectors(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> tuple[int, ...]:
+    """Return the bytes of the vectors of each bucket; empty without vectors."""
+    if not store.vectors:
+        return ()
+    named = Counter([name for vector in store.vectors for name in vector.arrays])
+    everywhere = sum([not vector.arrays for vector in store.vectors])
+    total = [0] * NUM_BUCKETS
+    for spec in shard_table(arrays, shard_bytes=store.shard_bytes).shards:
+        total[spec.bucket] += spec.nbytes * (named[spec.tensor] + everywhere * (not spec.frozen))
+    return tuple(total)
 
 
 def _share_problem(cluster: ClusterMap, new: StoreRecord) -> str:
@@ -323,7 +374,8 @@ def open_stores(cluster: ClusterMap) -> ClusterMap:
 
 def memory_of(store: StoreRecord) -> int:
     """Return the bytes of a store's shards on all servers."""
-    return (store.nbytes * (1 + store.state_arrays) + overhead_bytes(store)) * store.copies
+    of_vectors = sum(store.vector_bytes)
+    return (store.nbytes * (1 + store.state_arrays) + of_vectors + overhead_bytes(store)) * store.copies
 
 
 def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:

@@ -8,6 +8,7 @@ present state.
 Bounds refuse NaN and infinities too; only a `Loss` has none.
 """
 
+import sys
 from typing import Annotated
 
 from msgspec import Meta
@@ -83,6 +84,12 @@ Progress = Annotated[float, Meta(ge=0.0, le=1e12)]
 Loss = Annotated[float, Meta(extra={"diverges": True})]
 """Loss; it has no bound, because NaN and infinities are the losses of a diverged training."""
 
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""Any finite number: a coefficient, or a part of a sum."""
+
+VectorNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+"""Number of a vector of a store; 0: the values themselves."""
+
 # --- texts -------------------------------------------------------------------------------------
 
 NodeId = Annotated[str, Meta(max_length=80)]
@@ -90,6 +97,9 @@ NodeId = Annotated[str, Meta(max_length=80)]
 
 RoleName = Annotated[str, Meta(max_length=32)]
 """Name of a role."""
+
+ArrayName = Annotated[str, Meta(max_length=1024)]
+"""Name of an array of a store; empty: no array."""
 
 RunId = Annotated[str, Meta(max_length=160)]
 """Name of a run: the name and incarnation of its driver, and a number."""
@@ -139,7 +149,7 @@ PinName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", max
 PinNameOrNone = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z", max_length=64)]
 """Name of a pin; empty: none."""
 
-Names = Annotated[tuple[Name, ...], Meta(max_length=64)]
+Names = Annotated[tuple[Name, ...], Meta(max_length=96)]
 """Names of arrays, or of members of a group."""
 
 # --- texts and packed records beside a message ---------------------------------------------------

@@ -10,9 +10,11 @@ import msgspec
 from adam_async.messages.body import Body, Rows
 from adam_async.messages.bounds import (
     MOST_IN_A_META,
+    ArrayName,
     Clock,
     DrawnId,
     Epoch,
+    Finite,
     Index,
     Indices,
     Loss,
@@ -25,6 +27,7 @@ from adam_async.messages.bounds import (
     Shards,
     Staleness,
     StoreId,
+    VectorNumber,
     Version,
     VersionOfEach,
     Weight,
@@ -42,8 +45,43 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Number of shards that this part covers."""
 
 
+MOST_TERMS = 64
+"""Maximum number of terms of a command, of commands of a step, and of its dot products."""
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True):
+    """Sum of scaled vectors, which replaces a vector on the shards that have it."""
+
+    into: VectorNumber
+    terms: Annotated[tuple[tuple[Finite, VectorNumber], ...], msgspec.Meta(max_length=MOST_TERMS)]
+    """Coefficient and vector of each term, in the order of the sum."""
+    array: ArrayName = ""
+    """The only array whose shards the command changes; empty for all arrays of the vector."""
+
+
+class DotProduct(msgspec.Struct, frozen=True, array_like=True):
+    """Sum of the products of two vectors, on the shards that have both."""
+
+    first: VectorNumber
+    second: VectorNumber
+    array: ArrayName = ""
+    """The only array whose shards count; empty for all arrays of both vectors."""
+
+
+class Commands(msgspec.Struct, frozen=True, array_like=True):
+    """Commands on the vectors of a store, applied in their order, and dot products of the outcome."""
+
+    combine: Annotated[tuple[Command, ...], msgspec.Meta(max_length=MOST_TERMS)]
+    dots: Annotated[tuple[DotProduct, ...], msgspec.Meta(max_length=MOST_TERMS)]
+
+    def vectors(self) -> set[int]:
+        """Return the numbers of all vectors that it names."""
+        operands = {number for each in self.combine for _, number in (*each.terms, (0.0, each.into))}
+        return operands.union(*((each.first, each.second) for each in self.dots)) - {0}
+
+
 class Push(Body, frozen=True, kw_only=True):
-    """Gradients of one step, or values to assign, for shards of one server.
+    """Gradients of one step, values to assign, or commands on vectors, for shards of one server.
 
     `shards` has one entry per shard, in the order of `parts`. `numbers`, `versions` and `own_applied` are one
     number for all shards, or have one entry per shard.
@@ -82,7 +120,19 @@ class Push(Body, frozen=True, kw_only=True):
     parts of a cut replica that do not compute the loss."""
     recorded: bool = False
     """Whether the last tensor has the reads of the step's groups, as bytes, for a record of the run."""
+    vector: VectorNumber = 0
+    """Vector to which the gradients are added, or whose values are assigned; 0 for the values."""
+    commands: Commands | None = None
+    """Commands in place of tensors, for all shards of a bundle that are pushed to: `shards` names the first
+    of them, and `numbers` has one number for all or one for each. An assignment: `assign` is set."""
 
+    def named_vectors(self) -> set[int]:
+        """Return the numbers of all vectors that the push names."""
+        return {self.vector} - {0} if self.commands is None else self.commands.vectors()
+
+
+MOST_PARTIALS = 48
+"""Maximum number of float64 that do not overlap: the range of their exponents has 2,098 bits, each has 53."""
 
 APPLIED, DUPLICATE, REFUSED, GAP, NOT_PRIMARY = range(5)
 """Outcomes of a push on one shard. REFUSED: the gradient is not finite, or in bsp too late for the sum of its
@@ -109,6 +159,12 @@ class Pushed(Body, frozen=True, kw_only=True):
     problems: Annotated[tuple[Problem, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     clock: Clock = 0
     """Clock of the values, if the message has them: they include all pushes of live replicas up to it."""
+    dots: Annotated[
+        tuple[Annotated[tuple[Finite, ...], msgspec.Meta(max_length=MOST_PARTIALS)], ...],
+        msgspec.Meta(max_length=MOST_TERMS),
+    ] = ()
+    """For each dot product of a step, numbers whose exact sum is that of the shards; none if a product or a
+    sum overflows float64."""
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
@@ -176,6 +232,8 @@ class Pull(Body, frozen=True, kw_only=True):
     0: no wait."""
     wait_s: Seconds = 0.0
     """Maximum wait, in seconds, after which the answer may have no values."""
+    vector: VectorNumber = 0
+    """Vector to read; 0 for the values."""
 
 
 class Values(Body, frozen=True, kw_only=True):
@@ -188,6 +246,8 @@ class Values(Body, frozen=True, kw_only=True):
     joining replica starts at it."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     """Replicas that the server waits for, if the answer has no values."""
+    deleted: bool = False
+    """Whether a shard has no such vector; the tensor is then empty."""
 
 
 PULLERS = ("worker", "driver", "client", "reader")

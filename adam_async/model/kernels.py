@@ -8,6 +8,7 @@ import numpy as np
 from adam_async.errors import SpecError, install_command
 from adam_async.model.rule_batches import Batches, NumpyBatches
 from adam_async.model.rules import RULES, Rule
+from adam_async.model.vectors import Vectors
 
 KERNELS = ("numpy", "numba", "auto")
 """Known sets of kernels; `auto` is `numba` if that is installed, else `numpy`."""
@@ -54,3 +55,17 @@ def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
     from adam_async.model.fast.batches import CompiledBatches, has_kernel  # importing numba is slow
 
     return CompiledBatches(rule, dtype) if has_kernel(rule) else NumpyBatches(rule, dtype)
+
+
+def lacks_vectors(dtype: "np.dtype[Any]") -> bool:
+    """Return whether the disk can keep the compiled kernels of vectors and lacks them; imports numba."""
+    from adam_async.model.fast.sums import is_missing
+
+    return is_missing(dtype)
+
+
+def make_vectors(dtype: "np.dtype[Any]") -> Vectors:
+    """Make the compiled arithmetic of vectors; numba must be installed."""
+    from adam_async.model.fast.sums import CompiledVectors
+
+    return CompiledVectors(dtype)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -95,7 +96,9 @@ class Answers:
                     reply_or_fail(effect.request, pack(effect.body))
                 case SendValues():
                     nbytes = values_count(effect.shards) * effect.shards[0].values.itemsize
-                    self._send_when_room(effect.request, nbytes, partial(self._values, effect.shards))
+                    self._send_when_room(
+                        effect.request, nbytes, partial(self._values, effect.shards, effect.vector)
+                    )
                 case SendStates():
                     nbytes = sum(map(bytes_of, effect.shards))
                     self._send_when_room(effect.request, nbytes, partial(self._states, effect, snapshot))
@@ -145,9 +148,15 @@ class Answers:
                     return
                 await asyncio.sleep(0)
 
-    def _values(self, shards: Sequence[Shard]) -> Message:
+    def _values(self, shards: Sequence[Shard], vector: int) -> Message:
         body = Values(versions=versions_of(shards), clock=applied_clock(shards))
-        return pack(body, [copy_of(shards, self._buffers)])
+        if not vector:
+            return pack(body, [copy_of(shards, self._buffers)])
+        parts = [values for shard in shards if (values := shard.vector(vector)) is not None]
+        if len(parts) < len(shards):
+            body = msgspec.structs.replace(body, deleted=True)
+            return pack(body, [np.empty(0, shards[0].values.dtype)])
+        return pack(body, [self._buffers.joined(parts, shards[0].values.dtype, values_count(shards))])
 
     def _states(self, effect: SendStates, snapshot: ClockSnapshot | None) -> Message:
         """Return copies of shards. Copies at a clock come from the snapshot, which may have ended by now."""

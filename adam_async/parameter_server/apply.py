@@ -21,6 +21,7 @@ Letters: K images, I inputs (one row), R rows of the shard.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from math import inf
 from typing import Any
@@ -29,7 +30,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from adam_async.model.rule_batches import Batches, NumpyBatches, Target
-from adam_async.model.rules import Rule
+from adam_async.model.rules import Rule, Sgd
+from adam_async.model.vectors import NumpyVectors, Vectors
 from adam_async.parameter_server.gradients import (
     DeltaPart,
     FactorPart,
@@ -113,8 +115,14 @@ class Applier:
         self._plain = rule.is_plain
         self._join = join
         self.batches: Batches = batches or NumpyBatches(rule, self.dtype)
+        self.vectors: Vectors = NumpyVectors(self.dtype)
         largest_shard = max((shard.size for shard in shards), default=0)
         self._stacks: dict[str, NDArray[Any]] = {"products": np.empty(largest_shard, self.dtype)}
+
+    @cached_property
+    def adding(self) -> "Applier":
+        """Applier of plain SGD, push after push, for vectors to which pushes are added."""
+        return Applier(Sgd(), (), self.dtype, join=False)
 
     def work_on(
         self,
@@ -257,7 +265,7 @@ class Applier:
                 finite.append(True)
             else:
                 # The bound is coarse or unknown: scan the product before adding any of it.
-                formed = self._room("formed", 1, size).reshape(-1)
+                formed = self.room("formed", 1, size).reshape(-1)
                 yield from self._product_pieces(shard.spec, gradient, formed)
                 finite.append(is_finite(formed, gradient.rate))
         good = [gradient for gradient, ok in zip(batch, finite, strict=True) if ok]
@@ -289,7 +297,7 @@ class Applier:
         if gradient.bound * max(gradient.rate, 1.0) <= self._limit:
             return True
         # The product has memory of its own, because a batch in progress may use that of products.
-        formed = self._room("check", 1, spec.size).reshape(-1)
+        formed = self.room("check", 1, spec.size).reshape(-1)
         self._multiply(spec, gradient, formed)
         return is_finite(formed, gradient.rate)
 
@@ -346,7 +354,7 @@ class Applier:
         for first, last, at, end in _spans(shards, len(parts)):
             flat = parts[0].flat[at:end]
             if len(parts) > 1 or scale != 1.0:
-                flat = self._room("sum", 1, end - at).reshape(-1)
+                flat = self.room("sum", 1, end - at).reshape(-1)
                 step = max(PIECE_WORK // len(parts), 1)
                 for start in range(at, end, step):
                     stop = min(start + step, end)
@@ -370,8 +378,8 @@ class Applier:
         self, shards: Sequence[Shard], parts: Sequence[FactorPart], scale: float, rate: float
     ) -> Pieces:
         images = sum([part.x_IK.shape[1] for part in parts])
-        x_IK = self._room("sum x", len(parts[0].x_IK), images)
-        errors_RK = self._room("sum errors", len(parts[0].errors_RK), images)
+        x_IK = self.room("sum x", len(parts[0].x_IK), images)
+        errors_RK = self.room("sum errors", len(parts[0].errors_RK), images)
         at = 0
         for part in parts:
             end = at + part.x_IK.shape[1]
@@ -404,8 +412,8 @@ class Applier:
     ) -> Generator[tuple[int, list[Sequence[bool]]], None, FactorPart]:
         """Stack factors of the same shards, each times its rate, for one product per shard."""
         images = sum([part.x_IK.shape[1] for part in parts])
-        x_IK = self._room("x", len(parts[0].x_IK), images)
-        errors_RK = self._room("errors", len(parts[0].errors_RK), images)
+        x_IK = self.room("x", len(parts[0].x_IK), images)
+        errors_RK = self.room("errors", len(parts[0].errors_RK), images)
         at = 0
         for part in parts:
             end = at + part.x_IK.shape[1]
@@ -415,7 +423,7 @@ class Applier:
             yield part.x_IK.size + part.errors_RK.size, []
         return FactorPart(x_IK, errors_RK, parts[0].sizes, 1.0, _scaled_bound(parts))
 
-    def _room(self, what: str, rows: int, columns: int) -> NDArray[Any]:
+    def room(self, what: str, rows: int, columns: int) -> NDArray[Any]:
         """Return scratch memory; it grows to the largest request and is kept."""
         room = self._stacks.get(what)
         if room is None or len(room) < rows * columns:
@@ -427,14 +435,14 @@ class Applier:
         if isinstance(gradient, DeltaPart):
             yield from self._rule_pieces([shard], [gradient.flat], [gradient.rate])
             return
-        step = self._room("products", 1, shard.spec.size).reshape(-1)
+        step = self.room("products", 1, shard.spec.size).reshape(-1)
         rate = gradient.rate
         bound = gradient.bound * max(abs(rate), 1.0)
         if self._plain and bound <= self._limit:
             # The errors are multiplied by the rate, so that the product is the step itself.
             if rate != 1.0:
                 errors = gradient.errors_RK
-                room = self._room("errors", *errors.shape)
+                room = self.room("errors", *errors.shape)
                 errors = np.multiply(errors, np.asarray(rate, self.dtype), out=room)
                 gradient = FactorPart(gradient.x_IK, errors, gradient.sizes, 1.0, bound)
             yield from self._product_pieces(shard.spec, gradient, step)
@@ -450,7 +458,7 @@ class Applier:
     def _many_pieces(self, shard: Shard, batch: Sequence[Gradient]) -> Pieces:
         """Apply gradients known to be finite: form all products, then go over the values once."""
         factors = [gradient for gradient in batch if isinstance(gradient, FactorPart)]
-        products = iter(self._room("products", len(factors), shard.spec.size))
+        products = iter(self.room("products", len(factors), shard.spec.size))
         values = []
         for gradient in batch:
             if isinstance(gradient, DeltaPart):

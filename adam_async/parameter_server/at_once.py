@@ -256,5 +256,5 @@ def _head(push: Push) -> tuple[Any, ...]:
     """Return the fields of a push that are the same for all pushes of a lane."""
     return (
         push.session, push.incarnation, push.replica, push.generation, push.epoch, push.weight, push.assign,
-        push.pull, push.parts, push.recorded,
+        push.pull, push.parts, push.recorded, push.vector,
     )  # fmt: skip

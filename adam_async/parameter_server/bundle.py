@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from math import inf
 from typing import Any, assert_never
 
-from adam_async.messages import REFUSED, Problem, Push, of_place
+from adam_async.messages import REFUSED, Problem, Push, joined, of_place
 from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
 from adam_async.parameter_server.clock_snapshot import ClockSnapshot
 from adam_async.parameter_server.events import (
@@ -41,6 +41,7 @@ from adam_async.parameter_server.events import (
     ReplicasChanged,
     StepsArrived,
     SumApplied,
+    VectorsChanged,
 )
 from adam_async.parameter_server.pin_copies import PinCopies
 from adam_async.parameter_server.push_numbers import refuse_places
@@ -51,11 +52,13 @@ from adam_async.parameter_server.shard_group import (
     ShardGroup,
     count_groups,
     each_tables,
+    numbered_tables,
     share_equal_tables,
     tables_of,
 )
 from adam_async.run.group_ranges import has_groups_each, with_groups, with_losses
 from adam_async.run.ids import Replica, ShardId, Version
+from adam_async.run.store_record import VectorRecord
 
 MOST_KNOWN_PINS = 64
 """Number of newest pins that a bundle remembers, with those that were given up. A server that was away for
@@ -88,6 +91,8 @@ class Bundle:
         self.shards: Mapping[ShardId, Shard] = {shard.spec.id: shard for shard in shards}
         self.replicas = ReplicaClocks(clocked=clocked)
         self.epoch = 0
+        self.vectors: tuple[VectorRecord, ...] = ()
+        """Vectors of the shards."""
         self.log = log
         self.entries_applied = 0
         """Number of entries applied so far."""
@@ -207,7 +212,8 @@ class Bundle:
             # Entries behind a pin wait with it: in bsp they would change the clocks of shards.
             self._behind_pin.append(entry)
             return []
-        passes = self._summed_weight and not isinstance(entry, Apply)
+        # Vectors change with the values: a step finds the same ones on each member.
+        passes = self._summed_weight and not isinstance(entry, Apply | VectorsChanged)
         if self.idle or passes:
             return self._enter(entry)
         self.ready.append(entry)
@@ -237,8 +243,14 @@ class Bundle:
                 self._reach(self._touched())
             case StepsArrived():
                 self._count_steps(entry)
+            case VectorsChanged():
+                self.vectors = entry.vectors
+                for shard in self._touched():
+                    shard.set_vectors(entry.vectors)
             case ForgetSessions():
                 self.changes += 1
+                for shard in self._touched():
+                    shard.forget_dots(lambda step: step[:2] in entry.sessions)
                 for tables in each_tables(self._touched()):
                     for session in entry.sessions:
                         tables.forget_session(session)
@@ -324,7 +336,9 @@ class Bundle:
     def _count(self, batch: Apply) -> None:
         """Count the pushes of a batch whose gradients are in the values."""
         pushes, shards = batch.pushes, batch.shards()
-        if not _count_together(shards, pushes):
+        if pushes[0].push.commands is not None:
+            _count_step(pushes[0], shards)
+        elif not _count_together(shards, pushes):
             _count_apart(shards, pushes)
         # Clocks advance after the values: a pull for a clock must find its pushes applied.
         for queued in pushes:
@@ -544,6 +558,8 @@ class Bundle:
             for session in tables.sessions():
                 if session[1] in replica_generations:
                     tables.forget_numbers(session)
+        for shard in self._touched() if replica_generations else ():
+            shard.forget_dots(lambda step: step[1] in replica_generations)
 
     def _note(self, shard: Shard, push: Push, flags: int) -> None:
         if self.log is not None:
@@ -592,6 +608,15 @@ def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bo
             tables.groups = with_groups(tables.groups, queued.push.groups)
             tables.count_loss(queued.push)
     return True
+
+
+def _count_step(queued: QueuedPush, shards: Sequence[Shard]) -> None:
+    """Count an applied step; shards go on sharing equal tables."""
+    push = queued.push
+    numbers = joined([of_place(push.numbers, place) for place in queued.accepted])
+    for tables, number in numbered_tables(shards, numbers):
+        tables.count_push((push.session, push.incarnation), number, push.replica, int(tables.version))
+    _count_unapplied(queued)
 
 
 def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:

@@ -58,6 +58,7 @@ from adam_async.parameter_server.replication.primary import Primary
 from adam_async.parameter_server.shard_pieces import (
     Piece,
     copy_piece,
+    count_arrays,
     cut_piece,
     digest_of,
     load_piece,
@@ -356,7 +357,7 @@ class BundleCopy:
             if message.digest:
                 whole = partial(self._take_offered, sender, message, tensors)
                 failed = partial(self._refuse_offered, sender, message)
-                self._offers.read(message, len(piece_arrays(bundle, specs)), whole, failed)
+                self._offers.read(message, count_arrays(bundle, specs, tensors), whole, failed)
                 return
             piece = read_piece(bundle, specs, self._table, tensors)
             if message.origin > message.generation:

@@ -7,7 +7,7 @@ instance for every push are msgspec structs, because compiled code creates those
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,6 +33,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.run.group_ranges import Ranges
 from adam_async.run.ids import Replica
+from adam_async.run.store_record import MOST_VECTORS, VectorRecord
 
 Request = Any
 """The shell's handle on a question."""
@@ -132,6 +133,13 @@ class Pin(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     removes: bool = False
 
 
+class VectorsChanged(msgspec.Struct, frozen=True, array_like=True, tag="vectors"):
+    """Clients added vectors to the store, or deleted some."""
+
+    vectors: Annotated[tuple[VectorRecord, ...], msgspec.Meta(max_length=MOST_VECTORS)]
+    """All vectors of the store from now on."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedPin:
     """A pin, and the request that its end answers."""
@@ -151,6 +159,7 @@ Event = (
     | SumApplied
     | ReplicasChanged
     | EpochBegan
+    | VectorsChanged
 )
 
 
@@ -198,6 +207,8 @@ class QueuedPull:
     link: Any = None
     is_reading: bool = False
     """Whether the answer has the whole state of the shards."""
+    vector: int = 0
+    """Number of the vector to read; 0 for the values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -301,10 +312,11 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendValues:
-    """Answer a pull with a copy of the current values of these shards."""
+    """Answer a pull with a copy of the current values of these shards, or of one of their vectors."""
 
     request: Request
     shards: tuple[Shard, ...]
+    vector: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -336,7 +348,15 @@ class Refuse:
 
 
 Entry = (
-    Apply | Contribute | QueuedTick | QueuedPin | ReplicasChanged | EpochBegan | StepsArrived | ForgetSessions
+    Apply
+    | Contribute
+    | QueuedTick
+    | QueuedPin
+    | ReplicasChanged
+    | EpochBegan
+    | VectorsChanged
+    | StepsArrived
+    | ForgetSessions
 )
 """An entry of a bundle's log; the shards are a function of the log."""
 
@@ -346,7 +366,7 @@ def moves_clocks(entry: Entry) -> bool:
 
     A push of a client in asp has no clock.
     """
-    if isinstance(entry, QueuedPin):
+    if isinstance(entry, QueuedPin | VectorsChanged):
         return False
     return not isinstance(entry, Apply) or any(queued.push.clock for queued in entry.pushes)
 

@@ -209,6 +209,8 @@ def read_gradients(
         raise RemoteProtocolError(
             "push", "shards, numbers, versions and own_applied of a Push differ in length"
         )
+    if push.commands is not None and not (push.parts or tensors or push.recorded):
+        return PushGradients()
     layout = None if group is None else group.layouts.get(push.parts)
     if layout is None:
         layout = _layout_of(push, table)

@@ -29,6 +29,7 @@ from adam_async.parameter_server.events import (
     QueuedPush,
     QueuedTick,
     ReplicasChanged,
+    VectorsChanged,
 )
 from adam_async.parameter_server.gradients import FactorPart, read_gradients
 from adam_async.run.bundle_record import Member
@@ -73,7 +74,7 @@ class TickDetails(msgspec.Struct, frozen=True, array_like=True, tag="tick"):
     tick: Tick
 
 
-_Details = PushDetails | TickDetails | Pin | ReplicasChanged | EpochBegan | ForgetSessions
+_Details = PushDetails | TickDetails | Pin | ReplicasChanged | EpochBegan | VectorsChanged | ForgetSessions
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Details] = msgspec.msgpack.Decoder(_Details)
@@ -90,7 +91,7 @@ def encode_entry(entry: Entry) -> list[Part]:
             details: _Details = TickDetails(entry.tick)
         case QueuedPin():
             details = entry.pin
-        case ReplicasChanged() | EpochBegan() | ForgetSessions():
+        case ReplicasChanged() | EpochBegan() | VectorsChanged() | ForgetSessions():
             details = entry
         case _:
             raise AssertionError(f"{entry!r} belongs to a run in place, which has one copy")
@@ -170,8 +171,13 @@ def _check_batch(pushes: Sequence[QueuedPush]) -> None:
     for each in pushes[1:]:
         if each.accepted != first.accepted or [each.push.shards[place] for place in each.accepted] != shards:
             raise RemoteProtocolError("entry", "pushes of a batch are for different shards")
+    if any(each.push.vector != first.push.vector for each in pushes):
+        raise RemoteProtocolError("entry", "pushes of a batch are for several vectors")
     found = [first.shards[place] for place in (*first.accepted, *first.unapplied)]
-    if len({(shard.spec.rule, shard.spec.dtype) for shard in found if shard is not None}) > 1:
+    if (
+        first.push.commands is None
+        and len({(shard.spec.rule, shard.spec.dtype) for shard in found if shard is not None}) > 1
+    ):
         raise RemoteProtocolError("entry", "pushes of a batch are for shards of several rules or types")
 
 

@@ -39,7 +39,7 @@ from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_checks import check_placed_store
 from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays
 
-CONTENTS = 8
+CONTENTS = 9
 """Version of the encoding of states and entries."""
 
 CATALOGUE = StateName(LEADING, 0)
@@ -80,8 +80,9 @@ def catalogue_of(cluster: ClusterMap, name: str, store: StoreRecord, *, began: f
 
 
 def catalogue_state(catalogue: Catalogue) -> State:
-    """Return a catalogue as a state. The state of a later placement is the newer one."""
-    key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1 + catalogue.record.generation, 1, 0)
+    """Return a catalogue as a state. That of a later placement, then of a later record, is the newer one."""
+    record = catalogue.record
+    key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1 + record.generation, 1 + record.changed, 0)
     return State(key, [msgspec.msgpack.encode(catalogue)])
 
 
@@ -138,8 +139,11 @@ def pieces_by_name(record: StoreRecord, table: Sequence[ShardSpec]) -> dict[Stat
 
 
 def new_bundle(record: StoreRecord, specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> Bundle:
-    """Return a bundle with new shards, for the pieces of a store on a disk."""
-    return bundle_of(record, own_shards(specs, rules))
+    """Return a bundle with new shards and their vectors, for the pieces of a store on a disk."""
+    shards = own_shards(specs, rules)
+    for shard in shards:
+        shard.set_vectors(record.vectors)
+    return bundle_of(record, shards)
 
 
 def bundle_of(record: StoreRecord, shards: Iterable[Shard]) -> Bundle:

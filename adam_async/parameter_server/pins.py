@@ -339,7 +339,7 @@ class Pins:
         """Return the memory to read a piece of a pin, in bytes; errors as in `read`."""
         opened = await self._open(store, home, piece)
         specs = opened.pieces[StateName(home, piece)]
-        return sum([spec.nbytes for spec in specs]) * (1 + opened.record.state_arrays)
+        return sum([spec.nbytes for spec in specs]) * opened.record.arrays_per_value
 
     async def read(
         self, store: str, home: str, piece: int, numbers: Sequence[int]

@@ -11,10 +11,10 @@ groups must wait until the map names its replica generation as lost: no live rep
 
 from collections.abc import Sequence
 
-from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Problem, Push, each_of, of_place
+from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, OfEach, Problem, Push, each_of, of_place
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
-from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.parameter_server.shard_group import ShardGroup, numbered_tables
 from adam_async.run.group_ranges import has_groups, has_groups_each, with_groups, with_groups_each
 
 
@@ -52,6 +52,29 @@ def order_apart(
         else:
             problems.append(Problem(place, GAP, last + 1))
     return accepted, problems
+
+
+def order_step(
+    shards: Sequence[Shard | None], session: Session, numbers: OfEach
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order commands for all shards of a bundle, which go on sharing their tables; see `order_apart`."""
+    ours = [shard for shard in shards if shard is not None]
+    if len(ours) < len(shards):
+        return order_apart(shards, session, each_of(numbers, len(shards)))
+    statuses: dict[ShardTables, tuple[int, int] | None] = {}
+    for tables, number in numbered_tables(ours, numbers):
+        last = tables.ordered[session]
+        statuses[tables] = None
+        if number == last + 1:
+            tables.ordered[session] = number
+        elif number <= last:
+            tables.duplicates += 1
+            statuses[tables] = DUPLICATE, 0
+        else:
+            statuses[tables] = GAP, last + 1
+    found = [statuses[shard.tables] for shard in ours]
+    accepted = [place for place, status in enumerate(found) if status is None]
+    return accepted, [Problem(place, *status) for place, status in enumerate(found) if status is not None]
 
 
 def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:

@@ -203,12 +203,16 @@ class QuestionChecks:
                 or self._epoch(push.epoch)
                 or self._clock(push.clock)
                 or self._weight(push.weight)
-                or self._mixed(push.shards)
+                or (self._mixed(push.shards) if push.commands is None else "")
             )
             if text:
                 return text
         if push.assign and (text := _assignment(push)):
             return text
+        if push.commands is not None and (not push.assign or push.parts or push.pull or push.vector):
+            return "commands are an assignment without tensors, values in the answer, and a vector"
+        if push.vector and self._state.synchronous and not push.assign:
+            return "with bsp a push goes to the values, and the rule is applied to the sum of a step"
         if push.groups:
             text = self.fault_of_groups(push.groups, self._tables(push.shards), push.epoch)
             if text:

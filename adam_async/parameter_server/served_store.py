@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from adam_async.errors import counted
@@ -34,6 +35,7 @@ from adam_async.messages import (
     Tick,
     pack,
 )
+from adam_async.model.vectors import VECTORS
 from adam_async.parameter_server.answers import Answers, send_record, values_count
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.at_once import ShortWay
@@ -59,6 +61,7 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     SumApplied,
     TickArrived,
+    VectorsChanged,
     is_torn,
 )
 from adam_async.parameter_server.gradients import PushGradients, read_gradients
@@ -91,7 +94,7 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord, served_word
+from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, served_word
 from transport import Link, Request
 
 logger = logging.getLogger(__name__)
@@ -137,7 +140,11 @@ class ServedStore:
         """Whether a rule of the user has refused a push."""
         self._closing: set[Link] = set()
         """Links that close because their peers sent in the name of others."""
+        self._vectors, self._vectors_made = store.vectors, store.vectors_made
+        """Vectors in the newest map, and the highest number of one so far."""
         specs = [spec for spec in self._specs if store.buckets[spec.bucket] == home]
+        self._pushed_to = tuple([spec.id for spec in specs if not spec.frozen])
+        """Shards that the commands of a step are for."""
         self._pieces = pieces_of(specs, in_place=store.in_place)
         self._make()
         if host.disk is not None and self._storage is not None:
@@ -156,11 +163,19 @@ class ServedStore:
         if record.primary != host.me or (store.has_log and not self._missing):
             self._missing.clear()
             self._start_copy()
-        self._compilation: asyncio.Task[None] | None = None
-        if host.make_pool is not None and not store.in_place and kernels_of(store) == "numba":
-            work = compile_kernels(self._appliers, host)
-            self._compilation = host.spawn(f"kernels-{store.id}-{home}", work)
+        self._compilations: list[asyncio.Task[None]] = []
+        self._compiles = host.make_pool is not None and not store.in_place and kernels_of(store) == "numba"
+        self._compile()
+        if self._vectors:
+            self._compile(of_vectors=True)
         logger.info("%s has %s of store %s", host.node, counted(len(self.state.shards), "shard"), store.id)
+
+    def _compile(self, *, of_vectors: bool = False) -> None:
+        """Begin to compile the kernels of the rules, or of vectors, if the store uses compiled ones."""
+        if self._compiles:
+            name = f"{VECTORS if of_vectors else 'kernels'}-{self.store.id}-{self.home}"
+            work = compile_kernels(self._appliers, self._host, of_vectors=of_vectors)
+            self._compilations.append(self._host.spawn(name, work))
 
     def _make(self) -> None:
         """Make the shards, zeroed, with their front."""
@@ -169,6 +184,8 @@ class ServedStore:
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
         host = self._host
+        for shard in shards:
+            shard.set_vectors(self._vectors)
         self._answers = Answers(host.buffers, self._rules, self._drain_soon, self._is_torn, spawn=host.spawn)
         # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(
@@ -189,6 +206,9 @@ class ServedStore:
             program=bool(store.program),
         )
         self.state.bundle.keeps_pins = host.pins is not None
+        self.state.bundle.vectors = self._vectors
+        self._known_vectors: tuple[VectorRecord, ...] | None = None
+        """Vectors that the log has from this primary; None if it has none yet."""
         self._checks = QuestionChecks(
             self.state,
             self._specs,
@@ -280,7 +300,7 @@ class ServedStore:
         """Order pushes and answer requests from now on."""
         self.is_primary = True
         self.state.lead()
-        self._live, self._epoch = None, 0
+        self._live, self._epoch, self._known_vectors = None, 0, None
         self._host.loaded()  # only reported primaries count as ready for workers that join later
         logger.debug("%s is the primary of bundle %s of store %s", self._host.node, self.home, self.store.id)
         if self._cluster is not None:
@@ -407,6 +427,13 @@ class ServedStore:
     def map_changed(self, cluster: ClusterMap) -> None:
         """Follow the members of the bundle, the replicas that push to the store, and its epochs."""
         self._cluster = cluster
+        store = cluster.store(self.store.id)
+        if store is not None and store.vectors != self._vectors:
+            if not self._vectors_made:
+                self._compile(of_vectors=True)
+            self._vectors, self._vectors_made = store.vectors, store.vectors_made
+            if self._host.disk is not None:
+                self._host.disk.record_changed(store)
         record = cluster.bundle(self.store.id, self.home)
         if record is not None:
             self._record = record
@@ -429,6 +456,11 @@ class ServedStore:
                 }
             )
             self._follow_up(state.handle(ReplicasChanged(live)))
+        if self._vectors != (self._known_vectors or ()) or (
+            self._known_vectors is None and state.bundle.vectors
+        ):
+            self._follow_up(state.handle(VectorsChanged(self._vectors)))
+        self._known_vectors = self._vectors
         begun = cluster.epoch
         if store.program:
             if begun is not None and begun.run == store.program and begun.number != self._epoch:
@@ -465,6 +497,8 @@ class ServedStore:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
         if self._is_refused(request, body):
             return True
+        if isinstance(body, Push) and body.commands is not None and body.generation == self.store.generation:
+            body = msgspec.structs.replace(body, shards=self._pushed_to)
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
             shards, group = self.state.shards, self.state.bundle.group(body.shards)
@@ -521,7 +555,7 @@ class ServedStore:
             return True
         timeline = host.timeline
         begin = timeline.clock() if timeline is not None else 0.0
-        if not self._may_ask(request, body):
+        if not self._may_ask(request, body) or self._is_early(request, body):
             return True
         match body:
             case Push():
@@ -538,7 +572,7 @@ class ServedStore:
                 if not gradients.is_sure:
                     finite = self._check_gradients(body, gradients)
                     gradients = gradients.trusted()
-                elif host.at_once and body.shards:
+                elif host.at_once and body.shards and not (body.assign or body.vector):
                     self.short.prepare(request.link, body, self._applier_of(self._specs[body.shards[0]]))
                 effects = state.handle(PushArrived(request, body, gradients, finite))
             case Pull():
@@ -630,6 +664,18 @@ class ServedStore:
                 self._perform(self.state.forget(surplus))
         return True
 
+    def _is_early(self, request: Request, body: Body) -> bool:
+        """Refuse a question that names a vector before the map of this server has it."""
+        newest = 0
+        if isinstance(body, Push) and (body.vector or body.commands is not None):
+            newest = max(body.named_vectors(), default=0)
+        elif isinstance(body, Pull):
+            newest = body.vector
+        if newest > self._vectors_made:
+            text = f"the map of {self._host.node} has {self._vectors_made} vectors, and not {newest} yet"
+            request.fail("not-ready", text)
+        return newest > self._vectors_made
+
     def _refuse_sender(self, request: Request, text: str) -> None:
         """Refuse a request, and close its link once the peer has the refusal.
 
@@ -699,8 +745,8 @@ class ServedStore:
 
     def end_compilation(self) -> None:
         """Give up a compilation of kernels: the server must not wait for it at its end."""
-        if self._compilation is not None:
-            self._compilation.cancel()
+        for compilation in self._compilations:
+            compilation.cancel()
 
     def next_deadline(self) -> float | None:
         """Return the next deadline of a waiting request; None if no request waits."""

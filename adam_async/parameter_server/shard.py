@@ -7,11 +7,12 @@ that are always pushed together share tables (`shard_group.py`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Push, StepReport, check_tensor
@@ -27,10 +28,17 @@ from adam_async.run.group_ranges import (
 )
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_record import VectorRecord, is_vector_key, vector_key
 from transport import RemoteProtocolError
 
 Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""
+
+StepKey = tuple[int, int, int]
+"""Session id and incarnation of the client of a step, and the number of the step."""
+
+MOST_DOTS = 256
+"""Maximum number of dot products that a shard keeps; a client has at most eight open steps."""
 
 T = TypeVar("T")
 
@@ -265,7 +273,8 @@ class Shard:
     values: NDArray[Any]
     """The values, flat: a view of the memory of several shards, or of a tensor."""
     rule_state: dict[str, NDArray[Any]]
-    """The rule's arrays: as long as `values`, or of length 1 for per-shard counts."""
+    """The rule's arrays, as long as `values`, or of length 1 for per-shard counts; and vectors of the store,
+    see `vector_key`."""
     tables: ShardTables = field(default_factory=ShardTables)
     pending: PendingContributions | None = None
     """Contributions to sums that are not complete, in bsp."""
@@ -275,6 +284,9 @@ class Shard:
     """Index of the shard's first value in `memory`."""
     place: int = 0
     """Index of the shard's counts in `memory`."""
+    dots: dict[StepKey, tuple[float, ...]] = field(default_factory=dict)
+    """Dot products of the newest steps, oldest first: a repetition gets the same answer. NaN for those that
+    overflow."""
 
     def separate(self) -> ShardTables:
         """Return tables of this shard alone, which may be changed; other shards keep theirs."""
@@ -304,6 +316,31 @@ class Shard:
     @clocks.setter
     def clocks(self, clocks: dict[Replica, int]) -> None:
         self.separate().clocks = clocks
+
+    def vector(self, number: int) -> NDArray[Any] | None:
+        """Return a vector on this shard, or for 0 its values; None without this vector."""
+        return self.rule_state.get(vector_key(number)) if number else self.values
+
+    def set_vectors(self, vectors: Iterable[VectorRecord]) -> None:
+        """Add the vectors that the shard lacks, with zeros, and drop those that are not named."""
+        spec = self.spec
+        wanted = {each.key for each in vectors if each.covers(spec.tensor, frozen=spec.frozen)}
+        for key in [key for key in self.rule_state if is_vector_key(key) and key not in wanted]:
+            del self.rule_state[key]
+        for key in sorted(wanted - self.rule_state.keys()):
+            self.rule_state[key] = np.zeros(len(self.values), self.values.dtype)
+
+    def keep_dots(self, step: StepKey, dots: tuple[float, ...]) -> None:
+        """Keep the dot products of a step, and forget those of the oldest steps."""
+        self.dots[step] = dots
+        total = sum(map(len, self.dots.values()))
+        while total > MOST_DOTS and len(self.dots) > 1:
+            total -= len(self.dots.pop(next(iter(self.dots))))
+
+    def forget_dots(self, is_over: Callable[[StepKey], bool]) -> None:
+        """Forget the dot products of the steps of some sessions."""
+        for step in [step for step in self.dots if is_over(step)]:
+            del self.dots[step]
 
     def count_duplicates(self, pushes: int = 1) -> None:
         """Count repeated pushes; tables of several shards stay shared, without the count."""

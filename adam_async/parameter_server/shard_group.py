@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages import OfEach, Part, Push, StepReport, joined
+from adam_async.messages import OfEach, Part, Push, StepReport, each_of, joined
 from adam_async.messages.loss_sums import LossSums
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.run.group_ranges import with_groups_each
@@ -156,6 +156,27 @@ def tables_of(shards: Sequence[Shard]) -> Collection[ShardTables]:
         if id(shard.tables) in partly:
             shard.separate()
     return each_tables(shards)
+
+
+def numbered_tables(shards: Sequence[Shard], numbers: OfEach) -> Iterable[tuple[ShardTables, int]]:
+    """Return tables of these shards alone, each with the number of its shards; see `tables_of`.
+
+    Args:
+        numbers: One number for all shards, or one for each.
+    """
+    each = each_of(numbers, len(shards))
+    if not isinstance(numbers, int):
+        first: dict[ShardTables, int] = {}
+        several = {
+            s.tables
+            for s, number in zip(shards, each, strict=True)
+            if first.setdefault(s.tables, number) != number
+        }
+        for shard in shards if several else ():
+            if shard.tables in several:
+                shard.separate()
+    tables_of(shards)
+    return {shard.tables: number for shard, number in zip(shards, each, strict=True)}.items()
 
 
 def count_groups(

@@ -18,7 +18,7 @@ arrays, in the order of their names, then the tensors of the pushes, and then th
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
@@ -29,8 +29,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from adam_async.messages import MOST_TERMS, joined, of_place
 from adam_async.messages import Part as PushedPart
-from adam_async.messages import joined, of_place
 from adam_async.messages.bounds import (
     Clock,
     Count,
@@ -40,6 +40,7 @@ from adam_async.messages.bounds import (
     PushNumber,
     ReplicaNumber,
     ShardNumber,
+    VectorNumber,
 )
 from adam_async.messages.bounds import Version as VersionNumber
 from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
@@ -55,6 +56,7 @@ from adam_async.parameter_server.replica_clocks import ClocksState
 from adam_async.parameter_server.shard import (
     EARLY_KEPT,
     EXACT,
+    MOST_DOTS,
     MOST_REFUSALS,
     OTHERS,
     BySession,
@@ -66,6 +68,7 @@ from adam_async.parameter_server.shard import (
 from adam_async.run.group_ranges import GroupSets, groups_fault
 from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_record import MOST_VECTORS, VectorRecord, is_vector_key, vector_key, vector_number
 from transport import RemoteProtocolError
 
 PART_BYTES = 8 << 20
@@ -128,6 +131,9 @@ class ContributionState(msgspec.Struct, frozen=True, array_like=True):
     place: Count
 
 
+_Dots = tuple[DrawnId, DrawnId, PushNumber, Annotated[tuple[float, ...], Meta(max_length=MOST_TERMS)]]
+
+
 class ShardDetails(msgspec.Struct, frozen=True, array_like=True):
     """One shard of a piece."""
 
@@ -136,6 +142,10 @@ class ShardDetails(msgspec.Struct, frozen=True, array_like=True):
     """Index of its tables in the piece."""
     reached: Clock = 0
     contributions: list[ContributionState] = []
+    vectors: Annotated[list[VectorNumber], Meta(max_length=MOST_VECTORS)] = []
+    """Numbers of its vectors, whose arrays follow those of its rule, in the order of `vector_key`."""
+    dots: Annotated[list[_Dots], Meta(max_length=MOST_DOTS)] = []
+    """Dot products of its newest steps, oldest first."""
 
 
 class ShardsState(msgspec.Struct, frozen=True, array_like=True):
@@ -160,6 +170,7 @@ class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
     """Number of tensors with the reads of all steps."""
     pins: Annotated[list[tuple[DrawnId, bool]], Meta(max_length=MOST_KNOWN_PINS)] = []
     """Ids of the newest pins, each with whether it was given up."""
+    vectors: Annotated[list[VectorRecord], Meta(max_length=MOST_VECTORS)] = []
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -199,7 +210,7 @@ def copy_piece(
         log = _cut(bundle.log.part([int(spec.id) for spec in specs]))
     if not specs:
         pins = [*bundle.pins.items()]
-        state = ReplicasState(bundle.epoch, bundle.replicas.state(), len(log), pins)
+        state = ReplicasState(bundle.epoch, bundle.replicas.state(), len(log), pins, [*bundle.vectors])
         return [np.frombuffer(_encoder.encode(state), np.uint8), *log]
     shards = [bundle.shards[spec.id] for spec in specs]
     tables = {id(shard.tables): shard.tables for shard in shards}
@@ -215,6 +226,8 @@ def copy_piece(
                 ContributionState(clock, push_at[id(each.push)], places[id(each.push)][1].index(each.place))
                 for clock, each in _waiting(shard)
             ],
+            [vector_number(key) for key in _vector_keys(shard)],
+            [(*step, dots) for step, dots in shard.dots.items()],
         )
         for shard in shards
     ]
@@ -270,6 +283,8 @@ class Piece:
     details: ShardsState | ReplicasState
     arrays: Sequence[tuple[NDArray[Any], NDArray[Any]]] = ()
     """Arrays of the shards on this server, each paired with its new values."""
+    vectors: Sequence[Mapping[str, NDArray[Any]]] = ()
+    """Vectors of each shard."""
     pushes: Sequence[QueuedPush] = ()
     log: LogContent | None = None
     """The log of the shards, or the reads of all steps; None if there is none, or it has ended."""
@@ -303,13 +318,19 @@ def read_piece(
         raise RemoteProtocolError("piece", f"it has {len(details.tables)} tables for {len(specs)} shards")
     rest = iter(tensors[1:])
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    for shard in [bundle.shards[spec.id] for spec in specs]:
-        for target in _arrays(shard):
-            source = next(rest, None)
-            if source is None:
-                raise RemoteProtocolError("piece", f"it lacks arrays of shard {shard.spec.id}")
-            check_array(source, f"shard {shard.spec.id}", target)
-            arrays.append((target, source))
+    vectors: list[dict[str, NDArray[Any]]] = []
+
+    def next_like(target: NDArray[Any], shard: Shard) -> NDArray[Any]:
+        """Return the next array, of the shape and type of another one."""
+        source = next(rest, None)
+        if source is None:
+            raise RemoteProtocolError("piece", f"it lacks arrays of shard {shard.spec.id}")
+        check_array(source, f"shard {shard.spec.id}", target)
+        return source
+
+    for shard, each in zip([bundle.shards[spec.id] for spec in specs], details.shards, strict=True):
+        arrays += [(target, next_like(target, shard)) for target in _rule_arrays(shard)]
+        vectors.append({vector_key(number): next_like(shard.values, shard) for number in each.vectors})
     pushes = [queued_push(push, list(islice(rest, count)), bundle, table) for push, count in details.pushes]
     log = _read_log(bundle, [*rest], details.log, specs)
     for each in details.shards:
@@ -322,7 +343,7 @@ def read_piece(
     for _, images, packed in (kept for tables in details.tables for kept in tables.losses):
         if text := LossSum.read(images, packed).fault:
             raise RemoteProtocolError("piece", text)
-    return Piece(details, arrays, pushes, log)
+    return Piece(details, arrays, vectors, pushes, log)
 
 
 def _read_log(bundle: Bundle, tensors: Part, count: int, specs: Sequence[ShardSpec]) -> LogContent | None:
@@ -370,13 +391,18 @@ def load_piece(bundle: Bundle, piece: Piece) -> None:
         bundle.epoch = details.epoch
         bundle.replicas.restore(details.clocks)
         bundle.pins = dict(details.pins)
+        bundle.vectors = tuple(details.vectors)
         return
     for target, source in piece.arrays:
         np.copyto(target, source)
     sets = [dict(each) for each in details.sets]
     tables = [_tables_of(each, sets[each.sets]) for each in details.tables]
-    for each in details.shards:
+    for each, vectors in zip(details.shards, piece.vectors, strict=True):
         shard = bundle.shards[ShardId(each.shard)]
+        for key in _vector_keys(shard):
+            del shard.rule_state[key]
+        shard.rule_state |= {key: np.array(array, shard.values.dtype) for key, array in vectors.items()}
+        shard.dots = {(client, generation, n): dots for client, generation, n, dots in each.dots}
         shard.tables.shards -= 1
         shard.tables = tables[each.tables]
         shard.tables.shards += 1
@@ -384,8 +410,27 @@ def load_piece(bundle: Bundle, piece: Piece) -> None:
     bundle.regroup()
 
 
+def _rule_arrays(shard: Shard) -> list[NDArray[Any]]:
+    names = [name for name in sorted(shard.rule_state) if not is_vector_key(name)]
+    return [shard.values, *(shard.rule_state[name] for name in names)]
+
+
+def _vector_keys(shard: Shard) -> list[str]:
+    return sorted(filter(is_vector_key, shard.rule_state))
+
+
 def _arrays(shard: Shard) -> list[NDArray[Any]]:
-    return [shard.values, *(shard.rule_state[name] for name in sorted(shard.rule_state))]
+    return [*_rule_arrays(shard), *(shard.rule_state[key] for key in _vector_keys(shard))]
+
+
+def count_arrays(bundle: Bundle, specs: Sequence[ShardSpec], tensors: Part) -> int:
+    """Return the number of arrays of a piece from its details. Raises RemoteProtocolError: they are none."""
+    try:
+        details = _shards.decode(tensors[0].tobytes())
+    except (*UNREADABLE, IndexError) as error:
+        raise RemoteProtocolError("piece", f"its details: {error}") from None
+    of_rules = sum([len(_rule_arrays(bundle.shards[spec.id])) for spec in specs])
+    return of_rules + sum([len(each.vectors) for each in details.shards])
 
 
 def _waiting(shard: Shard) -> Iterator[tuple[int, Contribution]]:

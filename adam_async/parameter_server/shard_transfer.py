@@ -1,8 +1,8 @@
 """Pure: shards with their whole state as one message, read from one server and loaded into another.
 
 The message has tables of versions, clocks, sets of groups and their losses, then for each shard its values
-(flat) and the rule's arrays: the elementwise ones, as long as the values, then those of one number per shard.
-A reader gets copies.
+(flat) and the rule's arrays: the elementwise ones, as long as the values, then those of one number per shard,
+and then the vectors of the store, which are empty for a shard without them. A reader gets copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ from adam_async.model.rules import Rule
 from adam_async.parameter_server.gradients import is_finite
 from adam_async.parameter_server.shard import Shard, check_array
 from adam_async.run.ids import Replica, ShardId, Version
+from adam_async.run.store_record import is_vector_key
 from transport import RemoteProtocolError
 
 
@@ -63,8 +64,13 @@ def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[
 
 def states_message(copies: Sequence[ShardCopy], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
     """Return the body and the tensors of a message with shards."""
-    names = (*rule.state_names, *rule.scalar_names)
-    tensors = [array for copy in copies for array in (copy.values, *(copy.rule_state[n] for n in names))]
+    vectors = sorted({name for copy in copies for name in copy.rule_state if is_vector_key(name)})
+    names = (*rule.state_names, *rule.scalar_names, *vectors)
+    tensors = [
+        array
+        for copy in copies
+        for array in (copy.values, *(copy.rule_state.get(name, _absent(copy.values)) for name in names))
+    ]
     return ShardStates(arrays=names), [*state_tables([copy.state for copy in copies]), *tensors]
 
 
@@ -102,15 +108,19 @@ def load_states(
         shard = shards.get(ShardId(state.shard))
         if shard is None:
             raise RemoteProtocolError("shards", f"shard {state.shard} is not held here")
-        # Values alone leave the state of the rule as new.
-        if body.arrays and set(body.arrays) != set(shard.rule_state):
+        # Values alone leave the state of the rule as new. Vectors may have come or gone since.
+        known = {name for name in shard.rule_state if not is_vector_key(name)}
+        of_rule = {name for name in body.arrays if not is_vector_key(name)}
+        if of_rule and of_rule != known:
             raise RemoteProtocolError(
-                "arrays", f"this run's rule keeps {sorted(shard.rule_state)}, not {sorted(body.arrays)}"
+                "arrays", f"this run's rule keeps {sorted(known)}, not {sorted(of_rule)}"
             )
-        mine = [shard.values, *(shard.rule_state[name] for name in body.arrays)]
+        mine = [shard.values, *(shard.rule_state.get(name, _absent(shard.values)) for name in body.arrays)]
         for name, target, source in zip(
             ("values", *body.arrays), mine, tensors[at * arrays : (at + 1) * arrays], strict=True
         ):
+            if is_vector_key(name) and not (len(target) and len(source)):
+                continue
             check_array(source, f"{name} of shard {state.shard}", target)
             if is_new and (state.version or (source.dtype.kind == "f" and not is_finite(source))):
                 raise RemoteProtocolError(
@@ -125,6 +135,11 @@ def load_states(
     for state in states:
         set_state(shards[ShardId(state.shard)], state)
     return {ShardId(state.shard) for state in states}
+
+
+def _absent(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the array of a vector that a shard does not have."""
+    return values[:0]
 
 
 def _check_room(shards: Mapping[ShardId, Shard], states: Sequence[ShardState]) -> None:

@@ -40,7 +40,7 @@ absolute seconds on the caller's clock.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import inf
 from operator import attrgetter
 from typing import assert_never
@@ -95,6 +95,7 @@ from adam_async.parameter_server.events import (
     StepsArrived,
     SumApplied,
     TickArrived,
+    VectorsChanged,
     is_torn,
     moves_clocks,
     requests_of,
@@ -105,8 +106,10 @@ from adam_async.parameter_server.push_numbers import (
     knows_a_part,
     order_apart,
     order_groups,
+    order_step,
     order_together,
     problems_of,
+    refuse_places,
     set_apart,
 )
 from adam_async.parameter_server.push_queue import PushQueue, most_joined, shards_named
@@ -120,6 +123,7 @@ from adam_async.parameter_server.shard_group import (
     tables_of,
     versions_of,
 )
+from adam_async.parameter_server.vector_steps import answer_to_step
 from adam_async.parameter_server.waiting_requests import MOST_WAITING, EpochGate, WaitingRequests
 from adam_async.run.group_ranges import groups_of, with_groups
 from adam_async.run.ids import Replica, ShardId
@@ -182,6 +186,8 @@ class ServerState:
         self._replicas = self.bundle.replicas
         self._named: Mapping[Replica, int] = {}
         """Live generation of each replica in the newest map; its entry may not be applied yet."""
+        self.vectors: Set[int] = frozenset()
+        """Numbers of the vectors in the newest map; their entry may not be applied yet."""
         self._queue = PushQueue()
         self._in_flight: deque[InFlight] = deque()
         self.waiting = WaitingRequests()
@@ -209,6 +215,9 @@ class ServerState:
                 return self._ask_sets(event)
             case ReplicasChanged():
                 self._named = event.live
+                return self._enter(event)
+            case VectorsChanged():
+                self.vectors = frozenset({vector.number for vector in event.vectors})
                 return self._enter(event)
             case EpochBegan() | QueuedPin():
                 return self._enter(event)
@@ -309,7 +318,7 @@ class ServerState:
                 return [Answer(entry.request, ShardsPinned())]
             case StepsArrived():
                 return [Answer(entry.request, StepsReported())]
-            case ReplicasChanged() | EpochBegan() | ForgetSessions():
+            case ReplicasChanged() | EpochBegan() | VectorsChanged() | ForgetSessions():
                 return []
         assert_never(entry)
 
@@ -360,6 +369,8 @@ class ServerState:
         # An assignment replaces values, so no gradient joins it. Unapplied places differ from push to push.
         if follower.push.assign or head.push.assign or follower.unapplied or head.unapplied:
             return False
+        if follower.push.vector != head.push.vector:
+            return False
         return follower.push.pull == head.push.pull  # the answer to the first push bounds the batch
 
     # --- order -------------------------------------------------------------------------------
@@ -397,13 +408,15 @@ class ServerState:
         # Usually all shards of a push share one table and one number: a single comparison orders the push.
         number = push.numbers
         tables = group.shared() if group is not None and isinstance(number, int) else None
-        if tables is None or self.synchronous:
+        if push.commands is None and (tables is None or self.synchronous):
             if self._is_unnamed(push) and any(shard and shard.tables.shards > 1 for shard in shards):
                 return [self._refuse_split(event.request, push)]
             tables = group.own_tables() if group is not None and isinstance(number, int) else None
         accepted: Sequence[int]
         if group is not None and tables is not None and isinstance(number, int):
             accepted, problems = order_together(group, tables, session, number)
+        elif push.commands is not None:
+            accepted, problems = order_step(shards, session, number)
         else:
             accepted, problems = order_apart(shards, session, each_of(number, len(shards)))
         queued = QueuedPush(event.request, push, shards, event.gradients, accepted, problems)
@@ -411,6 +424,9 @@ class ServerState:
             order_groups(queued, tables if group is not None else None)
         if event.finite is not None:
             set_apart(queued, event.finite)
+        # A number that was never given did not come here: `served_store.py` refuses it.
+        if (push.vector or push.commands is not None) and not push.named_vectors() <= self.vectors:
+            refuse_places(queued, queued.accepted)
         if self.synchronous and not push.assign:
             return self._contribute(queued)
         # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.
@@ -506,8 +522,10 @@ class ServerState:
 
     def _acknowledgement(self, queued: QueuedPush) -> Answer:
         """Answer a push with the current versions, and with values only if no shard of it is open."""
-        versions = versions_of(queued.shards)
         problems = problems_of(queued)
+        if queued.push.commands is not None:
+            return Answer(queued.request, answer_to_step(queued, problems))
+        versions = versions_of(queued.shards)
         # The client sends an open push again, and that answer will bring the values.
         if not queued.push.pull or any(p.status in (GAP, NOT_PRIMARY) for p in queued.problems):
             return Answer(queued.request, Pushed(versions=versions, problems=problems))
@@ -648,7 +666,8 @@ class ServerState:
             # From here on a sum changes a shard only after the snapshot or the reader has a copy of it.
             if passed := self.bundle.keep_clock(clock, event.link, event.until):
                 return [Answer(event.request, ShardStates(arrays=(), passed=passed))]
-        queued = QueuedPull(event.request, shards, clock, event.deadline, event.link, is_reading)
+        vector = 0 if isinstance(pull, ReadShards) else pull.vector
+        queued = QueuedPull(event.request, shards, clock, event.deadline, event.link, is_reading, vector)
         # With an empty queue there is no push in front of the pull, and its values may leave now.
         if self.idle:
             return self.waiting.take(queued)

@@ -57,6 +57,7 @@ from adam_async.persistence.usage import SegmentStatistics
 from adam_async.run.ids import ShardId
 from adam_async.run.run_record import RunRecord, packed_record
 from adam_async.run.shard_table import ShardSpec, shard_table
+from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.disk import Disk
 
 PREFIX, REMOVED = "store-", "removed-"
@@ -98,9 +99,9 @@ class StoreDisk:
         """The record of the run; None if the store is that of a client, or the record is not on the disk."""
         self._run_order: Order = 0, 0
         """Order of the record of the run."""
-        self._is_run_on_disk = True
-        """Whether the disk has the present record of the run; only a store with durable pushes keeps it up to
-        date."""
+        self._has_records = True
+        """Whether the disk has the present records of store and run; only a store with durable pushes keeps
+        this up to date."""
         self._served = asyncio.Event()
         """Event that is set while states and entries are written."""
         self._complete: set[str] = set()
@@ -108,7 +109,7 @@ class StoreDisk:
         self.is_whole = False
         """Whether the primaries of all bundles have reported the store as whole on their disks."""
         self._completed = asyncio.Event()
-        """Event that is set, and replaced, when `_complete` grows, or `_is_whole` or `_is_run_on_disk` is
+        """Event that is set, and replaced, when `_complete` grows, or `_is_whole` or `_has_records` is
         set."""
         self._joined = asyncio.Event()
         """Event that is set while the disk may lack pieces of a bundle on this server."""
@@ -221,19 +222,35 @@ class StoreDisk:
         self._segments.mark(RUN, len(packed_record(self.run)), 0)
         assert self.catalogue is not None
         if self.catalogue.record.durable:
-            self._is_run_on_disk = False
-            self._spawn(f"disk-{self.id}/run", self._write_run())
+            self._write_records_soon()
 
-    async def _write_run(self) -> None:
-        """Write the record of the run at once, again while the disk is full: entries behind it wait."""
-        record, segments = self.run, self._segments
+    def record_changed(self, record: StoreRecord) -> None:
+        """Take a newer record of the store, with other vectors; a round writes it before later states."""
+        old = self.catalogue
+        if old is None or old.record.changed >= record.changed:
+            return
+        self.catalogue = Catalogue(old.name, record, old.arrays, old.began)
+        if self.is_serving:
+            self._segments.mark(CATALOGUE, 1, 0)
+            if record.durable:
+                self._write_records_soon()
+
+    def _write_records_soon(self) -> None:
+        self._has_records = False
+        self._spawn(f"disk-{self.id}/records", self._write_records())
+
+    async def _write_records(self) -> None:
+        """Write the records of store and run at once, again while the disk is full: entries wait for them."""
+        records, segments = (self.run, self.catalogue), self._segments
         with suppress(DiskFailed):  # `_serve` reports it
             await segments.flush()
-            while record is self.run and segments.is_dirty(RUN):
+            while records == (self.run, self.catalogue) and (
+                segments.is_dirty(RUN) or segments.is_dirty(CATALOGUE)
+            ):
                 await asyncio.sleep(self._ports.settings.flush_s)
                 await segments.flush()
-            if record is self.run:
-                self._is_run_on_disk = True
+            if records == (self.run, self.catalogue):
+                self._has_records = True
                 self._announce()
 
     def _start(self) -> None:
@@ -375,7 +392,7 @@ class StoreDisk:
             self._appending.discard(task)
 
     def _is_restorable(self, home: str) -> bool:
-        return self.is_whole and home in self._complete and self._is_run_on_disk
+        return self.is_whole and home in self._complete and self._has_records
 
     def whole(self) -> None:
         """Note that the primaries of all bundles have reported the store as whole on their disks."""
@@ -739,7 +756,7 @@ class StoreDisk:
         record = self.catalogue.record
         if record.in_place:  # its one piece has all shards, and is read once
             specs = tuple([spec for spec in specs if spec.id in numbers])
-        return sum([spec.nbytes for spec in specs]) * (1 + record.state_arrays)
+        return sum([spec.nbytes for spec in specs]) * record.arrays_per_value
 
     async def read(
         self, home: str, piece: int, numbers: Sequence[int], clock: int = 0

@@ -8,8 +8,15 @@ from typing import Any, Protocol
 
 from adam_async.controller.client import Confirmation
 from adam_async.errors import ConfigError
-from adam_async.model.kernels import available_kernels, is_uncompiled, make_batches
+from adam_async.model.kernels import (
+    available_kernels,
+    is_uncompiled,
+    lacks_vectors,
+    make_batches,
+    make_vectors,
+)
 from adam_async.model.rules import Rule
+from adam_async.model.vectors import VECTORS
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Entry
@@ -175,15 +182,22 @@ def kernels_of(store: StoreRecord) -> str:
         return "numpy"
 
 
-async def compile_kernels(appliers: Mapping[tuple[int, str], Applier], host: StoreHost) -> None:
-    """Change to compiled kernels of the rules when they are ready; they give the same bits."""
+async def compile_kernels(
+    appliers: Mapping[tuple[int, str], Applier], host: StoreHost, *, of_vectors: bool = False
+) -> None:
+    """Change to compiled kernels of the rules, or of vectors, once they are ready. The bits are the same."""
     assert host.make_pool is not None
     try:
         async with host.make_pool(threads=1, name=f"{host.node}-kernels", close_timeout_s=COMPILE_S) as pool:
             for applier in appliers.values():
                 async with host.compiling:
+                    if of_vectors:
+                        if await pool.run(lacks_vectors, applier.dtype):
+                            await run_module((MODULE, applier.dtype.name, VECTORS), within_s=COMPILE_S)
+                        applier.vectors = await pool.run(make_vectors, applier.dtype)
+                        continue
                     if await pool.run(is_uncompiled, applier.rule, applier.dtype):
                         await run_module((MODULE, applier.dtype.name), within_s=COMPILE_S)
                     applier.batches = await pool.run(make_batches, applier.rule, applier.dtype, "numba")
     except (OSError, RuntimeError, WaitTimedOut) as error:
-        logger.warning("NumPy applies the rule, because compiling its kernel failed: %s", error)
+        logger.warning("NumPy goes on, because compiling its kernel failed: %s", error)

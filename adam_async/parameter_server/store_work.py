@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from adam_async.parameter_server.apply import Applier, Work
 from adam_async.parameter_server.events import Apply, ApplySum, are_all_places
 from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.vector_steps import work_on_step
 from adam_async.run.shard_table import ShardSpec
+
+ADDS = -1.0
+"""Rate at which plain SGD adds a gradient: subtracting the product with -1 rounds as the sum does."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,13 +49,28 @@ def begin_work(
         ]
         work = applier.work_on_sum(batch.shards, gradients, scale=batch.scale, rate=batch.rate)
         return StoreWork(batch, batch.shards, work, begin)
-    shards = batch.shards()
+    shards, head = batch.shards(), batch.pushes[0].push
+    if head.commands is not None:
+        return StoreWork(batch, shards, work_on_step(batch.pushes[0], shards, applier_of), begin, True)
     applier = applier_of(shards[0].spec)
     is_whole = are_all_places(batch.pushes[0].accepted, batch.pushes[0].push)
     gradients = [
         queued.gradients if is_whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
     ]
-    if batch.pushes[0].push.assign:
-        return StoreWork(batch, shards, applier.work_on_assignment(shards, gradients[0]), begin)
+    targets = shards if not head.vector else _vectors_of(shards, head.vector)
+    if len(targets) < len(shards):  # the vector lacks an array: nothing of the batch takes effect
+        refused: list[Sequence[bool]] = [(False,) * len(gradients)] * len(shards)
+        return StoreWork(batch, shards, Work(iter([(0, refused)])), begin, True)
+    if head.assign:
+        return StoreWork(batch, shards, applier.work_on_assignment(targets, gradients[0]), begin)
+    if head.vector:
+        work = applier.adding.work_on(targets, gradients, [(ADDS,) * len(shards)] * len(gradients))
+        return StoreWork(batch, shards, work, begin)
     work = applier.work_on(shards, gradients, batch.rates)
     return StoreWork(batch, shards, work, begin, applier.may_refuse)
+
+
+def _vectors_of(shards: Sequence[Shard], number: int) -> Sequence[Shard]:
+    """Return a vector of these shards, as targets of a push; those that lack it are left out."""
+    found = [(shard.spec, shard.vector(number)) for shard in shards]
+    return [Shard(spec=spec, values=values, rule_state={}) for spec, values in found if values is not None]

@@ -75,7 +75,7 @@ class UserApplier(Applier):
             if isinstance(gradient, DeltaPart):
                 flat, applied = gradient.flat, gradient.finite
             else:
-                flat, applied = self._room("products", 1, shard.spec.size)[0], gradient.checked
+                flat, applied = self.room("products", 1, shard.spec.size)[0], gradient.checked
                 yield from self._product_pieces(shard.spec, gradient, flat)
             # The primary has checked the gradients of an entry; other copies take its word, not their sums.
             applied = applied or is_finite(flat, gradient.rate)
@@ -92,7 +92,7 @@ class UserApplier(Applier):
         """Call the rule for each range of a shard; replace values and state once all ranges have passed."""
         size = shard.spec.size
         targets = [shard.values, *[shard.rule_state[name] for name in self._names]]
-        results = [self._room(f"result {number}", 1, size)[0] for number in range(len(targets))]
+        results = [self.room(f"result {number}", 1, size)[0] for number in range(len(targets))]
         for start in range(0, size, RANGE_VALUES):
             part = slice(start, start + RANGE_VALUES)
             values, *arrays = [target[part] for target in targets]

@@ -205,7 +205,7 @@ def _answer(queued: QueuedPull) -> SendValues | SendStates | None:
     if queued.clock and applied_clock(queued.shards) < queued.clock:
         return None
     if not queued.is_reading:
-        return SendValues(queued.request, queued.shards)
+        return SendValues(queued.request, queued.shards, queued.vector)
     is_exact = queued.shards[0].pending is not None
     return SendStates(queued.request, queued.shards, queued.clock if is_exact else 0)
 

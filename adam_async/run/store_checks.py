@@ -7,7 +7,9 @@ from adam_async.model.rules import ImportedRule
 from adam_async.option_types import fault_of
 from adam_async.run.shard_table import fault_of_shards, shard_sizes
 from adam_async.run.store_record import (
+    MOST_VECTORS,
     NUM_BUCKETS,
+    PARAMETERS,
     ArrayRecord,
     StoreRecord,
     check_arrays,
@@ -15,6 +17,12 @@ from adam_async.run.store_record import (
 
 MAX_SHARDS = 100_000
 """Maximum number of shards of a store."""
+
+MOST_VECTOR_NAME = 64
+"""Maximum length of the name of a vector, in bytes of UTF-8."""
+
+MOST_VECTOR_TEXT = 16 << 10
+"""Maximum length of the names of arrays in the vectors of a store, in bytes."""
 
 
 def check_store(store: StoreRecord) -> str:
@@ -41,6 +49,39 @@ def check_store(store: StoreRecord) -> str:
     return ""
 
 
+def fault_of_vectors(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> str:
+    """Return the fault of the vectors of a store; empty if they have none."""
+    if not store.vectors:
+        return ""
+    if store.in_place:
+        return "workers in place change values without the servers, so its store has no vectors"
+    if len(store.vectors) > MOST_VECTORS:
+        return f"a store has at most {MOST_VECTORS} vectors, not {len(store.vectors)}: delete some"
+    known, names = {each.name: each for each in arrays}, {PARAMETERS, *(each.name for each in arrays)}
+    numbers: set[int] = set()
+    for vector in store.vectors:
+        shown = repr(vector.name[:80])
+        if not (
+            vector.name.isprintable() and 1 <= len(vector.name.encode(errors="replace")) <= MOST_VECTOR_NAME
+        ):
+            return f"the name of a vector has 1 to {MOST_VECTOR_NAME} printable bytes, not {shown}"
+        if vector.name in names:
+            return f"the store has a vector or an array {shown}: choose another name"
+        names.add(vector.name)
+        for name in vector.arrays:
+            if name not in known or known[name].frozen:
+                return f"vector {shown}: the store has no array {name[:80]!r} that is pushed to"
+        if len(set(vector.arrays)) < len(vector.arrays):
+            return f"vector {shown} names an array twice"
+        if not 0 < vector.number <= store.vectors_made or vector.number in numbers:
+            return f"vector {shown} has number {vector.number}, and the last number is {store.vectors_made}"
+        numbers.add(vector.number)
+    texts = sum([len(name.encode()) for vector in store.vectors for name in vector.arrays])
+    if texts > MOST_VECTOR_TEXT:
+        return f"the vectors name arrays in {texts} bytes, {MOST_VECTOR_TEXT} are the most: leave out `like`"
+    return ""
+
+
 def check_placed_store(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> None:
     """Check the record and the arrays of a placed store that a disk or a peer names.
 
@@ -54,6 +95,8 @@ def check_placed_store(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> Non
     if shards > MAX_SHARDS:
         raise ConfigError(f"its arrays have {shards} shards; {MAX_SHARDS} are the most")
     if problem := fault_of_shards(arrays, store.shard_bytes):
+        raise ConfigError(problem)
+    if problem := fault_of_vectors(store, arrays):
         raise ConfigError(problem)
     if len(store.buckets) != NUM_BUCKETS:
         raise ConfigError(f"it names the servers of {len(store.buckets)} buckets instead of {NUM_BUCKETS}")

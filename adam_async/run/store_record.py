@@ -62,6 +62,12 @@ MOST_CLIENTS = 1 << 20
 NUM_BUCKETS = 64
 """Number of buckets of each store."""
 
+MOST_VECTORS = 64
+"""Maximum number of vectors of a store."""
+
+PARAMETERS = "*"
+"""Name of the values of all arrays that are pushed to, in commands on vectors."""
+
 ShardBytes = Annotated[int, Meta(ge=8, le=1 << 40)]
 Servers = Annotated[int, Meta(ge=0, le=NUM_BUCKETS)]
 Copies = Annotated[int, Meta(ge=1, le=MOST_COPIES)]
@@ -111,6 +117,45 @@ class ArrayRecord(msgspec.Struct, frozen=True, array_like=True):
     def nbytes(self) -> int:
         """Number of bytes of all values."""
         return self.size * self.item_bytes
+
+
+class VectorRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A vector of a store: values of the shapes and cuts of some arrays, on the servers of these arrays."""
+
+    name: Annotated[str, Meta(max_length=64)]
+    arrays: Annotated[tuple[Annotated[str, Meta(max_length=MOST_NAME)], ...], Meta(max_length=1024)] = ()
+    """Names of the arrays; empty for all that are pushed to."""
+    temporary: bool = False
+    """Whether pins and saved files leave the vector out."""
+    number: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
+    """Number in messages, which no other vector of the store ever has; 0 until the controllers give one."""
+
+    @property
+    def key(self) -> str:
+        """Name among the arrays of a shard's state."""
+        return vector_key(self.number)
+
+    def covers(self, array: str, *, frozen: bool) -> bool:
+        """Return whether the vector has values for an array of the store."""
+        return array in self.arrays if self.arrays else not frozen
+
+
+_VECTOR = "vector "
+
+
+def vector_key(number: int) -> str:
+    """Return the name of a vector among the arrays of a shard's state; no array of a rule has a space."""
+    return f"{_VECTOR}{number}"
+
+
+def vector_number(key: str) -> int:
+    """Return the number of a vector from its name among the arrays of a shard's state."""
+    return int(key.removeprefix(_VECTOR))
+
+
+def is_vector_key(name: str) -> bool:
+    """Return whether an array of a shard's state is a vector."""
+    return name.startswith(_VECTOR)
 
 
 class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,12 +226,23 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Number of shards."""
     bucket_bytes: tuple[int, ...] = ()
     """Size of the values of each bucket, by which the bucket is placed, in bytes."""
+    vectors: Annotated[tuple[VectorRecord, ...], Meta(max_length=MOST_VECTORS)] = ()
+    """Vectors of the store; its clients add and delete them."""
+    vectors_made: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)] = 0
+    """Highest number of a vector so far."""
+    vector_bytes: tuple[int, ...] = ()
+    """Size of the vectors of each bucket, in bytes; empty without vectors."""
     changed: int = 0
 
     @property
     def min_in_sync_in_force(self) -> int:
         """Copies that must have an entry before it is applied: by default two, or one with one copy."""
         return self.min_in_sync or min(2, self.copies)
+
+    @property
+    def arrays_per_value(self) -> int:
+        """Maximum number of arrays that a shard has: its values, the state of its rule, and vectors."""
+        return 1 + self.state_arrays + len(self.vectors)
 
     @property
     def has_log(self) -> bool:

@@ -6,8 +6,8 @@ number of pushes.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from adam_async.messages import REFUSED, OfEach, Pushed, each_of, fits, joined
 from adam_async.messages import Values as ValuesMessage
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import ShardId
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import StoreRecord, VectorRecord
 from adam_async.runtime.machine import available_bytes
 from adam_async.store.arguments import OpenArguments
 from adam_async.store.arrays import out_memory
@@ -48,6 +48,13 @@ def _joined(versions: NDArray[np.int64]) -> OfEach:
     return first if len(versions) == 1 or (versions == first).all() else tuple(versions.tolist())
 
 
+class MoreFields(TypedDict, total=False):
+    """Fields of `Push` that few pushes have."""
+
+    vector: int
+    groups: tuple[int, ...]
+
+
 class Call(msgspec.Struct, kw_only=True, eq=False):
     """One call, from its place in the queue to its last answer: a push, a pull, or a push that pulls.
 
@@ -60,6 +67,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         own: Number of this client's pushes that the values had in addition to these versions, by array.
         weight: Weight of the gradients in the mean of a step.
         assign: Whether the values of a push replace those of the store.
+        more: Further fields of the messages of a push.
+        vector: Number of the vector that a pull reads; 0 for the values.
         plan: Messages for the shards of the pulled arrays; None for a push.
         targets: Flat memory to fill, by name. The call allocates the memory of other arrays.
     """
@@ -71,6 +80,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     own: Mapping[str, int] = {}
     weight: int = 1
     assign: bool = False
+    more: MoreFields = {}
+    vector: int = 0
     plan: StorePlan | None = None
     targets: dict[str, NDArray[Any]] = {}
     error: Exception | None = None
@@ -137,6 +148,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
                 epoch=epoch,
                 assign=self.assign,
                 pull=self.plan is not None,
+                **self.more,
             )
         if not messages:
             self.freed()
@@ -148,7 +160,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             self._timer = calls.loop.call_later(calls.clock_s, self._expire)
         for number, message in enumerate(plan.messages):
             connection = calls.connections[message.server]
-            connection.pull(message.shards, self, number, self._bound, self._into(message))
+            connection.pull(message.shards, self, number, self._bound, self._into(message), self.vector)
         if not plan.messages:
             self.freed()
 
@@ -196,11 +208,18 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
                 versions[name] = min(versions.get(name, version), version)
         for problem in problems:
             if problem.status == REFUSED:
-                spec = self.calls.layout.table.shards[of.shards[problem.index]]
-                self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
+                self.refuse_shard(of.shards[problem.index])
+
+    def refuse_shard(self, shard: ShardId) -> None:
+        """Note that a shard has refused the call."""
+        spec = self.calls.layout.table.shards[shard]
+        self._refused.append(RefusedShard(name=spec.tensor, start=spec.start, stop=spec.stop))
 
     def pulled(self, number: int, answer: ValuesMessage, values: NDArray[Any]) -> None:
         """Take the answer to a pull. For errors see `take`."""
+        if answer.deleted and self.vector:
+            self.fail(StoreError("another client has deleted the vector"))
+            return
         self.take(number, answer.versions, answer.clock, values)
 
     def take(self, number: int, versions: OfEach, clock: int, flat: NDArray[Any]) -> None:
@@ -401,6 +420,7 @@ class Calls:
         assign: bool = False,
         plan: StorePlan | None = None,
         out: Mapping[str, NDArray[Any]] | None = None,
+        more: MoreFields | None = None,
     ) -> Call:
         """Return a push with the versions that its gradients were computed from.
 
@@ -428,9 +448,25 @@ class Calls:
             own=own,
             weight=weight,
             assign=assign,
+            more=more or {},
             plan=plan,
             targets=targets,
         )
+
+    @property
+    def newest(self) -> StoreRecord:
+        """The record of the store in the newest map, or the last one before its end."""
+        store = self._membership.map.stores.get(self.name)
+        return store if store is not None and store.id == self.store.id else self.store
+
+    async def change_vectors(
+        self, change: Callable[[tuple[VectorRecord, ...]], tuple[VectorRecord, ...]]
+    ) -> None:
+        """Change the vectors of the store; for errors see `Membership.change_vectors`."""
+        self.check()
+        if self.is_reader:
+            raise StoreError("this client is a reader: open the store without reader=True to change vectors")
+        await self._membership.change_vectors(self.name, self.store.id, change)
 
     def new_tick(self, after: Call | None = None) -> Call:
         """Return the end of a step, unless the push `after` is refused."""
@@ -447,12 +483,14 @@ class Calls:
             if self.clock:
                 self._tick_all()
 
-    async def pull(self, names: Iterable[str] | None, out: Mapping[str, NDArray[Any]] | None) -> Values:
-        """See `ParameterStore.pull`."""
+    async def pull(
+        self, names: Iterable[str] | None, out: Mapping[str, NDArray[Any]] | None, vector: int = 0
+    ) -> Values:
+        """See `ParameterStore.pull`; `vector` is the number of a vector, or 0 for the values."""
         self.check()
         if names is None:
             self.check_room()
-        call = self.new_pull(self.layout.arrays if names is None else names, out)
+        call = self.new_pull(self.layout.arrays if names is None else names, out, vector)
         self.put(call)
         return await self.pulled(call)
 
@@ -472,14 +510,14 @@ class Calls:
                 "memory are available here: pull arrays by their names, or use a larger machine"
             )
 
-    def new_pull(self, names: Iterable[str], out: Mapping[str, NDArray[Any]] | None) -> Call:
+    def new_pull(self, names: Iterable[str], out: Mapping[str, NDArray[Any]] | None, vector: int = 0) -> Call:
         """Check a pull, and return it."""
         if isinstance(names, str):
             raise StoreError(f"names is a sequence of names: [{names!r}]")
         wanted = tuple(dict.fromkeys(names))
         plan = self.layout.plan(wanted)
         targets = {} if out is None else out_memory(self.layout.arrays, wanted, out)
-        return Call(calls=self, done=self.loop.create_future(), plan=plan, targets=targets)
+        return Call(calls=self, done=self.loop.create_future(), plan=plan, targets=targets, vector=vector)
 
     async def pulled(self, pull: Call) -> Values:
         """Wait for a pull."""

@@ -6,6 +6,7 @@ their numbers. The layout caches the plan of each set of names.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -136,6 +137,15 @@ class StoreLayout:
         """Versions before any read: -1 for each shard."""
         self.plans: dict[tuple[tuple[str, ...], ...], StorePlan] = {}
         self.everything = self.plan(tuple(self.arrays)).messages
+
+    @cached_property
+    def pushed_to(self) -> Mapping[str, tuple[ShardId, ...]]:
+        """The shards that are pushed to, by server."""
+        found: dict[str, list[ShardId]] = {}
+        for spec in self.table.shards:
+            if not spec.frozen:
+                found.setdefault(self.buckets[spec.bucket], []).append(spec.id)
+        return {server: tuple(found[server]) for server in sorted(found)}
 
     def plan(self, *groups: tuple[str, ...]) -> StorePlan:
         """Return the messages for all shards of some arrays; no message has arrays of two of the groups.

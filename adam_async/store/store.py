@@ -21,6 +21,7 @@ call raises its error.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from math import fsum, sqrt
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,12 +31,15 @@ from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import StoreError, counted
 from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec
+from adam_async.run.store_record import PARAMETERS, VectorRecord
 from adam_async.store.arguments import OpenArguments, with_arguments
 from adam_async.store.arrays import Gradient
+from adam_async.store.calls import MoreFields
 from adam_async.store.opening import NO_COPY, Opening, StoreLink
 from adam_async.store.pins import PinSummary, StorePins, check_pin_name
 from adam_async.store.saved_file import write_store
 from adam_async.store.values import PushOutcome, Rate, ReadVersions, Values
+from adam_async.store.vectors import Combine, StoreVectors
 
 
 class ParameterStore:
@@ -50,6 +54,7 @@ class ParameterStore:
         self._link = link
         self._opening = opening
         self._calls = link.calls
+        self._vectors = StoreVectors(link.calls)
         self.name = link.name
 
     @classmethod
@@ -94,7 +99,11 @@ class ParameterStore:
     # --- values --------------------------------------------------------------------------------
 
     async def pull(
-        self, names: Sequence[str] | None = None, *, out: Mapping[str, NDArray[Any]] | None = None
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        out: Mapping[str, NDArray[Any]] | None = None,
+        vector: str = "",
     ) -> Values:
         """Pull values of all arrays, or of some.
 
@@ -106,6 +115,7 @@ class ParameterStore:
             names: Arrays to pull; None for all.
             out: Arrays to fill, by name, of the store's shapes and types; other arrays are new. The filled
                 arrays stay writable.
+            vector: Name of a vector to read in place of the values; `names` are arrays that it has.
 
         Returns:
             The values, read-only, with their versions.
@@ -116,7 +126,10 @@ class ParameterStore:
                 client.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
-        return await self._calls.pull(names, out)
+        if not vector:
+            return await self._calls.pull(names, out)
+        wanted = self._vectors.arrays_of(vector) if names is None else names
+        return await self._calls.pull(wanted, out, self._vectors.number_of(vector, wanted))
 
     async def push(
         self,
@@ -125,6 +138,7 @@ class ParameterStore:
         read: Values | ReadVersions | None = None,
         rate: Rate = None,
         weight: int = 1,
+        vector: str = "",
     ) -> PushOutcome:
         """Push gradients of some arrays; the servers apply each exactly once, with the array's rule.
 
@@ -139,6 +153,8 @@ class ParameterStore:
             rate: Learning rate, 0 to 1e12, of all arrays or by name; None, and an absent name, for that of
                 the array's rule.
             weight: With bsp, the weight of this client's gradients in the mean of the step, 1 to 2^32 - 1.
+            vector: Name of a vector to which the servers add the gradients, in place of a step of the rule;
+                not with bsp.
 
         Raises:
             StoreError: A name, shape, type or value does not fit, and nothing was applied; the store is
@@ -146,7 +162,7 @@ class ParameterStore:
             DeadlineExceeded: Fewer than `replicas` clients joined for the first step within `prepare_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
-        return await self._push(gradients, read, rate, weight, assign=False)
+        return await self._push(gradients, read, rate, weight, assign=False, vector=vector)
 
     async def _push(
         self,
@@ -156,13 +172,23 @@ class ParameterStore:
         weight: int,
         *,
         assign: bool,
+        vector: str = "",
+        groups: tuple[int, ...] = (),
     ) -> PushOutcome:
         calls = self._calls
         calls.check()
         if not calls.has_begun or calls.is_reader:
             await calls.begin_push()
+        if vector and not assign and (calls.is_summed or rate is not None):
+            why = (
+                "with bsp a push goes to the values" if calls.is_summed else "it has no rule: leave out rate"
+            )
+            raise StoreError(f"vector {vector[:80]!r}: {why}")
         _, messages = calls.gradients.messages(gradients, rate, weight, assign)
-        call = calls.new_push(messages, read, weight=weight, assign=assign)
+        more: MoreFields = {"vector": self._vectors.number_of(vector, gradients)} if vector else {}
+        if groups:
+            more["groups"] = groups
+        call = calls.new_push(messages, read, weight=weight, assign=assign, more=more)
         calls.put(call)
         await call.done
         return call.outcome()
@@ -217,12 +243,89 @@ class ParameterStore:
         await push.done
         return values
 
-    async def assign(self, arrays: Mapping[str, NDArray[Any]]) -> PushOutcome:
+    async def assign(self, arrays: Mapping[str, NDArray[Any]], *, vector: str = "") -> PushOutcome:
         """Replace the values of some arrays, exactly once and in the order of this client's calls.
 
         The state of their rules (momentum, means) stays. For errors see `push`.
+
+        Args:
+            vector: Name of a vector whose values are replaced, in place of those of the store.
         """
-        return await self._push(arrays, None, None, 1, assign=True)
+        return await self._push(arrays, None, None, 1, assign=True, vector=vector)
+
+    # --- vectors -------------------------------------------------------------------------------
+
+    @property
+    def vectors(self) -> Mapping[str, VectorRecord]:
+        """The vectors of the store by name, as this client's newest map has them."""
+        return self._vectors.found
+
+    async def add_vector(
+        self, name: str, like: str | Sequence[str] | None = None, *, temporary: bool = False
+    ) -> None:
+        """Add a vector of zeros: further values of the shapes of some arrays, on the servers of these arrays.
+
+        Args:
+            name: 1 to 64 bytes, unlike the names of all arrays and vectors.
+            like: Name of an array, or names of several; None for all arrays that are pushed to.
+            temporary: Whether pins and `save` leave the vector out.
+
+        Raises:
+            StoreError: The name is taken or invalid; the store has 64 vectors or lacks such an array; the
+                servers lack memory; or this client is a reader, or is closed.
+            DeadlineExceeded: No controller led, or answered.
+        """
+        await self._vectors.add(name, like, temporary=temporary)
+
+    async def delete_vector(self, name: str) -> None:
+        """Delete a vector for all clients, and free its memory. For errors see `add_vector`."""
+        await self._vectors.delete(name)
+
+    async def step(
+        self, commands: Sequence[Combine] = (), dots: Sequence[tuple[str, str]] = ()
+    ) -> list[float]:
+        """Change vectors on their servers by commands, in this order; return dot products of the outcome.
+
+        The step is one message to each server. It has effect exactly once on each shard, after all earlier
+        pushes of this client, and as an assignment does in a store with clocks. On each shard it takes effect
+        whole or not at all. The values of a sum round in one order: coefficients first, then each product,
+        then each sum from the first term to the last, each to the type of the array. A dot product is the
+        exactly rounded sum, over all shards, of the exactly rounded sum of each shard's products, which are
+        rounded to float64: the same bits on any number of servers.
+
+        Args:
+            commands: At most 64 sums, each of at most 64 terms. Operands are names of vectors, names of
+                arrays for their values, and `PARAMETERS` for the values of all arrays that are pushed to.
+            dots: At most 64 pairs of operands, of which one has all arrays of the other.
+
+        Returns:
+            The dot products; NaN for one that overflows float64.
+
+        Raises:
+            StoreError: A name is unknown, an operand lacks an array, or a coefficient is not finite, and
+                nothing was changed; a shard refused the step, because a result is not finite; or this client
+                is a reader, or is closed.
+            ShardUnavailable: A server did not answer within `patience_s`.
+        """
+        return await self._vectors.step(commands, dots)
+
+    async def combine(self, into: str, terms: Sequence[tuple[float, str]]) -> None:
+        """Replace a vector by a sum of scaled ones; see `step`."""
+        await self.step([Combine(into, terms)])
+
+    async def dot(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Return dot products of vectors; see `step`."""
+        return await self.step((), pairs)
+
+    async def norm(self, names: str | Sequence[str] = PARAMETERS) -> float:
+        """Return the Euclidean norm of one or several vectors together; see `step`."""
+        several = (names,) if isinstance(names, str) else names
+        squares = await self.dot([(name, name) for name in several])
+        return sqrt(fsum(squares))
+
+    async def ema(self, name: str, *, of: str = PARAMETERS, decay: float) -> None:
+        """Move an exponential moving average on: ``name = decay * name + (1 - decay) * of``; see `step`."""
+        await self.combine(name, [(decay, name), (1 - decay, of)])
 
     async def tick(self) -> None:
         """End a step of this client; without clocks this has no effect. For errors see `push`."""

@@ -149,6 +149,7 @@ class ParameterStore:
     clock: Final = _fact(face.ParameterStore.clock)
     rules: Final = _fact(face.ParameterStore.rules)
     consistency: Final = _fact(face.ParameterStore.consistency)
+    vectors: Final = _fact(face.ParameterStore.vectors)
     clients: Final = _fact(face.ParameterStore.clients)
 
     @property
@@ -162,6 +163,13 @@ class ParameterStore:
     push = _blocking(face.ParameterStore.push)
     push_pull = _blocking(face.ParameterStore.push_pull)
     assign = _blocking(face.ParameterStore.assign)
+    add_vector = _blocking(face.ParameterStore.add_vector)
+    delete_vector = _blocking(face.ParameterStore.delete_vector)
+    step = _blocking(face.ParameterStore.step)
+    combine = _blocking(face.ParameterStore.combine)
+    dot = _blocking(face.ParameterStore.dot)
+    norm = _blocking(face.ParameterStore.norm)
+    ema = _blocking(face.ParameterStore.ema)
     tick = _blocking(face.ParameterStore.tick)
     settled = _blocking(face.ParameterStore.settled)
     save = _blocking(face.ParameterStore.save)

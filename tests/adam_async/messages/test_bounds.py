@@ -87,7 +87,7 @@ def test_a_wait_that_is_not_finite_is_refused(body, value):
         unpack(pack(wrong), type(body))
 
 
-NUMBERS = ("Seconds", "Rate", "Progress")
+NUMBERS = ("Seconds", "Rate", "Progress", "Finite")
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)

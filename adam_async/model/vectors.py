@@ -1,0 +1,203 @@
+"""Pure: sums of scaled vectors, and exactly rounded dot products, with NumPy.
+
+`Vectors` is the interface; `adam_async.model.fast.sums` has compiled kernels with the same results.
+
+A sum of scaled vectors rounds in one order: the coefficients are rounded to the type of the vectors, then
+each product, then each sum, from the first term to the last.
+
+A dot product is the sum of the products in float64, each rounded, and this sum is rounded once, as
+`math.fsum` rounds it. So its bits depend neither on the order of the sum nor on the kernel. A kernel keeps
+the errors of its sums, which doubles their precision (Ogita, Rump and Oishi, "Accurate Sum and Dot Product",
+2005). A bound on the error that is left proves the rounding of nearly all results. The others are computed in
+whole numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import fsum, inf, isfinite, nan
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+VECTORS = "vectors"
+"""Word by which the module that compiles kernels names those of vectors."""
+
+BLOCK = 32_768
+"""Number of values of a block, which stays in the cache from term to term."""
+
+LANES = 4096
+"""Number of sums that NumPy adds to side by side."""
+
+UNIT = 2.0**-53
+"""Largest relative error of a rounding in float64."""
+
+LEAST = 1e-250
+"""Sum of absolute products below which the bound on the error could underflow."""
+
+LEAST_EXPONENT = -1073
+"""Least exponent of a float64 as `numpy.frexp` returns it."""
+
+LOW_BITS = 27
+"""Number of the lower bits of a mantissa, whose sums are apart from those of its upper 26 bits: then float64
+has the sums of both without an error, for up to 2^26 numbers."""
+
+Term = tuple[float, NDArray[Any]]
+"""Coefficient and vector."""
+
+
+class Vectors(Protocol):
+    """Arithmetic of vectors of one type. Has scratch memory, so each writer needs its own object."""
+
+    def combine(self, out: NDArray[Any], terms: Sequence[Term]) -> bool:
+        """Write a sum of scaled vectors into `out`, which is none of them; zeros without terms.
+
+        Returns whether all values are finite.
+        """
+        ...
+
+    def dot(self, first: NDArray[Any], second: NDArray[Any]) -> float | None:
+        """Return the exactly rounded dot product; None if `exact_sum` has to compute it."""
+        ...
+
+
+class NumpyVectors:
+    """`Vectors` by NumPy's loops.
+
+    Args:
+        dtype: float32 or float64.
+    """
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._number: Any = np.dtype(dtype).type
+        self._scratch = np.empty(BLOCK, dtype)
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def combine(self, out: NDArray[Any], terms: Sequence[Term]) -> bool:
+        """See `Vectors.combine`."""
+        if not terms:
+            out[:] = 0
+            return True
+        scaled = [(self._number(coefficient), vector) for coefficient, vector in terms]
+        finite = True
+        for start in range(0, len(out), BLOCK):
+            part = slice(start, start + BLOCK)
+            block = out[part]
+            product = self._scratch[: len(block)]
+            for at, (coefficient, vector) in enumerate(scaled):
+                if at == 0:
+                    np.multiply(vector[part], coefficient, out=block)
+                elif coefficient == 1:
+                    np.add(block, vector[part], out=block)
+                else:
+                    np.add(block, np.multiply(vector[part], coefficient, out=product), out=block)
+            # A finite sum of squares proves it fast. `vdot`, because `dot` warns of an overflow.
+            finite = finite and (isfinite(np.vdot(block, block)) or bool(np.isfinite(block).all()))
+        return finite
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def dot(self, first: NDArray[Any], second: NDArray[Any]) -> float | None:
+        """See `Vectors.dot`."""
+        lanes = min(LANES, max(len(first), 1))
+        sums, errors, sizes = np.zeros(lanes), np.zeros(lanes), np.zeros(lanes)
+        product, new, back, rest = (np.empty(lanes) for _ in range(4))
+        for start in range(0, len(first), lanes):
+            here = slice(0, min(lanes, len(first) - start))
+            p, s, n, b, r = product[here], sums[here], new[here], back[here], rest[here]
+            part = slice(start, start + lanes)
+            np.multiply(first[part], second[part], out=p, dtype=np.float64)
+            # The error of n = s + p, without an error of its own: (s - (n - b)) + (p - b) with b = n - s.
+            np.add(s, p, out=n)
+            np.subtract(n, s, out=b)
+            np.subtract(n, b, out=r)
+            np.subtract(s, r, out=r)
+            np.subtract(p, b, out=b)
+            np.add(r, b, out=r)
+            errors[here] += r
+            s[:] = n
+            sizes[here] += np.abs(p, out=p)
+        size, parts = float(sizes.sum()), [*sums.tolist(), *errors.tolist()]
+        if not size < inf:
+            return None
+        high = fsum(parts)
+        return rounded(high, fsum([*parts, -high]), size, -(-len(first) // lanes) + lanes)
+
+
+def _two_sum(a: float, b: float) -> tuple[float, float]:
+    """Return the rounded sum of two numbers, and its error."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+def rounded(high: float, low: float, size: float, depth: int) -> float | None:
+    """Return a sum rounded to float64 from two parts, if their error cannot change it; None otherwise.
+
+    Args:
+        high: The sum.
+        low: Sum of the errors of `high`.
+        size: Sum of the absolute values.
+        depth: Maximum number of roundings of a value on its way into `low`.
+    """
+    if size == 0:
+        return 0.0
+    total, rest = _two_sum(high, low)
+    if not (LEAST < size < inf and isfinite(total)):
+        return None
+    # Each error is at most `depth` units of `size`, and so is each error of their sum; 4 covers both, and the
+    # roundings of this bound.
+    bound = 4 * (depth * UNIT) ** 2 * size
+    is_sure = total + (rest + bound) == total and total + (rest - bound) == total
+    return total if is_sure else None
+
+
+def exact_sum(first: NDArray[Any], second: NDArray[Any]) -> Iterator[float]:
+    """Compute a dot product in whole numbers, a block at a time; the last value is the result.
+
+    The result is NaN if a product or the sum overflows.
+    """
+    total = 0
+    for start in range(0, len(first), BLOCK):
+        part = slice(start, start + BLOCK)
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = np.multiply(first[part], second[part], dtype=np.float64)
+        if not np.isfinite(products).all():
+            yield nan
+            return
+        mantissas, exponents = np.frexp(products)
+        whole = np.ldexp(mantissas, 53).astype(np.int64)
+        at = exponents - LEAST_EXPONENT
+        for bits, shift in ((whole >> LOW_BITS, LOW_BITS), (whole & (1 << LOW_BITS) - 1, 0)):
+            sums = np.bincount(at, bits)
+            total += sum([int(sums[each]) << int(each) + shift for each in np.flatnonzero(sums)])
+        yield 0.0
+    try:
+        yield total / (1 << 53 - LEAST_EXPONENT)  # Python rounds the quotient of whole numbers once
+    except OverflowError:
+        yield nan
+
+
+def exact_parts(values: Sequence[float]) -> tuple[float, ...]:
+    """Return numbers that do not overlap, and whose exact sum is that of some values.
+
+    Returns none if a value or the sum is not finite. After Shewchuk, "Adaptive Precision Floating-Point
+    Arithmetic and Fast Robust Geometric Predicates", 1997.
+    """
+    parts: list[float] = []
+    for value in values:
+        kept = []
+        for part in parts:
+            value, error = _two_sum(value, part)
+            if error:
+                kept.append(error)
+        parts = [*kept, value]
+    return tuple(parts) if all(map(isfinite, parts)) else ()
+
+
+def rounded_sum(parts: Sequence[Sequence[float]]) -> float:
+    """Return the rounded sum of the results of `exact_parts`; NaN if one has no parts, or it overflows."""
+    if not all(parts):
+        return nan
+    try:
+        return fsum([part for each in parts for part in each])
+    except OverflowError:
+        return nan

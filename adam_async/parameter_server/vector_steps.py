@@ -1,0 +1,118 @@
+"""Pure: steps on vectors: sums of scaled vectors and dot products, shard by shard, and their answers.
+
+A step is an entry of its own, as an assignment is. On each shard it takes effect whole or not at all: the
+sums are computed aside, and replace the vectors if all of them are finite. Dot products are of the outcome,
+and the shard keeps them with the number of the step, so that a repetition of the step gets the same answer.
+
+A shard has one rounded number for each dot product. The answer has numbers whose exact sum is that of all
+shards of the bundle, and the client rounds the sum of all bundles once. So the result does not depend on the
+number of servers, and an answer is equally short for any number of shards.
+"""
+
+from collections.abc import Callable, Sequence
+
+from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Commands, Problem, Pushed, of_place
+from adam_async.model.vectors import BLOCK, Term, exact_parts, exact_sum
+from adam_async.parameter_server.apply import PIECE_WORK, Applier, Pieces, Work
+from adam_async.parameter_server.events import QueuedPush
+from adam_async.parameter_server.shard import Shard, StepKey
+from adam_async.run.shard_table import ShardSpec
+
+MOST_PROBLEMS = 8
+"""Maximum number of problems in the answer to a step, whose other shards have no worse ones."""
+
+_SEVERITY = (GAP, NOT_PRIMARY, REFUSED, DUPLICATE)
+
+
+def work_on_step(
+    queued: QueuedPush, shards: Sequence[Shard], applier_of: Callable[[ShardSpec], Applier]
+) -> Work:
+    """Begin a step on the shards at its accepted places."""
+
+    def pieces() -> Pieces:
+        """Do the step shard by shard, and report for each whether it took effect."""
+        commands = queued.push.commands
+        assert commands is not None
+        for place, shard in zip(queued.accepted, shards, strict=True):
+            yield from _shard_pieces(applier_of(shard.spec), shard, commands, _key(queued, place))
+
+    return Work(pieces())
+
+
+def _key(queued: QueuedPush, place: int) -> StepKey:
+    push = queued.push
+    return push.session, push.incarnation, of_place(push.numbers, place)
+
+
+def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepKey) -> Pieces:
+    new: dict[int, str] = {}
+    """Name of the scratch memory with the new values of each vector."""
+    spare: list[str] = []
+    size = shard.spec.size
+    for command in commands.combine:
+        if shard.vector(command.into) is None or command.array not in ("", shard.spec.tensor):
+            continue
+        # The memory of the old values may be that of a term, so the sum goes to another one.
+        name = spare.pop() if spare else f"step {len(new)}"
+        terms: list[Term] = []
+        for coefficient, number in command.terms:
+            values = shard.vector(number) if number not in new else applier.room(new[number], 1, size)[0]
+            if values is None:  # the vector lacks this array
+                yield 0, [(False,)]
+                return
+            terms.append((coefficient, values))
+        out, most = applier.room(name, 1, size)[0], max(PIECE_WORK // max(len(terms), 1), 1)
+        for start in range(0, size, most):
+            part = slice(start, start + most)
+            if not applier.vectors.combine(out[part], [(factor, each[part]) for factor, each in terms]):
+                yield 0, [(False,)]
+                return
+            yield len(out[part]) * len(terms), []
+        if command.into in new:
+            spare.append(new[command.into])
+        new[command.into] = name
+    for number, name in new.items():
+        target, source = shard.vector(number), applier.room(name, 1, size)[0]
+        assert target is not None
+        for start in range(0, size, PIECE_WORK):
+            target[start : start + PIECE_WORK] = source[start : start + PIECE_WORK]
+            yield len(target[start : start + PIECE_WORK]), []
+    if commands.dots:
+        yield from _dot_pieces(applier, shard, commands, key)
+    yield 0, [(True,)]
+
+
+def _dot_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepKey) -> Pieces:
+    found = []
+    for each in commands.dots:
+        first, second = shard.vector(each.first), shard.vector(each.second)
+        if first is None or second is None or each.array not in ("", shard.spec.tensor):
+            found.append(0.0)
+            continue
+        value = applier.vectors.dot(first, second)
+        yield 2 * len(first), []
+        if value is None:
+            for total in exact_sum(first, second):
+                value = total
+                yield BLOCK, []
+        assert value is not None
+        found.append(value)
+    shard.keep_dots(key, tuple(found))
+
+
+def answer_to_step(queued: QueuedPush, problems: Sequence[Problem]) -> Pushed:
+    """Return the answer to a step, which is equally short for any number of shards."""
+    worst = sorted(problems, key=lambda each: _SEVERITY.index(each.status))[:MOST_PROBLEMS]
+    commands = queued.push.commands
+    assert commands is not None
+    lost = {each.index for each in problems if each.status != DUPLICATE}
+    kept = [
+        None if shard is None else shard.dots.get(_key(queued, place))
+        for place, shard in enumerate(queued.shards)
+        if place not in lost
+    ]
+    of_shards = [dots for dots in kept if dots is not None]
+    if len(of_shards) < len(kept):  # no dot products, or they are those of an old step
+        return Pushed(versions=0, problems=tuple(worst))
+    dots = tuple([exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))])
+    return Pushed(versions=0, problems=tuple(worst), dots=dots)
