@@ -4,7 +4,8 @@
 
 Ours is `ParameterStore.push_pull`, on a controller and a parameter server in another process, with one
 float32 array of each size in shards of at most 1 MiB. *store* is over TCP, as the peers; *shared* is the same
-with shared memory, the default between processes of one host.
+with shared memory, the default between processes of one host; *buffers* is this with gradients in
+`ParameterStore.buffers`.
 
 One row compares `--many` arrays of 1 KiB, pushed and pulled together, with one array of 1 MiB.
 
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adam_async import ArraySpec, ParameterStore, Sgd
 from adam_async.cluster.networks import LOOPBACK, cluster_network
@@ -57,6 +59,8 @@ SHARED_FLOOR = "floor in shared memory"
 
 WARM_S = 2.0
 """Seconds before the measurement, in which the server reads its compiled kernels."""
+
+Gradients = Mapping[str, NDArray[np.float32]]
 
 Times = dict[str, float]
 """Medians in microseconds, by side and size, such as ``store 1024``."""
@@ -94,9 +98,15 @@ async def _serve(channel: Connection, at_once: bool) -> None:
 class Face:
     """Pushes and pulls of arrays through `ParameterStore`."""
 
-    def __init__(self, store: ParameterStore, arrays: Mapping[str, ArraySpec]) -> None:
+    def __init__(
+        self, store: ParameterStore, arrays: Mapping[str, ArraySpec], gradients: Gradients | None = None
+    ) -> None:
         self._store = store
-        self._gradients = {name: np.ones(spec.shape, np.float32) for name, spec in arrays.items()}
+        self._gradients = gradients or {
+            name: np.empty(spec.shape, np.float32) for name, spec in arrays.items()
+        }
+        for gradient in self._gradients.values():
+            gradient[:] = 1
 
     async def push_pull(self) -> float:
         """Push the gradients, and wait for the new values after their application.
@@ -115,6 +125,9 @@ async def medians(address: str, sizes: list[int], many: int, warm_s: float, link
         async with opened(address, f"one-{size}", arrays, link) as store:
             await asyncio.sleep(warm_s)
             found[f"store {size}"] = await time_pairs(Face(store, arrays).push_pull, size)
+            found[f"buffers {size}"] = await time_pairs(
+                Face(store, arrays, await store.buffers()).push_pull, size
+            )
             await store.delete()
     together = {f"w{number}": ArraySpec((SMALL_BYTES // 4,)) for number in range(many)}
     one = {"w": ArraySpec((1 << 18,))}
@@ -193,6 +206,8 @@ def measure(options: Namespace) -> Iterator[Row]:
     for size in options.sizes:
         case = f"push, SGD, pull of {size} bytes: shared against"
         yield row(f"{case} TCP", f"store {size}", "ours", f"store {size}", side="shared")
+        with_buffers = f"push, SGD, pull of {size} bytes: buffers against TCP"
+        yield row(with_buffers, f"buffers {size}", "ours", f"store {size}", side="shared")
         for name in (SHARED_FLOOR, *peers):
             yield row(f"{case} {name}", f"store {size}", name, str(size), side="shared")
         for name in (*floors, *peers):

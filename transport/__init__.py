@@ -61,12 +61,14 @@ if TYPE_CHECKING:
     from transport.messages import ANY_ROLE as ANY_ROLE
     from transport.messages import Identity as Identity
     from transport.messages import Message as Message
+    from transport.messages import Placed as Placed
     from transport.messages import RoleTable as RoleTable
     from transport.network import Listener as Listener
     from transport.network import LocalNetwork as LocalNetwork
     from transport.network import Network as Network
     from transport.network import RetrySchedule as RetrySchedule
     from transport.network import TcpNetwork as TcpNetwork
+    from transport.regions import Region as Region
 
 _HOMES = {
     "budget": ("Budget",),
@@ -88,8 +90,9 @@ _HOMES = {
     ),
     "keys": ("RoleKeys", "Secret"),
     "link": ("Link", "LinkStatistics", "Observer", "Request", "TypeTraffic"),
-    "messages": ("ANY_ROLE", "Identity", "Message", "RoleTable"),
+    "messages": ("ANY_ROLE", "Identity", "Message", "Placed", "RoleTable"),
     "network": ("Listener", "LocalNetwork", "Network", "RetrySchedule", "TcpNetwork"),
+    "regions": ("Region",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF]

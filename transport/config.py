@@ -12,6 +12,9 @@ Checksum = Literal["auto", "on", "off"]
 LinkKind = Literal["auto", "shared", "tcp"]
 """Permitted values of `LinkConfig.link`."""
 
+MOST_SHARED_BYTES = 128 * MIB
+"""Largest sum of the blocks of shared memory that one side of a link hands over, in bytes."""
+
 MOST_NODE_BYTES = 80
 """Maximum length of the name of a node, in bytes."""
 
@@ -117,8 +120,8 @@ class LinkConfig:
     KiB take less time in the stream, and 256 KiB take 1.5 times as long there."""
 
     shared_bytes: int = 64 * MIB
-    """Shared memory that this side of a link may fill for the other, in bytes, 128 MiB at most; further
-    payloads take the stream."""
+    """Shared memory that this side of a link may fill with copies for the other, in bytes,
+    `MOST_SHARED_BYTES` at most; further payloads take the stream."""
 
     socket_buffer_bytes: int = 0
     """Size of SO_SNDBUF and SO_RCVBUF, in bytes; 0 keeps the kernel's tuning, which measured best."""
@@ -136,6 +139,8 @@ class LinkConfig:
             raise ValueError(f"max_meta_bytes must be at most {16 * KIB}, not {self.max_meta_bytes}")
         if self.chunk_bytes > 1 * MIB or self.chunk_bytes % 64:
             raise ValueError(f"chunk_bytes must be a multiple of 64 up to {MIB}, not {self.chunk_bytes}")
+        if self.shared_bytes > MOST_SHARED_BYTES:
+            raise ValueError(f"shared_bytes must be at most {MOST_SHARED_BYTES}, not {self.shared_bytes}")
         if self.low_water_bytes > self.high_water_bytes:
             raise ValueError(
                 f"low_water_bytes {self.low_water_bytes} exceeds high_water_bytes {self.high_water_bytes}"

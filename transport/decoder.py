@@ -30,13 +30,14 @@ from transport.frames import (
     CHECKSUM_BYTES,
     CHUNK,
     CLOSE,
+    DROPPED,
     FREED,
     KIND_NAMES,
     MAGIC,
     MAX_CHUNK_BYTES,
     MESSAGE,
     MORE,
-    PLACE_BYTES,
+    PLACE,
     PLACED,
     PRELUDE_BYTES,
     REPLY,
@@ -46,8 +47,16 @@ from transport.frames import (
     checksum,
     kind_name,
 )
-from transport.messages import Message
-from transport.tensors import REMEMBERED_BYTES, Tensor, TensorSpec, raw_bytes, read_layout, remembered_layout
+from transport.messages import Message, Placed
+from transport.tensors import (
+    ALIGNMENT,
+    REMEMBERED_BYTES,
+    Tensor,
+    TensorSpec,
+    raw_bytes,
+    read_layout,
+    remembered_layout,
+)
 
 _CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
@@ -58,6 +67,8 @@ _UNPACK = msgspec.msgpack.Decoder(tuple[str, bytes, bytes]).decode
 """Decoder of a frame's meta: type, meta of the message, and the undecoded descriptions of its tensors."""
 _LAST_WITH_PAYLOAD: Final = REPLY
 _LAST_WITH_META: Final = CLOSE
+_OF_BLOCKS: Final = (FREED, DROPPED)
+"""Kinds whose meta is numbers of blocks."""
 
 _FLAGS: Final = MORE | CHECKED
 
@@ -85,23 +96,14 @@ class Memory(Protocol):
 class Blocks(Protocol):
     """The shared memory of the peer: the part of an `Inbox` that a decoder uses."""
 
-    def take(self, number: int, total: int) -> memoryview:
-        """Return the bytes of a block that a frame names."""
+    def take(self, number: int, start: int, total: int) -> memoryview:
+        """Return the bytes of a region that a frame names."""
 
     def give_back(self, number: int, total: int) -> None:
         """Return a block of which this side has a copy."""
 
-    def lend(self, number: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
-        """Return read-only views of a taken block."""
-
-
-class Placed(Message, frozen=True, kw_only=True, eq=False):
-    """A request or message whose payload is still in a block of the peer; `FrameDecoder.copied` makes the
-    message of it."""
-
-    block: int
-    specs: Sequence[TensorSpec]
-    payload: memoryview
+    def lend(self, number: int, start: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
+        """Return read-only views of taken memory."""
 
 
 class Registered(msgspec.Struct, frozen=True, eq=False):
@@ -299,8 +301,8 @@ class FrameDecoder:
             elif kind == CHUNK:
                 made = self._chunk(flags, payload_length, head_bytes)
             else:
-                message = Message(type="freed", meta=bytes(packed)) if kind == FREED else None
-                made = _make_frame((kind, request_id, message, 0, head_bytes))
+                numbers = Message(type="blocks", meta=bytes(packed)) if kind in _OF_BLOCKS else None
+                made = _make_frame((kind, request_id, numbers, 0, head_bytes))
             if not isinstance(made, _Arrival):
                 frames.append(made)
                 continue
@@ -393,9 +395,9 @@ class FrameDecoder:
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
         if flags > (_FLAGS if carries else MORE) and not (flags == PLACED and kind <= _LAST_WITH_PAYLOAD):
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} has unknown flags {flags:#x}")
-        # The limit of a meta is that of its content; a checksum at its end is additional.
-        most = self._max_meta_bytes if kind <= _LAST_WITH_META or kind == FREED else 0
-        if meta_length > most + (CHECKSUM_BYTES if flags & (CHECKED | PLACED) else 0):
+        # The limit of a meta is that of its content; a checksum or a place at its end is additional.
+        most = self._max_meta_bytes if kind <= _LAST_WITH_META or kind in _OF_BLOCKS else 0
+        if meta_length > most + (PLACE.size if flags & PLACED else CHECKSUM_BYTES if flags & CHECKED else 0):
             raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
         if payload_length > (MAX_CHUNK_BYTES if carries else 0):
             raise RemoteProtocolError(
@@ -520,44 +522,43 @@ class FrameDecoder:
     ) -> Frame:
         """Read a message whose payload is in shared memory.
 
-        A reply that no memory is registered for has read-only views of the block. Other messages are
+        A reply that no memory is registered for has read-only views of the memory. Other messages are
         `Placed`: one read can have many of them, and their copies take memory that must be charged first.
         """
-        if self.inbox is None or payload_length or len(packed) < PLACE_BYTES:
+        if self.inbox is None or payload_length or len(packed) < PLACE.size:
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} is flagged PLACED: nothing is shared")
-        block = int.from_bytes(packed[-PLACE_BYTES:], "little")
+        region, units = PLACE.unpack(packed[-PLACE.size :])
         try:
-            name, meta, described = _UNPACK(packed[:-PLACE_BYTES])
+            name, meta, described = _UNPACK(packed[: -PLACE.size])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RemoteProtocolError("meta", f"not type, meta, descriptions: {error}") from None
         read = remembered_layout if len(described) <= REMEMBERED_BYTES else read_layout
         _, specs, total, tensor_bytes, _ = read(described, self._max_message_bytes)
-        payload = self.inbox.take(block, total)
+        start = units * ALIGNMENT
+        payload = self.inbox.take(region, start, total)
         registered = self.registered.get(request_id) if kind == REPLY else None
         tensors: tuple[Tensor, ...] = ()
         if self._discards:
-            self.inbox.give_back(block, total)
+            self.inbox.give_back(region, total)
         elif kind != REPLY:
-            placed = Placed(type=name, meta=meta, block=block, specs=specs, payload=payload)
+            placed = Placed(type=name, meta=meta, region=region, start=start, specs=specs, payload=payload)
             return _make_frame((kind, request_id, placed, tensor_bytes, head_bytes))
         elif registered is not None and registered.described == described:
             tensors = registered.tensors
             _Scatter(_pieces(specs, tensors)).fill(payload)
             self.bytes_moved += total
-            self.inbox.give_back(block, total)
+            self.inbox.give_back(region, total)
         else:
-            tensors = self.inbox.lend(block, specs, total)
+            tensors = self.inbox.lend(region, start, specs, total)
         message = Message(type=name, meta=meta, tensors=tensors)
         return _make_frame((kind, request_id, message, tensor_bytes, head_bytes))
 
     def copied(self, placed: Placed) -> Message:
-        """Copy a message out of its block, which its sender can change, and return the block."""
-        assert self.inbox is not None
+        """Copy a message out of memory that its sender can change."""
         total = len(placed.payload)
         whole, memory = self._memory.lend(total, _UINT8, (total,))
         memory[:total] = placed.payload
         self.bytes_moved += total
-        self.inbox.give_back(placed.block, total)
         tensors = [np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in placed.specs]
         return Message(type=placed.type, meta=placed.meta, tensors=tuple(tensors))
 

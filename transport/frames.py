@@ -7,8 +7,9 @@ A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at 
             TLNK   2        u8     u16     u64          length   length     before it and the meta
                                                         u32      u64        u32        (little endian)
 
-A frame with the flag PLACED has its payload in a block of shared memory (`regions`), and none in the stream;
-the last 4 bytes of its meta are the number of the block. A FREED returns blocks: its meta is their numbers.
+A frame with the flag PLACED has its payload in shared memory (`regions`), and none in the stream; the last 8
+bytes of its meta are the number of the region, and the start of the payload there in units of 64 bytes. A
+FREED returns blocks to their owner, a DROPPED ends blocks of its sender: its meta is their numbers.
 
 A frame with the flag CHECKED has the CRC-32C of its payload in the last 4 bytes of its meta, which the CRC-32
 of the prelude covers. The sender decides for each frame; a receiver checks each frame with the flag.
@@ -41,8 +42,8 @@ PRELUDE_BYTES: Final = 32
 MAX_CHUNK_BYTES: Final = 1 << 20
 CHECKSUM_BYTES: Final = 4
 """Length of a payload's CRC-32C on the wire, in bytes."""
-PLACE_BYTES: Final = 4
-"""Length of the number of a block on the wire, in bytes."""
+PLACE: Final = Struct("<II")
+"""Place of a payload on the wire: the number of its region, and its start in units of 64 bytes."""
 
 _UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack
@@ -58,8 +59,21 @@ CHUNK: Final = 6
 PING: Final = 7
 PONG: Final = 8
 FREED: Final = 9
+DROPPED: Final = 10
 
-KIND_NAMES = ("none", "message", "request", "reply", "error", "close", "chunk", "ping", "pong", "freed")
+KIND_NAMES = (
+    "none",
+    "message",
+    "request",
+    "reply",
+    "error",
+    "close",
+    "chunk",
+    "ping",
+    "pong",
+    "freed",
+    "dropped",
+)
 MORE: Final = 1
 """Flag: the payload continues in CHUNK frames."""
 
@@ -67,7 +81,7 @@ CHECKED: Final = 2
 """Flag: the last 4 bytes of the meta are the CRC-32C of the frame's payload."""
 
 PLACED: Final = 4
-"""Flag: the payload is in the block of shared memory whose number is the last 4 bytes of the meta."""
+"""Flag: the payload is in shared memory, at the `PLACE` in the last bytes of the meta."""
 
 
 def checksum(parts: Iterable[bytes | memoryview | Tensor], begun: int = 0) -> int:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
@@ -32,7 +32,7 @@ from typing import Self
 from transport.budget import Account, Budget
 from transport.calls import Call, CallTable, OnAnswer, make_call, settle
 from transport.config import LinkConfig
-from transport.decoder import Placed, Registered
+from transport.decoder import Registered
 from transport.errors import (
     CallTimeout,
     LinkBroken,
@@ -45,7 +45,7 @@ from transport.errors import (
 )
 from transport.frames import ERROR, MESSAGE, REPLY, REQUEST, Frame, kind_name
 from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Intake, frame_cost
-from transport.messages import Identity, Message, RoleTable
+from transport.messages import Identity, Message, Placed, RoleTable
 from transport.release import LENT, Release
 from transport.tensors import Tensor, lay_out
 
@@ -134,6 +134,11 @@ class Request:
     def held_bytes(self) -> int:
         """Bytes that the link holds for the request and its answer."""
         return self._cost + self.announced
+
+    def copy_out(self) -> None:
+        """Copy a `Placed` message into memory of this process; other messages are there."""
+        if type(self.message) is Placed:
+            self.message = self._link._copied(self.message)
 
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
         """Announce an answer of about ``nbytes``; ``then`` makes and sends it when the budgets have room.
@@ -227,6 +232,7 @@ class Link:
         "_error",
         "_handler",
         "_in",
+        "_in_place",
         "_inbox",
         "_inbox_bytes",
         "_intake",
@@ -262,6 +268,8 @@ class Link:
 
     max_message_bytes: int
     """Maximum payload of one message, in bytes with padding; a larger message cannot be sent."""
+    shares: bool = False
+    """Whether large payloads travel in shared memory."""
     takes_lent: bool = False
     """Whether lent tensors go to the kernel without a copy of all of them, see `Request.reply`."""
 
@@ -292,6 +300,7 @@ class Link:
         self._requests: dict[int, Request] = {}
         self._unhandled: deque[Request] = deque()
         self._handler: Callable[[Request], None] | None = None
+        self._in_place: Collection[str] = ()
         self._inbox: deque[tuple[Message, int, int]] = deque()
         self._inbox_bytes = 0
         self._receivers: deque[asyncio.Future[None]] = deque()
@@ -540,8 +549,12 @@ class Link:
         """Stop writing into the arrays registered for a reply."""
         self._into.pop(request_id, None)
 
+    def _received(self, placed: Placed) -> Message:
+        """Return a message out of shared memory: a copy, or views for a handler that reads in place."""
+        raise NotImplementedError  # only a link within a host has such memory
+
     def _copied(self, placed: Placed) -> Message:
-        """Return a message out of shared memory."""
+        """Return a copy of a message with views."""
         raise NotImplementedError  # only a link within a host has such memory
 
     # Delivery: every arrived frame passes through here
@@ -564,7 +577,7 @@ class Link:
                 "role", f"{self.peer.role} may not send {message.type[:64]!r} to {self.identity.role}"
             )
         if type(message) is Placed:
-            message = self._copied(message)
+            message = self._received(message)
         counts = self._in[message.type]
         counts[:] = counts[0] + 1, counts[1] + payload_bytes, counts[2] + frame_bytes
         if self._observer is not None:
@@ -732,11 +745,19 @@ class Link:
 
     # Serving
 
-    def serve(self, handler: Callable[[Request], None], *, receives: bool = True) -> None:
+    def serve(
+        self,
+        handler: Callable[[Request], None],
+        *,
+        receives: bool = True,
+        in_place: Collection[str] = (),
+    ) -> None:
         """Handle requests with a plain function, called inline, beginning with requests that have arrived.
 
         An error of the handler is logged, and the answer has code ``internal``. Without ``receives`` this
-        side takes no messages: the first one ends the link with a RemoteProtocolError.
+        side takes no messages: the first one ends the link with a RemoteProtocolError. Requests of the types
+        ``in_place`` may be `Placed` in memory of the peer, who can change it: the handler checks what it
+        uses, or takes a copy (`Request.copy_out`), and reads nothing there after its answer.
 
         Raises:
             TypeError: The handler is a coroutine function.
@@ -744,6 +765,7 @@ class Link:
         if iscoroutinefunction(handler):
             raise TypeError(f"the handler {handler!r} is a coroutine function: let it start a task instead")
         self._receives = receives
+        self._in_place = in_place
         if not receives and self._inbox and self._error is None:
             message = self._inbox[0][0]
             self._give_up(

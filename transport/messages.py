@@ -1,12 +1,12 @@
 """Pure: messages, the identities of the two ends of a link, and the messages that each role may send."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from transport.config import MOST_NODE_BYTES
-from transport.tensors import Tensor
+from transport.tensors import Tensor, TensorSpec
 
 ANY_ROLE = "*"
 """Name in a row of a role table that stands for every role."""
@@ -36,6 +36,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         shapes = ", ".join(f"{tensor.dtype.name}{list(tensor.shape)}" for tensor in self.tensors[:4])
         more = ", ..." if len(self.tensors) > 4 else ""
         return f"<Message {self.type} {len(self.meta)} B ({shapes}{more})>"
+
+
+class Placed(Message, frozen=True, kw_only=True, eq=False):
+    """A message whose payload is in memory of its sender, who can change it at any time.
+
+    ``tensors`` are read-only views of the memory, or empty before the link has decided what to do with it.
+    """
+
+    region: int
+    start: int
+    """Index of the payload in the region, in bytes."""
+    specs: Sequence[TensorSpec]
+    payload: memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,10 +51,6 @@ from transport.unix import HAS_SHARED, UnixConnection, UnixListener, dial_unix
 
 logger = logging.getLogger(__name__)
 
-MOST_REGIONS_BYTES = 512 << 20
-"""Bytes of shared memory that the links of a network may fill for their peers; further payloads take the
-stream."""
-
 OnLink = Callable[[Link], Awaitable[object]]
 
 DIAL_S = 10.0
@@ -275,7 +271,8 @@ class TcpNetwork(Network):
             addresses that no other machine can reach.
         entropy: Function that returns as many unpredictable bytes as requested.
         pool: Memory in which the links receive.
-        budget: Bytes that all links together may hold for their peers; default 512 MiB.
+        budget: Bytes that all links together may hold for their peers, and share with them in addition;
+            default 512 MiB.
         rules: Table of the messages that each role may send.
         advertise: ``tcp://host:port`` that listeners report as their address, for listeners on every
             interface or behind a gateway; port 0 means the listening port. Empty: the listening address.
@@ -296,12 +293,12 @@ class TcpNetwork(Network):
     ) -> None:
         check_secret(token)
         self.config = config or LinkConfig()
-        self._allowance = Allowance(MOST_REGIONS_BYTES)
         self._link = self.config.link if HAS_SHARED else "tcp"
         if self._link != self.config.link == "shared":
             raise ValueError("this system has no shared links: use link='auto'")
         self.pool = pool or BufferPool()
         self.budget = budget or Budget()
+        self._allowance = Allowance(self.budget.limit_bytes)
         self.rules = rules
         self._token = token
         self._entropy = entropy

@@ -23,9 +23,9 @@ from transport.frames import (
     CHUNK,
     MORE,
     PING,
-    PLACE_BYTES,
     PLACED,
     PRELUDE_BYTES,
+    REQUEST,
     checksum,
     head,
     pack_meta,
@@ -35,9 +35,9 @@ from transport.release import LENT, watched
 from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
 
 Buffer = bytes | memoryview
-PlacePayload = Callable[[Sequence[Buffer], int], int]
-"""Copies a payload of a number of bytes into a block of shared memory; returns its number, or 0 without
-one."""
+PlacePayload = Callable[[Sequence[Buffer], int, bool], bytes]
+"""Places a payload of a number of bytes, of a request or not, in shared memory; returns its packed `PLACE`,
+or no bytes if there is none."""
 
 _PADDING = bytes(ALIGNMENT)
 _PING_FRAME = head(PING, 0, b"", 0)
@@ -101,7 +101,7 @@ class Conversation:
         self._gather_bytes = min(config.gather_bytes, config.chunk_bytes)
         self.decoder = FrameDecoder(config, memory)
         self.place: PlacePayload | None = None
-        """Copies a payload into shared memory; None on other links."""
+        """Places a payload in shared memory; None on other links."""
         self.queued_bytes = 0
         """Bytes in the queue of large messages, without those in the stream's own buffer."""
         self._queue: deque[Outgoing] = deque()
@@ -119,8 +119,8 @@ class Conversation:
     def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int, int] | None:
         """Encode a message that fits one write; return its frame, and its numbers of tensor and other bytes.
 
-        Returns None for a payload over ``gather_bytes``, which only `encode_large` can encode, unless a block
-        of shared memory took it.
+        Returns None for a payload over ``gather_bytes``, which only `encode_large` can encode, unless shared
+        memory has it.
 
         Raises:
             LocalProtocolError: No frame can hold the message.
@@ -134,10 +134,9 @@ class Conversation:
         may_pass = total <= config.chunk_bytes or not self._queue
         if self.place is not None and total >= config.place_bytes and may_pass:
             meta = pack_meta(message, described, config.max_meta_bytes)
-            block = self.place(payload_parts(specs, tensors), total)
-            if block:
-                meta += block.to_bytes(PLACE_BYTES, "little")
-                frame = head(kind, request_id, meta, 0, PLACED)
+            place = self.place(payload_parts(specs, tensors), total, kind == REQUEST)
+            if place:
+                frame = head(kind, request_id, meta + place, 0, PLACED)
                 return frame, tensor_bytes, len(frame)
         if total > self._gather_bytes:
             return None

@@ -5,13 +5,15 @@ mapping. Its size is sealed, so that no access of a mapping can fail. All its pa
 used, so that a lack of memory is an error here and no signal later. Another seal keeps the pages, and lets
 only the process that allocates a region map it to write.
 
-The owner hands a region over once, over a socket of its own (`Handover`), and names it by a number from then
-on. It owns the memory as a set of *blocks*: `Outbox.place` copies a payload into a free block, and the reader
+The owner hands a region over once, over a socket of its own, and names it by a number from then on. There are
+two kinds. A *block* belongs to one link: `Outbox.place` copies a payload into a free block, and the reader
 returns the block by its number (`Outbox.freed`). Blocks have sizes of powers of two, as those of a
-`BufferPool`, so a steady conversation allocates nothing.
+`BufferPool`, so a steady conversation allocates nothing. A *kept* region belongs to the program
+(`Region.allocate`), which writes its arrays there: a request whose only tensor lies in one is not copied, on
+any link, and the answer returns the memory.
 
-A message over the socket orders the memory: the owner writes a block before it sends the frame that names it,
-and writes it again only after the frame that returns it.
+A message over the socket orders the memory: the owner writes before it sends the frame that names the memory,
+and writes again only after the frame that returns it. A reader believes neither.
 """
 
 import fcntl
@@ -24,27 +26,35 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from struct import Struct
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
+from transport.config import MOST_SHARED_BYTES
 from transport.errors import LinkBroken, RemoteProtocolError
-from transport.tensors import Tensor, TensorSpec
+from transport.frames import PLACE
+from transport.tensors import ALIGNMENT, Tensor, TensorSpec
 
 SMALLEST_BLOCK: Final = 16 << 10
 """Size of the smallest block, in bytes."""
 
-MOST_SHARED_BYTES: Final = 128 << 20
-"""Largest sum of the regions that one side of a link hands over, in bytes."""
-
 MOST_REGIONS: Final = 64
 """Number of regions that one side of a link may have at a time; each takes a descriptor on both sides."""
+
+MOST_KEPT: Final = 32
+"""Number of kept regions among them."""
+
+MOST_KEPT_BYTES: Final = 1 << 30
+"""Largest sum of the kept regions that one side of a link hands over, in bytes: address space of the peer."""
 
 WAITING_BLOCKS: Final = 8
 """Number of returned blocks that do not wait for the next frame of this side."""
 
 WAITING_BYTES: Final = 16 << 20
 """Bytes of returned blocks that do not wait for it."""
+
+IDLE_S: Final = 10.0
+"""Seconds without a payload after which a link drops its free blocks."""
 
 _FUTURE_WRITE: Final = 0x10
 """A seal of Linux since 5.1, for which Python has no name: the region gets no further writer, and keeps its
@@ -56,14 +66,17 @@ SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE
 _SCM_PIDFD: Final = 4
 """Type of a control message with a descriptor that the kernel adds, if either end asks for it."""
 
-_HANDOVER: Final = Struct("<IQ")
+_HANDOVER: Final = Struct("<IQ?")
+"""Number and size of a region, and whether it is kept."""
 _NUMBER: Final = Struct("<I")
 _MOST_NUMBER: Final = (1 << 32) - 1
+_MOST_BYTES: Final = (MOST_SHARED_BYTES, MOST_KEPT_BYTES)
 _MOST_HANDOVER: Final = _HANDOVER.size + _NUMBER.size * MOST_REGIONS
 _UINT8 = np.dtype(np.uint8)
+_Memory = TypeVar("_Memory", bound=mmap.mmap)
 
 
-def shared_memory(nbytes: int) -> tuple[int, mmap.mmap]:
+def shared_memory(nbytes: int, kind: type[_Memory]) -> tuple[int, _Memory]:
     """Allocate a region: its descriptor, which the caller closes, and its memory to write.
 
     Raises:
@@ -73,7 +86,7 @@ def shared_memory(nbytes: int) -> tuple[int, mmap.mmap]:
     try:
         os.ftruncate(descriptor, nbytes)
         os.posix_fallocate(descriptor, 0, nbytes)
-        memory = mmap.mmap(descriptor, nbytes)
+        memory = kind(descriptor, nbytes)
         np.frombuffer(memory, _UINT8).fill(0)  # allocated pages count as holes until they are written
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
@@ -119,6 +132,44 @@ def receive_descriptors(sock: socket.socket, most_bytes: int) -> tuple[bytes, li
     return packet, descriptors
 
 
+class Region(mmap.mmap):
+    """Memory of this process that its links hand over; `allocate` makes it.
+
+    It is freed with the last array and the last mapping. A forked child has the same memory, and must not
+    write there.
+    """
+
+    descriptor: int
+    address: int
+
+    @classmethod
+    def allocate(cls, nbytes: int) -> Tensor:
+        """Return writable bytes of zeros, in a new region, as an array; a link finds the region by its base.
+
+        Raises:
+            OSError: There is no memory, or no descriptor, or the system has no such memory.
+        """
+        descriptor, region = shared_memory(nbytes, cls)
+        weakref.finalize(region, os.close, descriptor)
+        array: Tensor = np.ndarray((nbytes,), _UINT8, region)
+        region.descriptor, region.address = descriptor, _address(array)
+        return array
+
+
+def _address(array: Tensor) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _region_of(payload: bytes | memoryview) -> tuple[Region, int] | None:
+    """Return the region with a payload, and the index of its first byte; None for other memory."""
+    owner = array = getattr(payload, "obj", None)
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, Region) or not isinstance(array, np.ndarray):
+        return None
+    return owner, _address(array) - owner.address
+
+
 def mapped(descriptor: int, nbytes: int) -> mmap.mmap:
     """Map a region of the peer, to read.
 
@@ -144,7 +195,7 @@ def mapped(descriptor: int, nbytes: int) -> mmap.mmap:
 
 
 class Allowance:
-    """Bytes that the regions of all links of a process may have together."""
+    """Bytes that the blocks of all links of a process may have together."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -161,6 +212,12 @@ class Allowance:
             return False
         self.held_bytes += nbytes
         return True
+
+
+def _numbers_in(packed: bytes) -> list[int]:
+    if len(packed) % _NUMBER.size:
+        raise RemoteProtocolError("blocks", f"{len(packed)} bytes are no numbers of blocks")
+    return [number for (number,) in _NUMBER.iter_unpack(packed)]
 
 
 class _Block:
@@ -180,62 +237,99 @@ class Outbox:
 
     Args:
         side: Socket for the handover.
-        limit_bytes: Bytes of all regions together.
-        allowance: Bytes of the regions of all links.
+        limit_bytes: Bytes of all blocks together.
+        allowance: Bytes of the blocks of all links.
     """
 
     def __init__(self, side: socket.socket, limit_bytes: int, allowance: Allowance) -> None:
         self._side = side
-        self._limit_bytes = min(limit_bytes, MOST_SHARED_BYTES)
+        self._limit_bytes = limit_bytes
         self._allowance = allowance
         self._blocks: dict[int, _Block] = {}
         self._free: dict[int, list[_Block]] = {}
         self._taken: set[int] = set()
+        self._kept: dict[int, tuple[weakref.ref[Region], int]] = {}
+        """Kept regions and their sizes, by number."""
         self._last = 0
+        self._has_placed = False
+        self._idle_since = 0.0
         self.held_bytes = 0
-        """Bytes of all regions."""
+        """Bytes of all blocks."""
 
-    def place(self, parts: Sequence[bytes | memoryview], total: int) -> int:
-        """Copy a payload into a free block, and return the number of its region.
+    def place(self, parts: Sequence[bytes | memoryview], total: int, is_request: bool = True) -> bytes:
+        """Return the packed `PLACE` of a payload: where the program wrote it, or a copy in a free block.
 
-        Returns 0 if no block is free and none can be made; then the payload travels otherwise.
+        Returns no bytes if no block is free and none can be made; then the payload travels otherwise. Only a
+        request may be used where it is: its sender knows by the answer that it may write there again.
         """
+        found = _region_of(parts[0]) if is_request and len(parts) == 1 else None
+        if found is not None and not found[1] % ALIGNMENT:
+            number = self._number_of(found[0])
+            if number:
+                return PLACE.pack(number, found[1] // ALIGNMENT)
         size = max(SMALLEST_BLOCK, 1 << (total - 1).bit_length())
         free = self._free.get(size)
         block = free.pop() if free else self._make(size)
         if block is None:
-            return 0
+            return b""
         self._taken.add(block.number)
+        self._has_placed = True
         memory, at = block.memory, 0
         for part in parts:
             memory[at : at + len(part)] = part
             at += len(part)
-        return block.number
+        return PLACE.pack(block.number, 0)
+
+    def _number_of(self, region: Region) -> int:
+        """Return the number of a kept region, which is handed over at its first use; 0 if it cannot be."""
+        for number, (known, _) in self._kept.items():
+            if known() is region:
+                return number
+        live = {number: each for number, each in self._kept.items() if each[0]() is not None}
+        size, number = len(region), self._last + 1
+        is_full = len(live) >= MOST_KEPT or len(live) + len(self._blocks) >= MOST_REGIONS
+        if (
+            is_full
+            or number > _MOST_NUMBER
+            or sum([each[1] for each in live.values()], size) > MOST_KEPT_BYTES
+        ):
+            return 0
+        try:
+            self._hand_over(number, size, True, [*self._kept.keys() - live], region.descriptor)
+        except OSError:  # the peer has not taken the handovers before, or has ended
+            return 0
+        self._kept = live | {number: (weakref.ref(region), size)}
+        self._last = number
+        return number
+
+    def _hand_over(
+        self, number: int, size: int, kept: bool, replaced: Sequence[int], descriptor: int
+    ) -> None:
+        packed = b"".join([_HANDOVER.pack(number, size, kept), *map(_NUMBER.pack, replaced)])
+        send_descriptor(self._side, packed, descriptor)
 
     def _make(self, size: int) -> _Block | None:
         """Allocate a block and hand it over, in place of all free ones if the limits leave no room."""
         replaced: list[_Block] = []
         room = min(self._limit_bytes - self.held_bytes, self._allowance.left_bytes)
-        if size > room or len(self._blocks) >= MOST_REGIONS:
+        count = len(self._blocks) + len(self._kept)
+        if size > room or count >= MOST_REGIONS:
             replaced = [block for free in self._free.values() for block in free]
         more = size - sum([block.size for block in replaced])
-        is_one_too_many = len(self._blocks) - len(replaced) >= MOST_REGIONS
+        is_one_too_many = count - len(replaced) >= MOST_REGIONS
         number = self._last + 1
         if more > room or is_one_too_many or number > _MOST_NUMBER or not self._allowance.take(more):
             return None
         try:
-            descriptor, memory = shared_memory(size)
+            descriptor, memory = shared_memory(size, mmap.mmap)
             with closing_descriptor(descriptor):
-                numbers = [_NUMBER.pack(block.number) for block in replaced]
-                send_descriptor(self._side, b"".join([_HANDOVER.pack(number, size), *numbers]), descriptor)
+                self._hand_over(number, size, False, [block.number for block in replaced], descriptor)
         except OSError:
             # No memory or descriptor is free, or the peer has not taken the handovers before, or has ended.
             self._allowance.take(-more)
             return None
         self._last = number
-        for old in replaced:
-            del self._blocks[old.number]
-            old.free.clear()
+        self._forget(replaced)
         block = self._blocks[number] = _Block(number, size, memory, self._free.setdefault(size, []))
         self.held_bytes += more
         return block
@@ -246,22 +340,37 @@ class Outbox:
         Raises:
             RemoteProtocolError: The peer returns a block that it does not have.
         """
-        try:
-            numbers = [number for (number,) in _NUMBER.iter_unpack(packed)]
-        except struct.error:
-            raise RemoteProtocolError("freed", f"{len(packed)} bytes are no numbers of blocks") from None
-        for number in numbers:
+        for number in _numbers_in(packed):
             if number not in self._taken:
                 raise RemoteProtocolError("freed", f"block {number} was not lent")
             self._taken.remove(number)
             block = self._blocks[number]
             block.free.append(block)
 
+    def drop_idle(self, now: float) -> bytes:
+        """Drop the free blocks if no payload was placed for `IDLE_S`, and return their packed numbers."""
+        if self._has_placed:
+            self._has_placed, self._idle_since = False, now
+        idle = [block for free in self._free.values() for block in free]
+        if not idle or now < self._idle_since + IDLE_S:
+            return b""
+        self._forget(idle)
+        nbytes = sum([block.size for block in idle])
+        self.held_bytes -= nbytes
+        self._allowance.take(-nbytes)
+        return b"".join([_NUMBER.pack(block.number) for block in idle])
+
+    def _forget(self, blocks: Sequence[_Block]) -> None:
+        for block in blocks:
+            del self._blocks[block.number]
+            block.free.clear()
+
     def close(self) -> None:
         """Drop all regions, because the link has ended."""
         self._blocks.clear()
         self._free.clear()
         self._taken.clear()
+        self._kept.clear()
         self._allowance.take(-self.held_bytes)
         self.held_bytes = 0
 
@@ -283,35 +392,39 @@ class Inbox:
         self._side = side
         self._many = many
         self._regions: dict[int, mmap.mmap] = {}
+        self._kept: set[int] = set()
         self._lent: dict[int, weakref.ref[Tensor]] = {}
         self._read: set[int] = set()
-        self._held_bytes = 0
         self.returned: deque[int] = deque()
         self.returned_bytes = 0
 
-    def take(self, number: int, total: int) -> memoryview:
-        """Return the first bytes of a block that a frame names, to read, until `give_back` or `lend`.
+    def take(self, number: int, start: int, total: int) -> memoryview:
+        """Return bytes of a region that a frame names, to read; a block until `give_back` or `lend`.
 
         Raises:
-            RemoteProtocolError: The block is too short, or in use, or was not handed over.
+            RemoteProtocolError: The region is too short, or was not handed over, or is a block in use.
             LinkBroken: This process lacks memory or descriptors.
         """
         handovers = 0
         while (region := self._regions.get(number)) is None:
             # A peer with more of them on their way would keep this side here.
             if handovers == MOST_REGIONS:
-                raise RemoteProtocolError("region", f"block {number} was not handed over")
+                raise RemoteProtocolError("region", f"region {number} was not handed over")
             handovers += 1
             self._receive()
         if number in self._read:
             raise RemoteProtocolError("region", f"block {number} comes again before it was returned")
-        if not 0 < total <= len(region):
-            raise RemoteProtocolError("region", f"{total} bytes in a block of {len(region)}")
-        self._read.add(number)
-        return memoryview(region)[:total]
+        is_kept = number in self._kept
+        if not 0 < total <= len(region) - start or (start and not is_kept):
+            raise RemoteProtocolError("region", f"{total} bytes from {start} on in a region of {len(region)}")
+        if not is_kept:
+            self._read.add(number)
+        return memoryview(region)[start : start + total]
 
     def give_back(self, number: int, total: int) -> None:
-        """Return a block of which this side has a copy."""
+        """Return a block of which this side has a copy; a kept region needs no return."""
+        if number in self._kept:
+            return
         self._gone(number, total)
         if len(self.returned) >= WAITING_BLOCKS or self.returned_bytes >= WAITING_BYTES:
             self._many()
@@ -321,8 +434,8 @@ class Inbox:
         self.returned.append(number)
         self.returned_bytes += total
 
-    def lend(self, number: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
-        """Return read-only views of a taken block; the block is returned with the last of them."""
+    def lend(self, number: int, start: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
+        """Return read-only views of taken memory; a block is returned with the last of them."""
         region = self._regions[number]
 
         def gone(reference: object) -> None:  # on any thread
@@ -330,12 +443,13 @@ class Inbox:
             self._gone(number, total)
 
         if len(specs) == 1:
-            whole: Tensor = np.ndarray(specs[0].shape, specs[0].dtype, region)
+            whole: Tensor = np.ndarray(specs[0].shape, specs[0].dtype, region, start)
             tensors: tuple[Tensor, ...] = (whole,)
         else:
-            whole = np.ndarray((total,), _UINT8, region)
+            whole = np.ndarray((total,), _UINT8, region, start)
             tensors = tuple([np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs])
-        self._lent[number] = weakref.ref(whole, gone)
+        if number not in self._kept:
+            self._lent[number] = weakref.ref(whole, gone)
         return tensors
 
     def _receive(self) -> None:
@@ -350,29 +464,37 @@ class Inbox:
             except ConnectionResetError:
                 # The peer has ended with unread handovers of this side. Its own ones are still there.
                 packed, descriptors = receive_descriptors(self._side, _MOST_HANDOVER)
-            if len(descriptors) != 1 or len(packed) < _HANDOVER.size or len(packed) % _NUMBER.size:
+            if len(descriptors) != 1 or len(packed) < _HANDOVER.size:
                 raise RemoteProtocolError(
                     "region", f"a handover of {len(packed)} bytes has {len(descriptors)} descriptors"
                 )
-            number, nbytes = _HANDOVER.unpack_from(packed)
-            for (old,) in _NUMBER.iter_unpack(packed[_HANDOVER.size :]):
-                gone = self._regions.pop(old, None)
-                if gone is None or old in self._read:
-                    raise RemoteProtocolError("region", f"block {old} is replaced, and was not free")
-                self._held_bytes -= len(gone)
+            number, nbytes, is_kept = _HANDOVER.unpack_from(packed)
+            self.dropped(packed[_HANDOVER.size :])
             if number in self._regions or len(self._regions) >= MOST_REGIONS:
-                raise RemoteProtocolError("region", f"block {number} is one too many")
-            if nbytes > MOST_SHARED_BYTES - self._held_bytes:
-                raise RemoteProtocolError(
-                    "region", f"{self._held_bytes + nbytes} bytes of regions, {MOST_SHARED_BYTES} are allowed"
-                )
+                raise RemoteProtocolError("region", f"region {number} is one too many")
+            same = self._kept if is_kept else self._regions.keys() - self._kept
+            held, most = sum([len(self._regions[each]) for each in same]), _MOST_BYTES[is_kept]
+            if nbytes > most - held:
+                raise RemoteProtocolError("region", f"{held + nbytes} bytes of regions, {most} are allowed")
             self._regions[number] = mapped(descriptors[0], nbytes)
-            self._held_bytes += nbytes
+            if is_kept:
+                self._kept.add(number)
         except OSError as fault:
             raise RemoteProtocolError("region", f"a region was not handed over: {fault}") from None
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def dropped(self, packed: bytes) -> None:
+        """Forget regions that the peer drops, by their packed numbers; lent views stay valid.
+
+        Raises:
+            RemoteProtocolError: This side does not have a region, or reads it.
+        """
+        for number in _numbers_in(packed):
+            if self._regions.pop(number, None) is None or number in self._read:
+                raise RemoteProtocolError("region", f"region {number} is dropped, and was not free")
+            self._kept.discard(number)
 
     def take_returned(self) -> bytes:
         """Return the packed numbers of the returned blocks, and forget them."""

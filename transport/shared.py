@@ -1,13 +1,16 @@
 """Links between two processes of one host: frames over a Unix socket, large payloads in shared memory.
 
 The stream is that of a TCP link, with the same frames, calls and limits. A payload of at least
-`LinkConfig.place_bytes` is copied into a block of this side's regions (`regions.py`), and its frame names the
-block. While no block is free, payloads travel in the stream, so a peer that keeps all blocks slows the link
-and stops nothing.
+`LinkConfig.place_bytes` is copied into a block of this side's regions (`regions.py`), unless the program
+wrote it into a region of its own, and its frame names the memory. While no block is free, payloads travel in
+the stream, so a peer that keeps all blocks slows the link and stops nothing.
+
+A handler gets copies of requests, except of the types for which it has said that it reads in place
+(`Link.serve`).
 
 The other side returns a block once it has read it, with its next frame: a write for the numbers alone would
 wake the peer for nothing. They wait for the next check of the link's time-outs at most, and not if they are
-many or have much memory.
+many or have much memory. A side that sends no payload for `IDLE_S` drops its free blocks at such a check.
 """
 
 import asyncio
@@ -18,11 +21,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace as replace_fields
+
 from transport.budget import Budget
 from transport.config import LinkConfig
-from transport.decoder import Memory, Placed
-from transport.frames import FREED, Frame, head
-from transport.messages import Identity, Message, RoleTable
+from transport.decoder import Memory
+from transport.frames import DROPPED, FREED, Frame, head
+from transport.messages import Identity, Message, Placed, RoleTable
 from transport.regions import Allowance, Inbox, Outbox
 from transport.tcp import TcpLink
 
@@ -62,6 +67,7 @@ class SharedLink(TcpLink):
         allowance: Bytes that the regions of all links may have.
     """
 
+    shares = True
     __slots__ = ("_inbound", "_outbound", "_returned", "_side")
 
     def __init__(
@@ -95,17 +101,30 @@ class SharedLink(TcpLink):
         if self._returned and self._writing and self._error is None and not self._transport.is_closing():
             self._write_small(self._freed_frame())
 
+    def _received(self, placed: Placed) -> Message:
+        inbox, total = self._inbound, len(placed.payload)
+        if placed.type in self._in_place:
+            tensors = inbox.lend(placed.region, placed.start, placed.specs, total)
+            return replace_fields(placed, tensors=tensors)
+        message = self._copied(placed)
+        inbox.give_back(placed.region, total)
+        return message
+
     def _copied(self, placed: Placed) -> Message:
         return self._decoder.copied(placed)
 
     def _control(self, frame: Frame) -> None:
         if frame.kind == FREED and frame.message is not None:
             self._outbound.freed(frame.message.meta)
+        elif frame.kind == DROPPED and frame.message is not None:
+            self._inbound.dropped(frame.message.meta)
         else:
             super()._control(frame)
 
     def _tick(self, now: float) -> float:
         self._return_blocks()
+        if self._writing and not self._transport.is_closing() and (idle := self._outbound.drop_idle(now)):
+            self._write_small(head(DROPPED, 0, idle, 0))
         return super()._tick(now)
 
     def connection_lost(self, exc: Exception | None) -> None:

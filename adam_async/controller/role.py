@@ -12,7 +12,7 @@ refuses a request for another role, and one that it cannot decode; the link stay
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -80,6 +80,9 @@ class Role:
         settings: Its place in the cluster.
         info: Facts about it for the cluster map (`NodeRecord.info`).
     """
+
+    in_place: Collection[str] = ()
+    """Types of the requests whose tensors the role reads in memory of the peer; see `Link.serve`."""
 
     def __init__(self, settings: RoleSettings, *, info: Mapping[str, Any] | None = None) -> None:
         self._network = settings.network
@@ -206,7 +209,7 @@ class Role:
 
     async def _on_link(self, link: Link) -> None:
         self._traffic.watch(link)
-        link.serve(self._on_request, receives=False)
+        link.serve(self._on_request, receives=False, in_place=self.in_place)
         try:
             await link.wait_closed()
         finally:

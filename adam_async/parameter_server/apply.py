@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from adam_async.model.rule_batches import Batches, NumpyBatches, Target
+from adam_async.model.rule_batches import BLOCK, Batches, NumpyBatches, Target
 from adam_async.model.rules import Rule, Sgd
 from adam_async.model.vectors import NumpyVectors, Vectors
 from adam_async.parameter_server.gradients import (
@@ -132,6 +132,28 @@ class Applier:
     ) -> Work:
         """Begin to apply whole pushes for the same shards, in order. See `apply_pushes`."""
         return Work(self._push_pieces(shards, pushes, rates))
+
+    def apply_changing(self, group: ShardGroup, flat: NDArray[Any], rate: float) -> bool:
+        """Apply a delta in memory that its sender can change: check and apply a copy of each block.
+
+        The copies stay in the cache. Returns False at the first block that is not finite; the blocks before
+        it are applied.
+        """
+        block, at = self.room("block", 1, BLOCK)[0], 0
+        for strip in group.strips:
+            has_begun = strip.begin()
+            for target in (strip,) if has_begun else strip.shards:
+                size = len(target.values)
+                for start in range(0, size, BLOCK):
+                    part = block[: min(BLOCK, size - start)]
+                    part[:] = flat[at : at + len(part)]
+                    if not is_finite(part, rate):
+                        return False
+                    self.batches.apply([_range_of(target, start, start + len(part))], [part], [rate])
+                    at += len(part)
+            if has_begun:
+                strip.end()
+        return True
 
     def apply_counted(self, group: ShardGroup, flat: NDArray[Any], rate: float) -> None:
         """Apply a finite delta of at most `PIECE_WORK` values to a group whose strips copy counts."""

@@ -19,8 +19,12 @@ A lane takes at most one push in a turn of its link's reading, so a client with 
 others: the rest queues and is joined. Only bundles whose entries are committed at once have lanes, so not
 those with other copies or durable pushes, not bsp, where contributions wait for their sum, and not those of
 recorded runs. Shards with a rule of the user have none.
+
+A flat gradient of a process of this host is read where its sender wrote it, and can change it. It is checked,
+and each block is checked again as it is applied. A push that waits, or takes the long way, is copied first.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import sqrt
@@ -45,7 +49,9 @@ from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.group_ranges import has_groups
-from transport import Link, LocalProtocolError, ProtocolError, Request
+from transport import Link, LocalProtocolError, Placed, ProtocolError, Request
+
+logger = logging.getLogger(__name__)
 
 MOST_LANES = 256
 """Number of lanes of a bundle at which all of them end: ever new sets of shards must not fill the memory."""
@@ -167,8 +173,10 @@ class ShortWay:
         if lane.changes != state.bundle.changes or lane.head != _head(push) or tables.shards != shards:
             return False
         is_free = state.is_free and link.turn != lane.turn
-        if not is_free and not ((charged or not push.pull) and state.may_queue(push)):
-            return False
+        if not is_free:
+            if not ((charged or not push.pull) and state.may_queue(push)):
+                return False
+            request.copy_out()
         # A number that is not the next one is a repetition or a gap.
         number = tables.ordered[session] + 1
         if push.numbers != number or push.clock > self._checks.free_clock:
@@ -184,7 +192,7 @@ class ShortWay:
         if version > tables.version or own_applied >= number:
             return False
         tensors = request.message.tensors
-        gradients = None if lane.is_flat else _parts_of(lane, push, tensors)
+        gradients = None if lane.is_flat else _parts_of(lane, push, request)
         if not lane.is_flat:
             if gradients is None:
                 return False
@@ -196,16 +204,15 @@ class ShortWay:
         if not is_free:
             self._queue(lane, request, push, gradients)
             return True
-        lane.turn = link.turn
         begin = self._timeline.clock() if self._timeline is not None else 0.0
-        read = version + own_applied
+        lane.turn, read = link.turn, version + own_applied
         rate = push.rate / (1 + max(tables.version - read, 0)) if state.bundle.scales else push.rate
         try:
             if gradients is not None:
                 rates = [(rate,) * shards] if state.bundle.scales else None
                 lane.applier.apply_pushes(group, [gradients], rates)
-            elif group.has_counts:
-                lane.applier.apply_counted(group, tensors[0], rate)
+            elif group.has_counts or type(request.message) is Placed:
+                self._apply_apart(lane, request, rate)
             else:
                 lane.applier.batches.apply(group.strips, tensors, (rate,))
             body = state.applied_at_once(push, session, group, tables, read)
@@ -228,6 +235,17 @@ class ShortWay:
             self._timeline.applied(self._host.node, [push], group.size, begin)
         return True
 
+    def _apply_apart(self, lane: Lane, request: Request, rate: float) -> None:
+        """Apply a checked gradient to strips that copy counts, or from memory that its sender can change."""
+        (flat,) = request.message.tensors
+        if type(request.message) is not Placed:
+            lane.applier.apply_counted(lane.group, flat, rate)
+        elif not lane.applier.apply_changing(lane.group, flat, rate):
+            # The push counts as applied: its number must not be free for what its sender sends next.
+            self._state.bundle.cut_pushes += 1
+            logger.warning("%s changed a gradient during its push, and loses its link", request.link.peer)
+            request.link.abort()
+
     def _queue(self, lane: Lane, request: Request, push: Push, gradients: PushGradients | None) -> None:
         """Order and queue a checked push behind other work."""
         group = lane.group
@@ -238,13 +256,14 @@ class ShortWay:
         self._queued()
 
 
-def _parts_of(lane: Lane, push: Push, tensors: Sequence[NDArray[Any]]) -> PushGradients | None:
+def _parts_of(lane: Lane, push: Push, request: Request) -> PushGradients | None:
     """Return the gradients of a push with factors; None if they do not fit or may not be finite.
 
     Also None for factors of so many images that the loop would do several pieces of work in this call.
     """
+    request.copy_out()
     try:
-        gradients = read_gradients(push, tensors, (), lane.dtype, lane.group)
+        gradients = read_gradients(push, request.message.tensors, (), lane.dtype, lane.group)
     except ProtocolError:
         return None
     images = max([part.x_IK.shape[1] for part in gradients.parts if isinstance(part, FactorPart)], default=0)

@@ -100,6 +100,8 @@ class Bundle:
         """Number of entries applied so far that named replicas, began an epoch or forgot sessions."""
         self.batches = 0
         self.batched_pushes = 0
+        self.cut_pushes = 0
+        """Number of pushes applied in part, because their senders changed them meanwhile."""
         self.taken: Apply | ApplySum | None = None
         """Work in progress in the shell; None if there is none."""
         self._taken_entry: Apply | None = None

@@ -559,6 +559,7 @@ class ServedStore:
             return True
         match body:
             case Push():
+                request.copy_out()
                 if self._copy is not None and self._refuse_large(request):
                     return True
                 if body.recorded and (text := self._fault_of_reads(request, body)):

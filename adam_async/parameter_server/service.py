@@ -10,7 +10,7 @@ bundle and answers questions; the bundles of a server take turns in rounds of th
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeGuard
@@ -94,6 +94,8 @@ class ParameterServer(Role):
 
     Cancelling the block ends the server between two rounds of work; queued pushes are not acknowledged.
     """
+
+    in_place: Collection[str] = (Push.__name__,)
 
     def __init__(
         self,

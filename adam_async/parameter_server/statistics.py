@@ -55,6 +55,7 @@ def count_store(states: Sequence[ServerState], total: _Total) -> Generator[None,
     bundles = [state.bundle for state in states]
     total.batches = sum([each.batches for each in bundles])
     total.batched_pushes = sum([each.batched_pushes for each in bundles])
+    total.cut_pushes = sum([each.cut_pushes for each in bundles])
     return total
 
 

@@ -364,7 +364,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are controller, ps, data, worker and driver. Processes on one machine are not limited, but the machine
     must have as much available."""
     memory_budget: Annotated[str, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED), Check(read_budget)] = "512M"
-    """Maximum memory of each process for its peers: their requests, and answers to these."""
+    """Maximum memory of each process for its peers: their requests, and answers to these; and as much shared
+    memory again."""
     checksum: Annotated[Checksum, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
     """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
     link: Annotated[LinkKind, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"

@@ -238,6 +238,7 @@ class StoreCounts(Counts, kw_only=True):
     """Replica numbers of the clients that the waiting requests wait for."""
     batches: Count = 0
     batched_pushes: Count = 0
+    cut_pushes: Count = 0
 
 
 class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from adam_async.run.store_record import StoreRecord, VectorRecord
 from adam_async.runtime.machine import available_bytes
 from adam_async.store.arguments import OpenArguments
 from adam_async.store.arrays import out_memory
+from adam_async.store.buffers import PushBuffers
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.values import Outgoing, PushMessages, PushOutcome, ReadVersions, RefusedShard, Values
 from transport import RemoteProtocolError
@@ -343,6 +344,7 @@ class Calls:
         self.clock_s = arguments.waits.clock_s
         self.clock = 0
         """Number of steps that this client has ended."""
+        self._shares = arguments.link != "tcp"
         self.is_reader = arguments.reader
         self.is_summed = store.summed_weight > 0
         self.slack = store.slack
@@ -510,13 +512,22 @@ class Calls:
                 "memory are available here: pull arrays by their names, or use a larger machine"
             )
 
-    def new_pull(self, names: Iterable[str], out: Mapping[str, NDArray[Any]] | None, vector: int = 0) -> Call:
-        """Check a pull, and return it."""
+    def buffers(self, names: Sequence[str] | None) -> PushBuffers:
+        """See `ParameterStore.buffers`."""
+        self.check()
+        if names is None:
+            self.check_room()
+        return PushBuffers(self._plan_of(self.layout.arrays if names is None else names), shares=self._shares)
+
+    def _plan_of(self, names: Iterable[str]) -> StorePlan:
         if isinstance(names, str):
             raise StoreError(f"names is a sequence of names: [{names!r}]")
-        wanted = tuple(dict.fromkeys(names))
-        plan = self.layout.plan(wanted)
-        targets = {} if out is None else out_memory(self.layout.arrays, wanted, out)
+        return self.layout.plan(tuple(dict.fromkeys(names)))
+
+    def new_pull(self, names: Iterable[str], out: Mapping[str, NDArray[Any]] | None, vector: int = 0) -> Call:
+        """Check a pull, and return it."""
+        plan = self._plan_of(names)
+        targets = {} if out is None else out_memory(self.layout.arrays, plan.names, out)
         return Call(calls=self, done=self.loop.create_future(), plan=plan, targets=targets, vector=vector)
 
     async def pulled(self, pull: Call) -> Values:

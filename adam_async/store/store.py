@@ -131,6 +131,29 @@ class ParameterStore:
         wanted = self._vectors.arrays_of(vector) if names is None else names
         return await self._calls.pull(wanted, out, self._vectors.number_of(vector, wanted))
 
+    async def buffers(self, names: Sequence[str] | None = None) -> Mapping[str, NDArray[Any]]:
+        """Make arrays for gradients, in memory that servers of this host read without a copy.
+
+            gradients = await store.buffers()
+            while training:
+                compute(out=gradients)
+                values = await store.push_pull(gradients)
+
+        The arrays are writable, of the store's shapes and types, and zeros at first. Write gradients to them,
+        and push the mapping as a whole, step after step. Change them between pushes only: a change during a
+        push may end the link, and the store may have a part of the push. The arrays are ordinary memory for
+        all other purposes, so that pushes over TCP or within a process work as usual. The memory is freed
+        with the last array, also after `close`. A forked child must not write to it.
+
+        Args:
+            names: Arrays to make; None for all. A push of some of them copies arrays of one message that do
+                not lie one after the other.
+
+        Raises:
+            StoreError: A name is unknown, the arrays do not fit into memory, or the store is closed.
+        """
+        return self._calls.buffers(names)
+
     async def push(
         self,
         gradients: Mapping[str, Gradient],

@@ -160,6 +160,7 @@ class ParameterStore:
     # --- work ----------------------------------------------------------------------------------
 
     pull = _blocking(face.ParameterStore.pull)
+    buffers = _blocking(face.ParameterStore.buffers)
     push = _blocking(face.ParameterStore.push)
     push_pull = _blocking(face.ParameterStore.push_pull)
     assign = _blocking(face.ParameterStore.assign)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from adam_async.errors import StoreError
 from adam_async.run.arrays import Factors
 from adam_async.store.arrays import Gradient, flat_factors, flat_values, names_in
+from adam_async.store.buffers import PushBuffers
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
 
 MOST_RATE = 1e12
@@ -83,12 +84,13 @@ class PushMessages:
         checked = None if rate is None else self._checked_rates(rate)
         if not isinstance(weight, int) or not 1 <= weight <= MOST_WEIGHT:
             raise StoreError(f"weight is a whole number from 1 to {MOST_WEIGHT}, not {weight!r}")
-        plan = self._layout.plans.get((tuple(gradients),)) if checked is None else None
-        plan = plan or self._plan(gradients, checked)
+        if checked is not None or (plan := self._layout.plans.get((tuple(gradients),))) is None:
+            plan = self._plan(gradients, checked)
+        written = gradients.flats if type(gradients) is PushBuffers and gradients.plan is plan else ()
         scale = weight if self._is_summed else 1
         is_ordered = type(gradients) is dict and not isinstance(checked, dict)
         given = [*gradients.values()] if is_ordered else [*map(gradients.__getitem__, plan.names)]
-        gathered = self._gather_plain(plan, given)
+        gathered = self._gather_plain(plan, given, written)
         if gathered is not None:
             if scale != 1:
                 gathered = [values * values.dtype.type(scale) for values in gathered]
@@ -149,8 +151,13 @@ class PushMessages:
             found.append(Outgoing(shards=message, tensors=(activations, rows), rate=of_rule))
         return found
 
-    def _gather_plain(self, plan: StorePlan, given: list[Any]) -> list[NDArray[Any]] | None:
+    def _gather_plain(
+        self, plan: StorePlan, given: list[Any], written: Sequence[NDArray[Any] | None]
+    ) -> list[NDArray[Any]] | None:
         """Return the values of each message, after a fast check of all arrays of a plan.
+
+        Args:
+            written: Values of each message that lie in a row already; None, or absent, for others.
 
         Returns None if an array is not a plain one, or has another shape or type, or may have a value that is
         not finite.
@@ -163,18 +170,22 @@ class PushMessages:
             or [*map(_SHAPE, given)] != plan.shapes
         ):
             return None
-        gathered = self._gather(plan, given)
+        gathered = self._gather(plan, given, written)
         for values in gathered:
             if not isfinite(np.vdot(values, values)):
                 return None
         return gathered
 
-    def _gather(self, plan: StorePlan, given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _gather(
+        self, plan: StorePlan, given: list[NDArray[Any]], written: Sequence[NDArray[Any] | None] = ()
+    ) -> list[NDArray[Any]]:
         """Return the values of each message, from the arrays of a plan; a view if they are one range."""
-        found, positions = [], plan.positions
-        for message, pick in zip(plan.messages, plan.picks, strict=True):
+        found, positions, absent = [], plan.positions, [None] * len(plan.messages)
+        for message, pick, flat in zip(plan.messages, plan.picks, written or absent, strict=True):
             ranges = message.ranges
-            if pick is not None:
+            if flat is not None:
+                values = flat
+            elif pick is not None:
                 values = self._memory.joined(pick(given), message.dtype, message.size)
             elif len(ranges) == 1:
                 values = given[positions[ranges[0].name]].ravel()[ranges[0].start : ranges[0].stop]

@@ -28,6 +28,7 @@ def test_each_size_and_the_small_arrays_have_rows_beside_floors_and_peer(tmp_pat
     one, many = "push, SGD, pull of 1024 bytes", "10 arrays of 1024 bytes together against one of"
     assert [row["case"] for row in rows] == [
         f"{one}: shared against TCP",
+        f"{one}: buffers against TCP",
         f"{one}: shared against floor in shared memory",
         f"{one}: shared against other",
         f"{one}: store against floor",
@@ -38,8 +39,8 @@ def test_each_size_and_the_small_arrays_have_rows_beside_floors_and_peer(tmp_pat
         f"{many} all in the floor of other",
     ]
     assert all(row["ours"] > 0 and row["unit"] == "us" for row in rows)
-    assert rows[2]["peer"] == rows[5]["peer"] == 100.0
-    beside_ours = {row["case"] for row in rows if "floor" in row["case"] or "shared" in row["case"]}
+    assert rows[3]["peer"] == rows[6]["peer"] == 100.0
+    beside_ours = {row["case"] for row in rows if "store" not in row["case"] or "floor" in row["case"]}
     assert {row["case"] for row in rows if row.get("multiple", 0) > 0} == beside_ours
 
 

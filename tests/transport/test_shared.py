@@ -21,12 +21,15 @@ from transport import (
     Link,
     LinkConfig,
     Message,
+    Placed,
+    Region,
     RemoteProtocolError,
     Request,
     RetrySchedule,
     TcpNetwork,
 )
-from transport.frames import FREED, MESSAGE, PLACED, REQUEST, head
+from transport.frames import DROPPED, FREED, MESSAGE, PLACE, PLACED, REQUEST, head
+from transport.regions import IDLE_S
 from transport.shared import SharedLink, user_of
 from transport.sockets import resolved
 from transport.tcp import TcpLink
@@ -267,6 +270,89 @@ async def test_a_request_is_a_copy_that_its_sender_cannot_change() -> None:
         await asked
 
 
+async def test_a_handler_that_reads_in_place_sees_what_the_sender_writes() -> None:
+    async with pair() as (near, far):
+        arrived: asyncio.Queue[Request] = asyncio.Queue()
+        far.serve(arrived.put_nowait, in_place=("ask",))
+        for memory in (Region.allocate(MIB), np.zeros(MIB, np.uint8)):
+            asked = near.call_nowait(ask(memory), timeout_s=10)
+            request = await arrived.get()
+            assert type(request.message) is Placed
+            assert not request.message.tensors[0].flags.writeable
+            shown = memory if near._outbound.held_bytes == 0 else near._outbound._blocks[2].memory
+            shown[:4] = b"\7\7\7\7" if isinstance(shown, memoryview) else 7
+            assert request.message.tensors[0][0] == 7
+            request.copy_out()
+            shown[:4] = b"\1\1\1\1" if isinstance(shown, memoryview) else 1
+            assert type(request.message) is Message
+            assert request.message.tensors[0][0] == 7
+            request.reply(Message(type="answer"))
+            await asked
+
+
+async def test_a_request_that_is_read_in_place_returns_its_block_with_its_answer() -> None:
+    async with pair() as (near, far):
+        far.serve(lambda request: request.reply(Message(type="answer")), in_place=("ask",))
+        values = np.zeros(MIB, np.uint8)
+        for _ in range(20):
+            await near.call(ask(values), timeout_s=10)
+            assert not near._outbound._taken
+        assert shared_bytes(near) == MIB
+        assert far.statistics().bytes_moved == 0
+
+
+async def test_requests_in_a_region_of_the_program_take_no_memory_of_the_link() -> None:
+    net = network()
+    async with link_pair(net) as (near, far):
+        assert isinstance(near, SharedLink)
+        far.serve(lambda request: request.reply(Message(type="answer")), in_place=("ask",))
+        memory = Region.allocate(4 * MIB)
+        for _ in range(20):
+            await near.call(ask(memory[MIB : 2 * MIB]), timeout_s=10)
+        assert shared_bytes(near) == net._allowance.held_bytes == 0
+        assert net.pool.statistics().created == 0
+
+
+async def test_an_idle_link_gives_its_memory_back() -> None:
+    net = network()
+    async with link_pair(net) as (near, far):
+        assert isinstance(near, SharedLink)
+        assert isinstance(far, SharedLink)
+        far.serve(echo)
+        await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
+        await near.call(Message(type="ask"), timeout_s=10)  # the answer before it is freed now
+        for later_s in (0.0, IDLE_S):
+            for link in (near, far):
+                link._tick(asyncio.get_running_loop().time() + later_s)
+            await near.call(Message(type="ask"), timeout_s=10)  # behind the frames of the checks
+        assert net._allowance.held_bytes == 0
+        assert not near._inbound._regions
+        assert not far._inbound._regions
+        await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
+
+
+async def test_other_requests_in_a_region_are_copies() -> None:
+    async with pair() as (near, far):
+        arrived: asyncio.Queue[Request] = asyncio.Queue()
+        far.serve(arrived.put_nowait)
+        memory = Region.allocate(MIB)
+        asked = near.call_nowait(ask(memory), timeout_s=10)
+        request = await arrived.get()
+        memory[:] = 1
+        assert not request.message.tensors[0].any()
+        request.reply(Message(type="answer"))
+        await asked
+
+
+async def test_a_message_without_an_answer_is_copied_out_of_a_region() -> None:
+    async with pair() as (near, far):
+        memory = Region.allocate(MIB)
+        await near.send(Message(type="note", tensors=(memory,)))
+        memory[:] = 1
+        assert not (await far.receive()).tensors[0].any()
+        assert shared_bytes(near) == MIB
+
+
 async def test_requests_wait_in_the_memory_of_their_sender_until_they_are_charged() -> None:
     net = network(shared_bytes=128 * MIB)
     async with link_pair(net) as (near, far):
@@ -439,9 +525,9 @@ async def test_a_false_first_byte_ends_the_connection(case: str) -> None:
     assert await descriptors() == before
 
 
-def placed(kind: int, block: int, described: bytes = b"\x09\x01\x00\x40\x00\x00") -> bytes:
+def placed(kind: int, block: int, start: int = 0, described: bytes = b"\x09\x01\x00\x40\x00\x00") -> bytes:
     meta = encode(("ask" if kind == REQUEST else "note", b"", described))
-    return head(kind, 1, meta + struct.pack("<I", block), 0, PLACED)
+    return head(kind, 1, meta + PLACE.pack(block, start), 0, PLACED)
 
 
 @pytest.mark.parametrize(
@@ -450,10 +536,12 @@ def placed(kind: int, block: int, described: bytes = b"\x09\x01\x00\x40\x00\x00"
         (placed(REQUEST, 1), "not handed over"),
         (placed(MESSAGE, 1), "not handed over"),
         (placed(REQUEST, 0), "not handed over"),
+        (placed(REQUEST, 1, 1 << 31), "not handed over"),
         (head(REQUEST, 1, encode(("ask", b"", b"")), 4, PLACED) + b"abcd", "nothing is shared"),
         (head(REQUEST, 1, b"ab", 0, PLACED), "nothing is shared"),
         (head(FREED, 0, struct.pack("<I", 1), 0), "was not lent"),
         (head(FREED, 0, b"abc", 0), "no numbers of blocks"),
+        (head(DROPPED, 0, struct.pack("<I", 1), 0), "was not free"),
     ],
 )
 async def test_a_false_frame_ends_the_link(wire: bytes, text: str) -> None:

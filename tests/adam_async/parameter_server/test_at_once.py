@@ -11,7 +11,7 @@ import pytest
 
 from adam_async.messages import Part, Pull, Pushed, unpack
 from adam_async.model.rules import Adam, Sgd
-from adam_async.parameter_server import at_once
+from adam_async.parameter_server import apply, at_once
 from adam_async.parameter_server.apply import PRODUCTS_PER_VALUE, Applier
 from adam_async.parameter_server.at_once import MOST_LANES, ShortWay
 from adam_async.parameter_server.events import (
@@ -30,7 +30,7 @@ from adam_async.run.group_ranges import name_groups
 from adam_async.run.ids import BucketId, Replica, ShardId
 from adam_async.run.shard_table import ShardSpec
 from tests.adam_async.parameter_server.timelines import push_on
-from transport import BufferPool, Message
+from transport import BufferPool, Message, Placed
 
 SIZES = (3, 5, 4)
 DTYPE = np.dtype(np.float32)
@@ -44,6 +44,10 @@ class Wire:
     closed: bool = False
     max_message_bytes: int = 1 << 20
     takes_lent: bool = True
+    peer: str = "client:a"
+
+    def abort(self):
+        self.closed = True
 
 
 @dataclass(eq=False)
@@ -59,7 +63,14 @@ class Asked:
         self.charges.append((nbytes, then))
 
     def reply(self, message, *, lent=False):
-        self.answers.append(message)
+        if not self.link.closed:
+            self.answers.append(message)
+
+    def copy_out(self):
+        """Copy a message in memory of the sender."""
+        if type(self.message) is Placed:
+            tensors = tuple(each.copy() for each in self.message.tensors)
+            self.message = Message(type="Push", tensors=tensors)
 
 
 class Server:
@@ -404,6 +415,101 @@ def test_a_push_behind_the_end_of_its_generation_takes_the_long_way():
     asked = Asked(link, Message(type="Push", tensors=(values_of(2),)))
     assert not server.short.take(asked, push_of(3), charged=True)
     assert len(server.drains) == 1
+
+
+def placed(values):
+    """A push in memory that its sender can change, as a link within a host delivers it."""
+    view = values.view()
+    view.flags.writeable = False
+    return Placed(
+        type="Push", tensors=(view,), region=1, start=0, specs=(), payload=memoryview(values).cast("B")
+    )
+
+
+@pytest.mark.parametrize("rule", [Sgd(), Sgd(momentum=0.9), Adam()], ids=repr)
+@pytest.mark.parametrize("block", [1, 2, 4, 32])
+def test_a_push_is_applied_from_memory_of_its_sender_as_from_a_copy(rule, block, monkeypatch):
+    monkeypatch.setattr(apply, "BLOCK", block)
+    short, long, link = Server(rule), Server(rule), Wire()
+    for server in (short, long):
+        server.long_push(link, push_of(1), values_of(0))
+    for number in range(2, 10):
+        link.turn += 1
+        asked = Asked(link, placed(values_of(number)))
+        assert short.short.take(asked, push_of(number))
+        effects = long.long_push(link, push_of(number), values_of(number))
+        assert unpack(asked.answers[0], Pushed) == effects[-1].body
+    assert short.content() == long.content()
+    assert short.state.bundle.cut_pushes == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rule", [Sgd(), Adam()], ids=repr)
+@pytest.mark.parametrize("step", range(7))
+def test_a_client_that_changes_a_checked_gradient_loses_its_link_and_changes_no_value_to_infinity(
+    bad, rule, step, monkeypatch
+):
+    monkeypatch.setattr(apply, "BLOCK", 2)  # the shards of 3, 5 and 4 values are one strip of 6 blocks
+    server, link = on_its_lane(rule=rule)
+    link.turn += 1
+    values, applied = values_of(1), []
+    before = [shard.values.copy() for shard in server.state.shards.values()]
+    check = apply.is_finite
+
+    def change_then_check(block, rate):
+        if len(applied) == step:  # behind the check of all, and `step` blocks
+            values[:] = bad
+        applied.append(block)
+        return check(block, rate)
+
+    original = server.applier.apply_changing
+
+    def changed_at_its_begin(*arguments):
+        if step == 0:
+            values[:] = bad
+        return original(*arguments)
+
+    monkeypatch.setattr(server.applier, "apply_changing", changed_at_its_begin)
+    monkeypatch.setattr(apply, "is_finite", change_then_check)
+    asked = Asked(link, placed(values))
+    assert server.short.take(asked, push_of(2))
+    after = [shard.values for shard in server.state.shards.values()]
+    assert all(np.isfinite(array).all() for array in after)
+    assert all(np.isfinite(array).all() for each in server.state.shards.values()
+               for array in each.rule_state.values())  # fmt: skip
+    is_cut = step < 5  # the change after the copy of the last block comes too late
+    assert link.closed == is_cut
+    assert bool(asked.answers) == (not is_cut)
+    assert server.state.bundle.cut_pushes == is_cut
+    if step:
+        assert not all(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+    assert server.state.shards[ShardId(0)].version == 2
+    assert not server.defects
+    again = Asked(Wire(), Message(type="Push", tensors=(values_of(1),)))
+    assert not server.short.take(again, push_of(2)), "its number is used up"
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_push_that_waits_is_copied_before_it_is_checked(is_alone):
+    server, link = on_its_lane()
+    if is_alone:
+        server.short._lanes[link, (0, 1, 2)].turn = link.turn
+        push = push_of(2, pull=True)
+        values = values_of(1)
+        asked = Asked(link, placed(values))
+        assert server.short.take(asked, push, charged=True)
+        values[:] = np.nan
+        assert np.isfinite(asked.message.tensors[0]).all()
+        server.drained()
+    else:
+        values = factors_of(1)
+        asked = Asked(link, Placed(type="Push", tensors=values, region=1, start=0, specs=(),
+                                   payload=memoryview(b"")))  # fmt: skip
+        server.long_push(link, push_of(2, parts=FACTORS), values)
+        link.turn += 1
+        assert server.short.take(asked, push_of(3, parts=FACTORS), charged=True)
+    assert type(asked.message) is Message
+    assert all(np.isfinite(shard.values).all() for shard in server.state.shards.values())
 
 
 def test_a_push_does_not_pass_what_waits():

@@ -12,7 +12,7 @@ from struct import Struct
 from zlib import crc32
 
 from transport import LinkConfig, Message
-from transport.frames import CHUNK, FREED, MESSAGE, MORE, PONG, REQUEST, VERSION, pack_meta
+from transport.frames import CHUNK, DROPPED, MESSAGE, MORE, PONG, REQUEST, VERSION, pack_meta
 from transport.handshake import PROTOCOL_VERSION, RECORD_BYTES
 
 MIB = 1 << 20
@@ -147,7 +147,7 @@ BREACHES: Mapping[str, BadFrames] = {
     "breach-large": BadFrames(2 * FIRST, "chunk"),
     "breach-chunk-length": BadFrames(FIRST + _frame(CHUNK, payload=bytes(1 << 16)), "chunk"),
     "breach-twice": BadFrames(2 * _frame(REQUEST, meta=_packed("count", meta=b"1")), "request-id"),
-    "breach-signal": BadFrames(_frame(FREED + 1), "kind"),
+    "breach-signal": BadFrames(_frame(DROPPED + 1), "kind"),
 }
 """Invalid frames, by kind of fault."""
 

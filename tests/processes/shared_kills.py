@@ -1,0 +1,167 @@
+"""Clients that push from memory which they share with a server are killed, and each push is counted.
+
+    python -m tests.processes.shared_kills [--timer N] [--steps N]
+
+A kill comes after a random time, or after a random number of machine instructions (ptrace single steps) from
+the first write of a gradient into the region on. After each kill the values must have all pushes that the
+client saw acknowledged, and at most one more, whole; at the end the server maps no memory of a lost client.
+"""
+
+import argparse
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from adam_async import Sgd
+from adam_async.sync import ParameterStore
+from tests.processes.commands import started_by_hand, until
+
+VALUES = 1 << 16
+"""Number of values of the array: 256 KiB, which travel in shared memory."""
+
+MOST_S = 0.02
+"""Longest time from the first acknowledgement to a kill, in seconds: some ten pushes."""
+
+MOST_STEPS = 400_000
+"""Largest number of single steps: a push of this size has some 200,000, and the next one begins."""
+
+_ATTACH, _STEP, _ALL = 16, 9, 0x40000000
+_CLIENTS = """
+import asyncio, os, signal, sys
+import numpy as np
+from adam_async import ParameterStore
+
+async def main(stop):
+    async with ParameterStore.open(sys.argv[1], name="kills", link="shared") as store:
+        gradients = await store.buffers()
+        for number in range(1 << 20):
+            if number == stop:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            gradients["w"][:] = 1
+            await store.push(gradients)
+            os.write(1, b"acknowledged\\n")
+
+for line in sys.stdin:
+    child = os.fork()  # the imports take longer than a push
+    if child == 0:
+        asyncio.run(main(int(line)))
+    os.write(1, b"%d\\n" % child)
+    os.waitpid(child, 0)
+    os.write(1, b"ended\\n")
+"""
+
+
+class Clients:
+    """Clients in processes of their own, one after the other."""
+
+    def __init__(self, where: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CLIENTS, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> "Clients":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def killed(self, kill: Callable[[int], None], stop: int = -1) -> int:
+        """Start a client, let a function kill it after its first push, and return its acknowledged pushes."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{stop}\n")
+        self._process.stdin.flush()
+        acknowledged = child = 0
+        for line in self._process.stdout:
+            if line == "ended\n":
+                break
+            if line == "acknowledged\n":
+                acknowledged += 1
+                if acknowledged == 1:
+                    kill(child)
+            else:
+                child = int(line)
+        return acknowledged
+
+
+def after_a_time(dice: random.Random) -> Callable[[int], None]:
+    """Kill a process after a random time."""
+    return lambda child: threading.Timer(dice.uniform(0, MOST_S), os.kill, (child, signal.SIGKILL)).start()
+
+
+def after_steps(dice: random.Random) -> Callable[[int], None]:
+    """Kill a process that stops itself, after a random number of its next instructions."""
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+    def call(request: int, child: int) -> None:
+        if ptrace(request, child, None, None) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def kill(child: int) -> None:
+        until(lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
+        call(_ATTACH, child)
+        try:
+            os.waitpid(child, _ALL)
+            for _ in range(dice.randrange(MOST_STEPS)):
+                call(_STEP, child)
+                _, status = os.waitpid(child, _ALL)
+                assert os.WIFSTOPPED(status), f"the client ended by itself: {status:#x}"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, _ALL)
+
+    return kill
+
+
+def regions_of(process: int) -> int:
+    """Return the number of regions that a process maps."""
+    return Path(f"/proc/{process}/maps").read_text().count("memfd:adam-async")
+
+
+def run(timer: int, steps: int, seed: int = 1) -> dict[str, int]:
+    """Kill clients, check the values after each, and return the counts of pushes."""
+    dice = random.Random(seed)
+    counts = {"acknowledged": 0, "applied": 0}
+    with ExitStack() as stack:
+        where, start = started_by_hand(stack)
+        server = start("ps", "--controller")
+        arrays = {"w": np.zeros(VALUES, np.float32)}
+        store = stack.enter_context(
+            ParameterStore.open(where, arrays, name="kills", rule=Sgd(rate=1.0), link="tcp")
+        )
+        clients = stack.enter_context(Clients(where))
+        before = 0.0
+        for number in range(timer + steps):
+            kill, stop = (after_a_time(dice), -1) if number < timer else (after_steps(dice), 1)
+            acknowledged = clients.killed(kill, stop)
+            store.pull()  # behind it the server has read what the client has sent
+            values = store.pull()["w"]
+            applied = before - float(values[0])
+            assert (values == values[0]).all(), f"kill {number} cut a push"
+            assert applied - acknowledged in (0, 1), (
+                f"kill {number}: {acknowledged} pushes, {applied} applied"
+            )
+            before = float(values[0])
+            counts["acknowledged"] += acknowledged
+            counts["applied"] += int(applied)
+        until(lambda: not regions_of(server.pid), "the server to free the regions of lost clients")
+    return counts
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timer", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=500)
+    options = parser.parse_args()
+    sys.stdout.write(f"{run(options.timer, options.steps)}\n")
