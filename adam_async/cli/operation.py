@@ -104,7 +104,7 @@ def _print(status: ClusterStatus, terminal: Terminal) -> None:
         if not run.driven and run.phase not in ("finished", "failed"):
             terminal.print(f"its driver, {run.driver}, is lost: adam-async train --attach takes the run over")
     table = new_table(
-        "node", "state", "machine", ">pid", ">age", ">MB", ">groups", ">lag", ">version", "address"
+        "node", "state", "machine", ">pid", ">age", ">MB", ">shared", ">groups", ">lag", ">version", "address"
     )
     for role in status.roles:
         table.add_row(*_row(role))
@@ -128,6 +128,7 @@ def _row(role: RoleStatus) -> tuple[str, ...]:
         f"{role.pid or '-'}",
         age_text(role.age_s) if role.host else "-",
         f"{role.peak_rss_mb:,.0f}" if role.host else "-",
+        f"{role.shared}" if role.host else "-",
         f"{role.groups:,}" if role.role in ("data", "worker") and role.host else "-",
         "-" if role.lag is None else f"{role.lag:,}",
         "-" if role.version is None else (f"{low:,}" if low == high else f"{low:,} to {high:,}"),

@@ -38,6 +38,8 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_mb: float = 0.0
     age_s: float = 0.0
     """Seconds since the role's process began; 0 if the role did not report."""
+    shared: int = 0
+    """Number of peers with which the role shares memory."""
     groups: int = 0
     """Number of groups that a worker has trained, or that a data server has counted as trained in this
     epoch."""
@@ -176,7 +178,8 @@ def _role(
 def _reported(status: RoleStatus, facts: Counts) -> RoleStatus:
     """Return the status of a role with the facts of its process."""
     own = {name: getattr(facts, name) for name in ("host", "pid", "peak_rss_mb", "age_s")}
-    return msgspec.structs.replace(status, **own)
+    shared = {row.receiver for row in facts.sent if row.shared}
+    return msgspec.structs.replace(status, shared=len(shared), **own)
 
 
 def _state(record: NodeRecord, cluster: ClusterMap) -> str:

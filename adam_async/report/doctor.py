@@ -27,7 +27,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import VARIABLE, KernelCache, kernel_folder
 from adam_async.runtime.machine import Machine, describe_machine, installed_version
 from dataflow import ComputePool
-from transport import Identity, Link, Network, Request, TcpNetwork, TransportError
+from transport import Identity, Link, LinkConfig, Network, Request, TcpNetwork, TransportError
 
 State = Literal["ok", "slow", "broken"]
 
@@ -98,7 +98,9 @@ async def examine(
         await check_kernels(spec, images_per_group, installed=installed_version("numba") is not None),
         *check_working_sets(machine, spec, images_per_group),
         await check_products(machine.cores),
-        await check_link(TcpNetwork(token=None, entropy=entropy, rules=role_table())),
+        await check_link(
+            TcpNetwork(token=None, entropy=entropy, rules=role_table(), config=LinkConfig(link="auto"))
+        ),
         await check_data(disk, data_dir, cache_dir),
     ]
 
@@ -303,13 +305,15 @@ async def check_link(network: Network, address: str = "tcp://127.0.0.1:0") -> Fi
             for _ in range(ROUND_TRIPS):
                 await link.call(pack(GetMap()), timeout_s=LINK_S)
             took_s = loop.time() - begin
+            shares = "share memory" if link.shares else "use TCP: see --link"
     except (OSError, TransportError, TimeoutError) as error:
         reason = str(error) or f"no answer within {LINK_S:g} s"
         return Finding("broken", "link", f"{address} cannot be used: {reason}")
     return Finding(
         "ok",
         "link",
-        f"{listener.address} can be bound; a request and its answer take {took_s / ROUND_TRIPS * 1e6:.0f} us",
+        f"{listener.address} can be bound; a request and its answer take {took_s / ROUND_TRIPS * 1e6:.0f} "
+        f"us; processes of this host {shares}",
     )
 
 

@@ -24,6 +24,8 @@ class TrafficRow(msgspec.Struct, frozen=True, kw_only=True, rename={"sender": "f
     messages: Count
     payload_bytes: Count
     frame_bytes: Count
+    shared: bool = False
+    """Whether the newest link between the two uses shared memory."""
 
 
 class Traffic:
@@ -35,12 +37,15 @@ class Traffic:
         self._live: dict[Link, None] = {}
         self._gone: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
         """Counts of closed links, by node and role of the peer; the last peer is the one that left last."""
+        self._sharing: set[str] = set()
+        """Peers whose newest link uses shared memory."""
         self._earlier: dict[str, Counter[tuple[str, str]]] = {}
         """Counts of all earlier peers, by role."""
 
     def watch(self, link: Link) -> None:
         """Count a link from now on."""
         self._live[link] = None
+        (self._sharing.add if link.shares else self._sharing.discard)(link.peer.node)
         if self._timeline is not None:
             link.observe(partial(self._timeline.carried, self._node, link.peer.node))
 
@@ -55,6 +60,7 @@ class Traffic:
             if len(self._gone) > PEERS_KEPT:
                 _, role = oldest = next(iter(self._gone))
                 self._earlier.setdefault(role, Counter()).update(self._gone.pop(oldest))
+                self._sharing.discard(oldest[0])
 
     @property
     def links(self) -> list[Link]:
@@ -79,6 +85,7 @@ class Traffic:
                 messages=totals[peer][kind, "messages"],
                 payload_bytes=totals[peer][kind, "payload_bytes"],
                 frame_bytes=totals[peer][kind, "frame_bytes"],
+                shared=peer in self._sharing,
             )
             for peer, kind in sorted({(peer, kind) for peer, counts in totals.items() for kind, _ in counts})
         ]

@@ -67,6 +67,17 @@ def test_a_status_shows_progress_lags_and_versions() -> None:
     assert (by_node["worker-1"].state, by_node["worker-2"].state) == ("replica 1", "spare")
 
 
+def test_a_role_shows_the_number_of_peers_with_which_it_shares_memory() -> None:
+    rows = [
+        {"to": peer, "type": kind, "shared": peer != "far"}
+        for peer in ("near", "other", "far")
+        for kind in ("Push", "Tick")
+    ]
+    facts = {"ps-0": counts_of("ps", traffic=rows, **PROCESS)}
+    status = status_of(cluster(), facts, leading="controller", with_ended=False)
+    assert {role.node: role.shared for role in status.roles if role.shared} == {"ps-0": 2}
+
+
 def test_roles_that_left_are_shown_on_request() -> None:
     status = status_of(cluster(), {}, leading="", with_ended=True)
 

@@ -31,7 +31,8 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import VARIABLE
 from adam_async.runtime.machine import describe_machine
-from transport import Identity, Link, TcpNetwork
+from transport import Identity, Link, LinkConfig, TcpNetwork
+from transport.config import LinkKind
 
 MACHINE = describe_machine(loop="uvloop.loop")
 
@@ -42,8 +43,9 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "KERNELS_S", 0.04)
 
 
-def network() -> TcpNetwork:
-    return TcpNetwork(token=None, entropy=system_entropy, rules=role_table())
+def network(link: LinkKind = "tcp") -> TcpNetwork:
+    config = LinkConfig(link=link)
+    return TcpNetwork(token=None, entropy=system_entropy, rules=role_table(), config=config)
 
 
 def states(findings: list[Finding]) -> dict[str, str]:
@@ -189,11 +191,12 @@ def test_a_wrong_product_is_a_large_error() -> None:
     assert _worst_error(np.full_like(a, np.nan), b, right) == np.inf
 
 
-async def test_a_link_is_timed() -> None:
-    finding = await check_link(network())
+@pytest.mark.parametrize(("link", "text"), [("tcp", "use TCP: see --link"), ("auto", "share memory")])
+async def test_a_link_is_timed(link: LinkKind, text: str) -> None:
+    finding = await check_link(network(link))
 
     assert finding.state == "ok"
-    assert finding.detail.endswith(" us")
+    assert finding.detail.endswith(f" us; processes of this host {text}")
 
 
 async def test_an_address_that_is_taken_is_broken() -> None:

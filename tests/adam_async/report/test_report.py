@@ -162,7 +162,7 @@ async def test_a_report_in_json_has_the_keys_of_the_schema_and_reads_back() -> N
     assert [key for key in TEN_KEYS if key not in msgspec.json.decode(text)] == []
     assert msgspec.json.decode(text, type=Report) == report
     rows = msgspec.json.decode(text)["traffic"]
-    assert {"from", "to", "type", "messages", "payload_bytes", "frame_bytes"} == rows[0].keys()
+    assert {"from", "to", "type", "messages", "payload_bytes", "frame_bytes", "shared"} == rows[0].keys()
 
 
 async def test_every_link_of_the_cluster_is_in_the_traffic() -> None:

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from adam_async.messages import GetStatistics, Pull, Statistics, Values, pack, text_tensor
+from adam_async.messages import GetStatistics, Pull, Statistics, Values, pack, role_table, text_tensor
+from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import PEERS_KEPT, Traffic
 from tests.adam_async.runs import NETWORKS, address_of
 from tests.transport.testing import link_pair
-from transport import Identity
+from transport import Identity, LinkConfig, TcpNetwork
 
 NEAR = Identity(role="driver", node="driver-0", incarnation=1)
 FAR = Identity(role="ps", node="ps-0", incarnation=2)
@@ -47,6 +48,20 @@ async def test_each_end_counts_what_it_said_also_after_the_link_is_gone(network)
         assert (values.type, values.messages) == ("Values", 3 * expected)
         assert values.payload_bytes == 400 * 3 * expected
         assert (values.frame_bytes > 0) == (network == "tcp")  # by reference nothing is framed
+
+
+async def test_a_row_says_whether_the_newest_link_shares_memory():
+    traffic = Traffic("driver-0")
+    for kind in ("auto", "tcp"):
+        links = TcpNetwork(
+            token=None, entropy=system_entropy, rules=role_table(), config=LinkConfig(link=kind)
+        )
+        async with link_pair(links, near=NEAR, far=FAR) as (near, far):
+            traffic.watch(near)
+            far.serve(answer)
+            await near.call(pack(Pull(store="r", generation=1, shards=(1,))), timeout_s=50.0)
+            traffic.gone(near)
+        assert [row.shared for row in traffic.rows()] == [kind == "auto"]
 
 
 async def test_earlier_peers_are_added_up_by_role_and_no_message_is_lost():
