@@ -37,7 +37,7 @@ from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime.clock import system_entropy
 from benchmarks.harness import ADAM, Option, Role, Row, program, role, run
 from transport import BufferPool, Identity, Link, LinkConfig, Message, TcpNetwork, TransportError, WouldBlock
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 MB = 1 << 20
 ROLES = ("controller", "ps", "data", "worker")
@@ -92,7 +92,7 @@ class Target:
         return Message(type=self.question(None).type, meta=meta, tensors=tensors)
 
 
-async def attack(kind: str, link: TcpLink, target: Target, question: Message) -> None:
+async def attack(kind: str, link: StreamLink, target: Target, question: Message) -> None:
     """Actions of one peer before it falls silent."""
     link._transport.pause_reading()
     with suppress(WouldBlock, TransportError):
@@ -140,7 +140,7 @@ async def attacked(target: Target, kind: str, cluster: ClusterMap, options: Name
                 link = await network().dial(target.address, who(target.peer_role, f"hostile-{number}"))
                 stack.callback(link.abort)
                 links.append(link)
-                assert isinstance(link, TcpLink)
+                assert isinstance(link, StreamLink)
                 await attack(kind, link, target, question)
             most = max(most, own_bytes(target.pid))
         end = time.monotonic() + options.seconds

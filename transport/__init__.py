@@ -1,8 +1,8 @@
 """Links carry messages with tensors in one process, in shared memory, or over TCP, with equal behaviour.
 
 `network.py` listens and dials. Over TCP `greeter.py` carries out the handshake on each new connection, and
-hands the connection to a link (`tcp.py`). `link.py` checks on both sides whether a role may send a
-message. `protocol.py` encodes the message, and `tcp.py` writes its frames. On the other side `decoder.py`
+hands the connection to a link (`stream.py`). `link.py` checks on both sides whether a role may send a
+message. `protocol.py` encodes the message, and `stream.py` writes its frames. On the other side `decoder.py`
 decodes the frames in place, and `link.py` delivers the message within a budget of memory.
 
     link.py                      start here: `Link`; order; ownership of sent arrays; calls, inbox, roles,
@@ -20,9 +20,9 @@ Bytes on the wire:
     tensors.py                   description and layout of arrays in a payload
     protocol.py                  one conversation without its stream: queue, pings, silent or stalled peers
 Kinds of links, and their networks:
-    tcp.py, sockets.py           a link over TCP: joined writes, reads; addresses, socket options
+    stream.py, sockets.py        a link over a stream: joined writes, reads; addresses, socket options
     shared.py, regions.py        a link between processes of one host; its shared memory
-    unix.py                       how these processes find each other: Unix sockets beside listeners
+    unix.py                      how these processes find each other: Unix sockets beside listeners
     local.py                     a link within one event loop: messages by reference, without frames
     slow.py                      simulated latency and bandwidth of links; arrival times on such a path
 Authentication:

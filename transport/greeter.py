@@ -13,7 +13,7 @@ from transport.messages import Identity, RoleTable
 from transport.regions import Allowance
 from transport.shared import Side
 from transport.sockets import format_tcp_address, tune
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 
 class HandshakeProgress(Protocol):
@@ -45,7 +45,7 @@ class Greeter(asyncio.BufferedProtocol):
         rules: RoleTable,
         memory: Memory,
         budget: Budget,
-        done: "Callable[[TcpLink | TransportError], None]",
+        done: "Callable[[StreamLink | TransportError], None]",
         entrance: HandshakeProgress | None = None,
         side: Side | None = None,
         allowance: Allowance,
@@ -57,7 +57,7 @@ class Greeter(asyncio.BufferedProtocol):
         self._rules = rules
         self._memory = memory
         self._budget = budget
-        self._done: Callable[[TcpLink | TransportError], None] | None = done
+        self._done: Callable[[StreamLink | TransportError], None] | None = done
         self._entrance = entrance
         self._record = bytearray(RECORD_BYTES)
         self._filled = 0
@@ -146,8 +146,8 @@ class Greeter(asyncio.BufferedProtocol):
         except OSError as error:  # the peer reset the connection after its last record
             self._fail(LinkBroken(f"connection lost during the handshake: {error}"))
             return
-        make = TcpLink if self._side is None else self._side.link(self._allowance)
-        link: TcpLink = make(
+        make = StreamLink if self._side is None else self._side.link(self._allowance)
+        link: StreamLink = make(
             self._handshake.identity, peer, self._transport,
             config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,
         )  # fmt: skip

@@ -46,7 +46,7 @@ from transport.sockets import (
     resolved,
     stop_accepting,
 )
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 from transport.unix import HAS_SHARED, UnixConnection, UnixListener, dial_unix
 
 logger = logging.getLogger(__name__)
@@ -311,9 +311,9 @@ class TcpNetwork(Network):
         async with _listener(address, identity, on_link) as listener:
 
             def greet(side: Side | None = None) -> Greeter:
-                def done(outcome: TcpLink | TransportError) -> None:
+                def done(outcome: StreamLink | TransportError) -> None:
                     entrance.left(greeter)
-                    if isinstance(outcome, TcpLink):
+                    if isinstance(outcome, StreamLink):
                         listener.serve(outcome)
                         return
                     logger.info("%r: refused a peer: %s", listener, outcome)
@@ -386,7 +386,7 @@ class TcpNetwork(Network):
     def _greeter(
         self,
         handshake: ClientHandshake | ServerHandshake,
-        done: Callable[[TcpLink | TransportError], None],
+        done: Callable[[StreamLink | TransportError], None],
         entrance: Entrance | None = None,
         side: Side | None = None,
     ) -> Greeter:
@@ -419,12 +419,12 @@ class TcpNetwork(Network):
     ) -> Link:
         """Make a link over a connection within this host, or without one over TCP."""
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[TcpLink | TransportError] = loop.create_future()
+        outcome: asyncio.Future[StreamLink | TransportError] = loop.create_future()
 
-        def done(result: TcpLink | TransportError) -> None:
+        def done(result: StreamLink | TransportError) -> None:
             if not outcome.done():
                 outcome.set_result(result)
-            elif isinstance(result, TcpLink):
+            elif isinstance(result, StreamLink):
                 result.abort()
 
         handshake = ClientHandshake(
@@ -444,7 +444,7 @@ class TcpNetwork(Network):
             greeter.abandon()
             if outcome.done() and not outcome.cancelled():
                 late = outcome.result()
-                if isinstance(late, TcpLink):
+                if isinstance(late, StreamLink):
                     late.abort()
             raise
         if isinstance(result, TransportError):

@@ -29,7 +29,7 @@ from transport.decoder import Memory
 from transport.frames import DROPPED, FREED, Frame, head
 from transport.messages import Identity, Message, Placed, RoleTable
 from transport.regions import Allowance, Inbox, Outbox
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 _CREDENTIALS: Final = struct.Struct("iII")
 
@@ -59,7 +59,7 @@ class Side:
         self._sock.close()
 
 
-class SharedLink(TcpLink):
+class SharedLink(StreamLink):
     """A link over an established, authenticated connection to a process of the same user on this host.
 
     Args:

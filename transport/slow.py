@@ -35,7 +35,7 @@ from transport.local import LocalLink
 from transport.messages import Identity
 from transport.network import Listener, Network, OnLink
 from transport.protocol import Buffer
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 
 class RandomSource(Protocol):
@@ -277,7 +277,7 @@ class SlowNetwork(Network):
         if not self._timekeeper.is_open:
             raise RuntimeError("links of a SlowNetwork are made inside its `async with` block")
         path = Path(self.conditions, self._dice)
-        if isinstance(link, TcpLink):
+        if isinstance(link, StreamLink):
             _SlowTransport(link, path, self._timekeeper)
         elif isinstance(link, LocalLink):
             _SlowEnd(link, path, self._timekeeper)
@@ -371,7 +371,7 @@ class _Line(Generic[T]):
 class _SlowTransport(asyncio.Transport, asyncio.BufferedProtocol):
     """A layer between a TCP link and its transport: the link's transport, and the transport's protocol."""
 
-    def __init__(self, link: TcpLink, path: Path, timekeeper: Timekeeper) -> None:
+    def __init__(self, link: StreamLink, path: Path, timekeeper: Timekeeper) -> None:
         super().__init__()
         self._link = link
         self._inner = link._transport

@@ -64,25 +64,25 @@ def dial_unix(family: socket.AddressFamily, host: str, port: int) -> UnixConnect
     if not is_of_this_host(family, host):
         raise OSError(f"{host} is no address of this host")
     for name in dict.fromkeys((host, _WILDCARDS.get(family, host))):
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            listener.connect(unix_name(name, port))
-            if user_of(listener) != os.geteuid():
+            connection.connect(unix_name(name, port))
+            if user_of(connection) != os.geteuid():
                 raise OSError(f"the process at {host}:{port} belongs to another user")
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 ours.setblocking(False)
                 theirs.setblocking(False)
                 try:
-                    send_descriptor(listener, _FIRST, theirs.fileno())
+                    send_descriptor(connection, _FIRST, theirs.fileno())
                 except BaseException:
                     ours.close()
                     raise
-            return listener, Side(ours)
+            return connection, Side(ours)
         except ConnectionRefusedError:  # no process has this name
-            listener.close()
+            connection.close()
         except OSError:
-            listener.close()
+            connection.close()
             raise
     raise OSError(f"no process of this host offers shared memory at {host}:{port}")
 

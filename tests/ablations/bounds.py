@@ -133,7 +133,7 @@ BOUNDS = (
         "        if len(self._admission) >= self._admission._limit:\n"
         "            return greeter.crowd_out()\n"
         "        self._admission.arrived(greeter, source_of(host))\n",
-        "tests/transport/test_tcp.py::test_the_oldest_of_too_many_silent_connections_makes_room",
+        "tests/transport/test_stream.py::test_the_oldest_of_too_many_silent_connections_makes_room",
         breaks="correct peers are answered",
     ),
     _row(

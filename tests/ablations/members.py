@@ -46,7 +46,7 @@ MEMBERS = (
         "transport/network.py",
         "(OSError, LinkBroken, ValueError, OverflowError)",
         "(OSError, LinkBroken)",
-        "tests/transport/test_tcp.py::test_a_host_that_the_resolver_refuses_cannot_be_reached",
+        "tests/transport/test_stream.py::test_a_host_that_the_resolver_refuses_cannot_be_reached",
         seldom="no record has such an address, and a simulated network has no resolver",
     ),
     _row(

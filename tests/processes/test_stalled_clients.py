@@ -42,7 +42,7 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic
 from tests.processes.commands import Command
 from transport import BufferPool, Identity, LinkConfig, Message, RemoteError, TcpNetwork
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 pytestmark = [
     pytest.mark.processes,
@@ -160,10 +160,10 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
 
 async def ask_and_stop_reading(
     network: TcpNetwork, cluster: Cluster, replica: int, *, questions: int, rows: tuple[int, int] | None
-) -> TcpLink:
+) -> StreamLink:
     """Request groups of the epoch several times on a link that is not read."""
     link = await network.dial(cluster.data, identity_of("worker", replica))
-    assert isinstance(link, TcpLink)
+    assert isinstance(link, StreamLink)
     link._transport.pause_reading()
     for _ in range(questions):
         numbers = tuple(range(replica * 64, (replica + 1) * 64))
@@ -188,7 +188,7 @@ def first_groups(cluster: Cluster, replica: int, *, replica_generation: int = 0)
     )
 
 
-def is_owed_an_answer(link: TcpLink) -> bool:
+def is_owed_an_answer(link: StreamLink) -> bool:
     """Return whether the connection is open, and has unread bytes."""
     connection = link._transport.get_extra_info("socket")
     established = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01"

@@ -10,7 +10,7 @@ from tests.transport.test_conformance import local, tcp
 from tests.transport.testing import FAR, NEAR, link_pair
 from transport import Link, LinkBroken, Message, Network, RetrySchedule, TransportError
 from transport.greeter import Greeter
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 
 def fail(*_args: object) -> Any:
@@ -43,8 +43,8 @@ def timer(near: Link, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def writing(near: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(near, TcpLink)
-    monkeypatch.setattr(TcpLink, "_pump", fail)
+    assert isinstance(near, StreamLink)
+    monkeypatch.setattr(StreamLink, "_pump", fail)
     near._loop.call_soon(near.resume_writing)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.msgpack import decode, encode
 
-from tests.transport.test_tcp import authenticate, raw_peer
+from tests.transport.test_stream import authenticate, raw_peer
 from tests.transport.testing import FAR, link_pair, open_rules
 from transport import (
     Budget,
@@ -32,7 +32,7 @@ from transport import (
 )
 from transport.frames import CHUNK, PING, head
 from transport.intake import META_COST, frame_cost
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 MB = 1 << 20
 ASK, NOTE, ANSWER = Message(type="ask"), Message(type="note"), Message(type="answer")
@@ -214,8 +214,8 @@ async def test_requests_that_were_read_behind_a_pause_wait_and_keep_their_order(
         )
 
     async with link_pair(tcp(link_budget_bytes=MB)) as (near, far):
-        assert isinstance(near, TcpLink)
-        assert isinstance(far, TcpLink)
+        assert isinstance(near, StreamLink)
+        assert isinstance(far, StreamLink)
         far.serve(answer)
         near._transport.pause_reading()
         calls = [near.call_nowait(Message(type="ask", meta=encode(n)), timeout_s=50) for n in range(12)]
@@ -255,7 +255,7 @@ async def test_one_pong_is_owed_while_the_peer_does_not_read() -> None:
             await authenticate(reader, writer, token=None)
             await turns(lambda: links)
             link = links[0]
-            assert isinstance(link, TcpLink)
+            assert isinstance(link, StreamLink)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             with suppress(WouldBlock):
                 while True:

@@ -32,7 +32,7 @@ from transport.frames import DROPPED, FREED, MESSAGE, PLACE, PLACED, REQUEST, he
 from transport.regions import IDLE_S
 from transport.shared import SharedLink, user_of
 from transport.sockets import resolved
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 from transport.unix import is_of_this_host, unix_name
 
 TOKEN = b"a token of tests"
@@ -89,12 +89,12 @@ async def test_processes_of_a_host_share_memory(kind: str) -> None:
 
 async def test_tcp_on_either_side_means_tcp() -> None:
     async def on_link(link: Link) -> None:
-        assert type(link) is TcpLink
+        assert type(link) is StreamLink
         await link.wait_closed()
 
     async with network(link="tcp").listen("tcp://127.0.0.1:0", FAR, on_link) as listener:
         async with network(link="auto").connect(listener.address, NEAR) as link:
-            assert type(link) is TcpLink
+            assert type(link) is StreamLink
         with pytest.raises(
             DialFailed, match=r"no process of this host offers shared memory.*'auto' would try TCP"
         ):
@@ -103,7 +103,7 @@ async def test_tcp_on_either_side_means_tcp() -> None:
         network(link="auto").listen("tcp://127.0.0.1:0", FAR, on_link) as listener,
         network(link="tcp").connect(listener.address, NEAR) as link,
     ):
-        assert type(link) is TcpLink
+        assert type(link) is StreamLink
 
 
 async def test_each_spelling_of_an_address_shares_memory() -> None:
@@ -151,7 +151,7 @@ async def test_another_user_is_dialled_by_tcp(monkeypatch: pytest.MonkeyPatch) -
     async with network(link="auto").listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
         monkeypatch.setattr("transport.unix.user_of", lambda _: os.geteuid() + 1)
         async with network(link="auto").connect(listener.address, NEAR) as link:
-            assert type(link) is TcpLink
+            assert type(link) is StreamLink
         with pytest.raises(DialFailed, match="belongs to another user"):
             await network().dial(listener.address, NEAR, retry=ONCE)
 
@@ -172,7 +172,7 @@ async def test_a_taken_name_leaves_tcp(caplog: pytest.LogCaptureFixture) -> None
             network(link="auto").listen(f"tcp://127.0.0.1:{port}", FAR, Link.wait_closed) as listener,
             network(link="auto").connect(listener.address, NEAR) as link,
         ):
-            assert type(link) is TcpLink
+            assert type(link) is StreamLink
         assert "the Unix socket cannot listen" in caplog.text
         with pytest.raises(OSError, match="the Unix socket beside the listener: Address already in use"):
             async with network().listen(f"tcp://127.0.0.1:{port}", FAR, Link.wait_closed):
@@ -190,7 +190,7 @@ async def test_another_process_under_the_name_leaves_tcp() -> None:
             network(link="auto").listen(f"tcp://127.0.0.1:{port}", FAR, Link.wait_closed) as listener,
             network(link="auto", handshake_s=0.05).connect(listener.address, NEAR, retry=ONCE) as link,
         ):
-            assert type(link) is TcpLink
+            assert type(link) is StreamLink
 
 
 async def test_connections_without_a_first_byte_keep_no_other_out() -> None:
@@ -556,7 +556,7 @@ async def test_a_false_frame_ends_the_link(wire: bytes, text: str) -> None:
 async def test_frames_of_shared_memory_end_a_link_over_tcp() -> None:
     for wire in (placed(REQUEST, 1), head(FREED, 0, b"", 0)):
         async with link_pair(network(link="tcp")) as (near, far):
-            assert isinstance(near, TcpLink)
+            assert isinstance(near, StreamLink)
             near._transport.write(wire)
             await far.wait_closed()
             with pytest.raises(RemoteProtocolError):

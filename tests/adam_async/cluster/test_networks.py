@@ -17,7 +17,9 @@ def network():
 
 
 @pytest.mark.parametrize(
-    ("address", "kind"), [("local://", "LocalLink"), ("tcp://127.0.0.1:0", "TcpLink")], ids=["local", "tcp"]
+    ("address", "kind"),
+    [("local://", "LocalLink"), ("tcp://127.0.0.1:0", "StreamLink")],
+    ids=["local", "tcp"],
 )
 async def test_each_scheme_has_the_links_of_its_network(network, address, kind):
     async with link_pair(network, address=address) as (near, far):

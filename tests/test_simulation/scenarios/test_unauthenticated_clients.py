@@ -63,7 +63,7 @@ ABLATIONS = {
     ): "who breaks a rule is shown out",
     Ablation(
         "senders that wait for room are woken when the whole queue leaves at once",
-        "transport/tcp.py",
+        "transport/stream.py",
         "if self._room and (self._writing or unsent <= self._config.low_water_bytes):",
         "if self._room and unsent <= self._config.low_water_bytes:",
     ): "all are answered",

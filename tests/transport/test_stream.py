@@ -35,7 +35,7 @@ from transport.greeter import Greeter
 from transport.handshake import ClientHandshake
 from transport.keys import Secret, derive
 from transport.sockets import checks_payloads, is_loopback, parse_tcp_address
-from transport.tcp import TcpLink
+from transport.stream import StreamLink
 
 TOKEN = b"a token of tests"
 ONCE = RetrySchedule(attempts=1)
@@ -399,8 +399,8 @@ class CountingTransport:
 
 async def test_small_frames_of_one_iteration_leave_in_one_write() -> None:
     async with link_pair(network()) as (near, far):
-        assert isinstance(near, TcpLink)
-        assert isinstance(far, TcpLink)
+        assert isinstance(near, StreamLink)
+        assert isinstance(far, StreamLink)
         counting = near._transport = CountingTransport(near._transport)  # type: ignore[assignment]
         for number in range(20):
             near.send_nowait(Message(type="note", meta=encode(number)))
@@ -421,7 +421,7 @@ async def test_frames_waiting_for_the_end_of_the_iteration_end_with_the_connecti
     loop, errors = asyncio.get_running_loop(), list[dict[str, object]]()
     loop.set_exception_handler(lambda _, context: errors.append(context))
     async with link_pair(network()) as (near, _):
-        assert isinstance(near, TcpLink)
+        assert isinstance(near, StreamLink)
         near._transport.abort()
         near.send_nowait(Message(type="note"))
         assert near._turn, "it leaves at once: nothing is tested"
@@ -433,13 +433,13 @@ async def test_frames_waiting_for_the_end_of_the_iteration_end_with_the_connecti
 async def test_a_deadline_wakes_a_link_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines are finer than the clock of a loop, which rounds them."""
     woken: list[float] = []
-    on_timer = TcpLink._on_timer
+    on_timer = StreamLink._on_timer
 
-    def counted(link: TcpLink) -> None:
+    def counted(link: StreamLink) -> None:
         woken.append(link._timer_at)
         on_timer(link)
 
-    monkeypatch.setattr(TcpLink, "_on_timer", counted)
+    monkeypatch.setattr(StreamLink, "_on_timer", counted)
     async with link_pair(network()) as (near, _):
         for number in range(10):
             with pytest.raises(CallTimeout):
@@ -459,7 +459,7 @@ async def test_a_silent_peer_ends_the_link() -> None:
 async def test_pings_bring_an_idle_link_one_sign_of_life_after_the_other() -> None:
     async with link_pair(network(ping_every_s=0.02)) as (near, far):
         for link in (near, far):
-            assert isinstance(link, TcpLink)
+            assert isinstance(link, StreamLink)
             for _ in range(3):
                 heard = link._conversation.last_heard
                 while link._conversation.last_heard == heard:  # noqa: ASYNC110 - bytes have no event
@@ -492,7 +492,7 @@ async def test_a_peer_that_never_reads_is_given_up() -> None:
 @pytest.mark.parametrize(("checksum", "flags"), [("auto", 0), ("on", CHECKED), ("off", 0)])
 async def test_payloads_have_a_checksum_as_configured_and_on_one_host_none(checksum: str, flags: int) -> None:
     async with link_pair(network(checksum=checksum)) as (near, far):
-        assert isinstance(near, TcpLink)
+        assert isinstance(near, StreamLink)
         counting = near._transport = CountingTransport(near._transport)  # type: ignore[assignment]
         near._descriptor = -1  # large frames, too, pass the transport
         for size in (7, 100_000, 1 << 20):
@@ -531,7 +531,7 @@ async def test_the_kernel_probes_the_machine_of_a_peer() -> None:
     net = network(probe_after_s=7, probe_every_s=2, unacknowledged_s=0.5)
     async with link_pair(net) as links:
         for link in links:
-            assert isinstance(link, TcpLink)
+            assert isinstance(link, StreamLink)
             sock = link._transport.get_extra_info("socket")
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             kept = [

@@ -1,4 +1,4 @@
-"""Links over TCP.
+"""Links over a stream: TCP, or a Unix socket between processes of one host (`shared.py`).
 
 Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all other parts of a
 small call. A callback therefore sends the small frames of one iteration of the loop in one write. Two cases
@@ -33,7 +33,7 @@ TURN_BYTES = 64 << 10
 _PONG_FRAME = head(PONG, 0, b"", 0)
 
 
-class TcpLink(Link, asyncio.BufferedProtocol):
+class StreamLink(Link, asyncio.BufferedProtocol):
     """A link over an established, authenticated connection."""
 
     takes_lent = True
