@@ -18,10 +18,10 @@ shards with their sets of groups, while training goes on: after each kill, and w
 shard must have all groups of each ended epoch except the skipped ones, and exactly the counts of the groups
 in its sets; in `bsp`, where a sum is a mean, a count is at most the number of the image's groups.
 
-With `--bits SEEDS` a training of digits in `bsp` must end with the bits of an undisturbed one, whichever data
-servers, dealers and drivers are killed: in a run from its begin; in a run that goes on with `--resume` after
-all processes were killed; and in one that goes on from disks, beside an undisturbed one that goes on from the
-same disks. `--kills` is then the number of each run.
+With `--bits SEEDS` a training of digits in `bsp` must end with the bits of an undisturbed one, whichever
+processes are killed: data servers, dealers and drivers, in a run from its begin and in one that goes on with
+`--resume` after all processes were killed; these or all processes, in a run on disks; and all processes of
+`train --processes --store`, at any time. `--kills` is then the number of each run.
 
 Rows, one per kind and mode: kills; audits, epochs, and faults, of which there must be none; the longest time
 from a kill to the next trained group, in seconds.
@@ -29,8 +29,8 @@ from a kill to the next trained group, in seconds.
 
 import asyncio
 import hashlib
+import os
 import random
-import shutil
 import signal
 import socket
 import sys
@@ -68,6 +68,7 @@ from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.traffic import Traffic
 from benchmarks._tally import IMAGES, write_files
+from benchmarks.controller_gaps import children_of
 from benchmarks.harness import ROOT, Option, Row, run
 from transport import BufferPool, Identity, TransportError
 
@@ -122,6 +123,7 @@ class Roles:
         servers: int = 2,
         workers: int = 2,
         disks: bool = False,
+        by_hand: bool = True,
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.where = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -137,7 +139,10 @@ class Roles:
             words = ("worker", "--id", f"worker-{number}", "--threads", "1", *LAYER, "--join", self.where)
             self._commands[f"worker-{number}"] = words
         fixed = ("--replicas", "2", "--servers", str(servers), "--kernels", "numpy", "--seed", str(SEED))
-        self._commands["driver"] = ("train", "--attach", *join, "--quiet", *fixed, *driver)
+        self._commands["driver"] = ("train", "--attach", *join, *fixed, *driver)
+        if not by_hand:
+            one = ("--processes", "--data", data, "--data-servers", "2", "--threads", "1", "--flush-s", "0.2")
+            self._commands = {"driver": ("train", "--store", str(folder / "store"), *one, *fixed, *driver)}
         self.over = asyncio.Event()
         """Whether the driver has ended without an error."""
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -168,12 +173,13 @@ class Roles:
             await asyncio.sleep(PAUSE_S)
 
     def kill(self, names: Sequence[str]) -> None:
-        """Kill processes."""
+        """Kill processes, with the roles that they have started."""
         for name in names:
             process = self._running.get(name)
             if process is not None and process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGKILL)
+                for pid in (process.pid, *children_of(process.pid, b"--id")):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def everything(self) -> list[str]:
         """Return the names of all processes."""
@@ -433,10 +439,20 @@ LEARNING = (
 )  # fmt: skip
 """Options of a training of digits whose values must have the bits of an undisturbed one."""
 
-SETUPS = ("by hand", "resumed", "on disks")
-"""Trainings of `--bits`. In the last two all processes are killed first; the training then goes on."""
+OF_ROLES = ("dealer", "data servers", "driver")
 
-DISTURBANCES = ("dealer", "data servers", "driver")
+SETUPS = {
+    "by hand": OF_ROLES,
+    "resumed": OF_ROLES,
+    "on disks": (*OF_ROLES, "everything"),
+    "one command": ("everything",),
+}
+"""Trainings of `--bits`, and the kinds of their kills. Before a resumed one all processes are killed."""
+
+WENT_ON = b"goes on from the disks of its servers"
+
+EPOCH, LOG_BYTES = b": loss ", 1 << 20
+"""Text in the line of each epoch that `train` has trained, and maximum size of its log, in bytes."""
 
 
 async def in_progress(roles: Roles, after: int) -> tuple[int, str]:
@@ -450,6 +466,16 @@ async def in_progress(roles: Roles, after: int) -> tuple[int, str]:
                     return found.epoch.number, found.dealing
             await asyncio.sleep(PAUSE_S)
     return 0, ""
+
+
+async def printed(log: Path, before: int) -> int:
+    """Wait until the log has a further epoch; return the number of trained epochs, some trained again."""
+    async with asyncio.timeout(RETURN_S), Disk() as disk:
+        while True:
+            found = (await disk.read_bytes(log, LOG_BYTES)).count(EPOCH)
+            if found > before:
+                return found
+            await asyncio.sleep(PAUSE_S)
 
 
 def trains(cluster: ClusterMap, after: int) -> bool:
@@ -469,25 +495,22 @@ async def checkpointed(folder: Path) -> None:
             await asyncio.sleep(PAUSE_S)
 
 
-def learning_roles(folder: Path, setup: str, *, again: bool) -> Roles:
-    """Make the roles of a training of digits, which goes on if all of them were killed."""
+def learning_roles(folder: Path, setup: str, *, again: bool = False) -> Roles:
+    """Make the roles of a training of digits."""
     checkpoints = str(folder / "checkpoints")
     words: tuple[str, ...] = (*LEARNING, "--out", str(folder / "out"))
     if setup == "resumed":
         saves = ("--checkpoint", checkpoints, "--checkpoint-every", "200")
         words += ("--resume", checkpoints) if again else saves
-    return Roles(folder, words, data="digits", disks=setup == "on disks")
+    return Roles(folder, words, data="digits", disks=setup == "on disks", by_hand=setup != "one command")
 
 
-async def kill_everything(folder: Path, setup: str, dice: random.Random) -> None:
-    """Train until there is something to go on from, and kill all processes."""
-    roles = learning_roles(folder, setup, again=False)
+async def kill_everything(folder: Path, dice: random.Random) -> None:
+    """Train until there is a checkpoint, and kill all processes."""
+    roles = learning_roles(folder, "resumed")
     roles.start()
     try:
-        if setup == "resumed":
-            await checkpointed(folder / "checkpoints")
-        else:
-            await in_progress(roles, 1)
+        await checkpointed(folder / "checkpoints")
         await asyncio.sleep(dice.uniform(0, LATEST_S))
     finally:
         await roles.end()
@@ -496,16 +519,19 @@ async def kill_everything(folder: Path, setup: str, dice: random.Random) -> None
 async def learned(
     folder: Path, setup: str, dice: random.Random, *, kills: int
 ) -> tuple[str, Counter[str], int]:
-    """Train digits to the end; return the digest of the model, the kills, and the epoch of the last one."""
-    roles, number, done = learning_roles(folder, setup, again=setup != "by hand"), 0, Counter[str]()
+    """Train digits to the end; return the digest of the model, the kills, and the epoch before the last."""
+    roles, number, dealer, done = learning_roles(folder, setup, again=True), 0, "", Counter[str]()
     roles.start()
     try:
         while done.total() < kills:
-            number, dealer = await in_progress(roles, number)
+            if setup == "one command":
+                number = await printed(folder / "log", number)
+            else:
+                number, dealer = await in_progress(roles, number)
             await asyncio.sleep(dice.uniform(0, LATEST_S))
             if roles.over.is_set():
                 break
-            kind = dice.choice(DISTURBANCES)
+            kind = dice.choice(SETUPS[setup])
             roles.kill([dealer] if kind == "dealer" else victims(roles, kind, dice))
             done[kind] += 1
         async with asyncio.timeout(2 * RETURN_S):
@@ -520,25 +546,22 @@ async def compare(setup: str, seed: int, expected: str, arguments: Namespace) ->
     """Compare the bits of a disturbed training with those of an undisturbed one."""
     dice = random.Random(f"{seed}/{setup}")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as parent:
-        folder, found, error, done, number = Path(parent) / "a", "", "", Counter[str](), 0
-        folder.mkdir()
+        folder, found, error, done, number = Path(parent), "", "", Counter[str](), 0
         try:
-            if setup != "by hand":
-                await kill_everything(folder, setup, dice)
-            if setup == "on disks":
-                # The step in progress is lost with all servers, so the rest is trained twice from one state.
-                other = Path(shutil.copytree(folder, Path(parent) / "b"))
-                expected, _, _ = await learned(other, setup, dice, kills=0)
+            if setup == "resumed":
+                await kill_everything(folder, dice)
             found, done, number = await learned(folder, setup, dice, kills=arguments.kills)
         except (TimeoutError, ValueError) as failed:
             error = repr(failed)
+        log = (folder / "log").read_bytes()
         if error or found != expected:
-            (arguments.folder / f"bits-{setup}-{seed}.log").write_bytes((folder / "log").read_bytes())
+            (arguments.folder / f"bits-{setup}-{seed}.log").write_bytes(log)
     return {
         "case": f"bits, {setup}",
         "seed": seed,
         "kills": dict(done),
-        "last_killed_in_epoch": number,
+        "went_on_from_disks": log.count(WENT_ON),
+        "last_killed_after_epoch": number,
         "digest": found[:16],
         "expected": expected[:16],
         "error": error,
@@ -551,7 +574,7 @@ async def bits(arguments: Namespace) -> AsyncIterator[Row]:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         expected, _, _ = await learned(Path(folder), "by hand", random.Random(), kills=0)
     for seed in range(arguments.seed, arguments.seed + arguments.bits):
-        for setup in SETUPS:
+        for setup in arguments.setup or SETUPS:
             yield await compare(setup, seed, expected, arguments)
 
 
@@ -577,5 +600,6 @@ if __name__ == "__main__":
         kind=Option([], "default: all", choices=KINDS, repeated=True),
         mode=Option([], "default: all", choices=[mode.name for mode in MODES], repeated=True),
         bits=Option(0, "seeds of each setup of bits in bsp"),
+        setup=Option([], "setups of bits; default: all", choices=list(SETUPS), repeated=True),
         folder=Option(Path(tempfile.gettempdir()), "for files and logs", type=Path),
     )
