@@ -144,6 +144,7 @@ _NO_CUTS = "no record has the messages between its workers"
 _AS_STALE = "every step is as stale as {lag}; lower the {rate}"
 _NO_LAYERS = "a step has no layers to cut; add replicas"
 _PUSHES = "it is about pushes, each of which goes to the disk"
+_ONE_CLOCK = "the disks keep all shards at one clock, so that the run goes on with the same bits"
 """Reasons of modes, for the fields below."""
 
 _OF_ALL = Of("controller", "ps", "data", "worker")
@@ -371,9 +372,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     link: Annotated[LinkKind, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
     """Links between processes of one host: shared (a Unix socket, and shared memory for tensors), tcp, or
     auto (shared where that is possible)."""
-    ack: Annotated[_Ack, CHANGES, Not(RECORDED, _PUSHES, _DURABLE), Not(IN_PLACE, _NO_PUSHES, _DURABLE)] = (
-        "auto"
-    )
+    ack: Annotated[
+        _Ack,
+        CHANGES,
+        Not(RECORDED, _PUSHES, _DURABLE),
+        Not(IN_PLACE, _NO_PUSHES, _DURABLE),
+        Not(BSP, _ONE_CLOCK, _DURABLE),
+    ] = "auto"
     """When a push is acknowledged: in the memory of one server (single), of all copies in sync (replicated),
     or on their disks too (durable)."""
     flush_s: Annotated[float, Meta(ge=0.01, le=3600.0), SECONDS, CHANGES, Of("ps"), Only(ON_DISK)] = FLUSH_S

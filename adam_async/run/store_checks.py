@@ -38,6 +38,8 @@ def check_store(store: StoreRecord) -> str:
         return "in_place is for the store of a program"
     if store.in_place and store.durable:
         return "in_place changes values without pushes, and durable is about pushes: set one of them only"
+    if store.takes_cuts and store.durable:
+        return "durable keeps each push, and disks keep a run in bsp at one clock: set one of them only"
     if store.in_place and store.copies > 1:
         return f"in_place allows one copy, and copies is {store.copies}: set one of them only"
     if store.in_place and any(isinstance(rule, ImportedRule) for rule in store.rules):

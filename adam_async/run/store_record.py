@@ -251,11 +251,8 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_cuts(self) -> bool:
-        """Whether servers with a disk keep the store at one clock of all bundles: a run in bsp.
-
-        With durable pushes the disks keep each push instead.
-        """
-        return bool(self.program) and self.summed_weight > 0 and not self.durable
+        """Whether servers with a disk keep the store at one clock of all bundles: a run in bsp."""
+        return bool(self.program) and self.summed_weight > 0
 
     @property
     def fixed(self) -> tuple[Any, ...]:

@@ -143,7 +143,6 @@ MODES = {
     "several copies": {"controllers": 3, "servers": 3, "copies": 2, "shard_bytes": 16 << 10},
     "durable": {"ack": "durable", "servers": 2, "shard_bytes": 4 << 10},
     "durable copies": {"ack": "durable", "controllers": 3, "servers": 2, "copies": 2},
-    "durable bsp": {"ack": "durable", "consistency": "bsp", "replicas": 2},
 }
 
 

@@ -254,6 +254,10 @@ def test_all_workers_of_a_replica_have_as_many_groups_in_flight_as_the_one_with_
             "ack=durable excludes record=True: it is about pushes, each of which goes to the disk",
         ),
         (
+            {"servers": 3, "copies": 2, "ack": "durable", "consistency": "bsp"},
+            "ack=durable excludes consistency=bsp: the disks keep all shards at one clock",
+        ),
+        (
             {"servers": 3, "controllers": 3, "min_in_sync": 2, "weights": "aliased"},
             "min_in_sync=2 needs as many copies, and there is 1 with weights=aliased: leave one of them out",
         ),
