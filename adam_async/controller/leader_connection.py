@@ -67,8 +67,9 @@ LATE_S = 0.2
 PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
 """Pauses between rounds without a leader, in seconds."""
 
-WARN_S = 2.0
-"""Duration of a search after which a warning is logged, in seconds."""
+WARN_S = 5.0
+"""Duration of a search after which a warning is logged, in seconds: longer than the `LISTEN_S` of a
+controller that starts."""
 
 ONCE = RetrySchedule(attempts=1)
 
