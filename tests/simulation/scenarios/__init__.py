@@ -16,7 +16,8 @@ several scenarios.
     wire_faults.py                            cuts, low bandwidth, resets, lost answers
 `pushes` and `power`: stores with copies of each shard (failover), and stores on disks
     pushes.py, power.py                       losses of single servers; power cuts, faults, return from disks
-    cluster.py, power_cluster.py              controllers and servers, also for `training`; servers with disks
+    cluster.py, disk_watch.py                 controllers and servers, also for `training`; observed disks
+    power_faults.py                           losses of all servers, trouble of their disks, also for `cuts`
     bundle_watch.py                           observed copies of all bundles, also for `training`
     store_clients.py                          clients that push and pull, also for `training`
     server_faults.py                          faults of servers with copies, also for `training`

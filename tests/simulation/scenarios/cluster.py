@@ -1,12 +1,12 @@
 """Simulated controllers and parameter servers, and observations of them from outside.
 
-A cluster has three controllers with a disk each, or a single one without a disk, and parameter servers.
-`bundle_watch` observes the bundles of the servers.
+A cluster has three controllers with a disk each, or a single one without a disk, and parameter servers, which
+may have disks, too. `bundle_watch` observes the bundles of the servers, and `disk_watch` their disks.
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,22 @@ from adam_async.controller.consensus_node import ConsensusSetup
 from adam_async.controller.log_file import LogFile
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
+from adam_async.errors import AdamError
 from adam_async.messages import role_table, table_among
 from adam_async.parameter_server.bundle_copy import BundleCopy
+from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.replication.log import Entry
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.persistence.keys import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.machine import ProcessMemory
 from tests.simulation.scenario import Ledger, Node, World, takes_at_once
 from tests.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
+from tests.simulation.scenarios.disk_watch import DiskWatch
 from transport import Budget, BufferPool, Identity, LinkConfig, RoleTable, Secret, TcpNetwork
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
@@ -35,6 +39,9 @@ SERVERS = ("ps-0", "ps-1", "ps-2", "ps-3")
 
 TOKEN = b"a token of the simulated cluster"
 FOLDER = Path("/controller")
+SHARDS = Path("/shards")
+"""Folders of a controller, and of a server."""
+
 LINKS = LinkConfig(
     ping_every_s=0.5,
     dead_after_s=2.0,
@@ -93,11 +100,13 @@ class Cluster:
         servers: Names of the parameter servers.
         single: Whether one controller without a disk runs, in place of three.
         may_be_apart: Whether the seed draws `APART`.
+        flush: How servers write to their disks; None: they have no disks.
 
     Attributes:
         addresses: Addresses of all controllers, by name.
         controllers: Running controllers, by name.
         bundles: Observations of servers and bundles.
+        disks: Observations of the servers' disks.
         servers: Newest incarnation of each parameter server, by name.
         networks: Network of the newest incarnation of each machine, by name.
     """
@@ -111,15 +120,18 @@ class Cluster:
         waits: Waits = WAITS,
         single: bool = False,
         may_be_apart: bool = True,
+        flush: FlushSettings | None = None,
     ) -> None:
         self.addresses = dict(list(CONTROLLERS.items())[:1]) if single else CONTROLLERS
         self.controllers: dict[str, Controller] = {}
         self.bundles = BundleWatch(world, ledger)
         self.servers = self.bundles.servers
+        self.disks = DiskWatch(ledger)
         self.networks: dict[str, TcpNetwork] = {}
         self._world = world
         self._ledger = ledger
         self._waits = waits
+        self._flush = flush
         self._is_apart = may_be_apart and world.loop.dice("paths").chance(0.5)
         ledger.counts[APART] += self._is_apart
         self._term = 0
@@ -169,6 +181,14 @@ class Cluster:
             await asyncio.Event().wait()
 
     async def _run_server(self, node: Node) -> None:
+        """Run a server, which may end if its disk fails."""
+        try:
+            await self._serve(node)
+        except* (AdamError, OSError):
+            if node.name not in self.disks.failing:
+                raise
+
+    async def _serve(self, node: Node) -> None:
         settings = self._member("ps", node)
         incarnation = settings.identity.incarnation
         self.bundles.ended(node.name)
@@ -189,10 +209,32 @@ class Cluster:
     def _applies(self, copy: BundleCopy, entry: Entry, parts: Sequence[Part]) -> None:
         """Check the next entry of a copy. Raises Violation."""
         self.bundles.applies(copy, entry, parts)
+        if self._flush is not None:
+            served = self.servers[copy.me[0]].served[copy.record.store, copy.home]
+            self.disks.logged.applies(copy, served.store, entry, parts)
 
-    def _server_disk(self, node: Node) -> AbstractAsyncContextManager[ServerDisk | None]:
+    @asynccontextmanager
+    async def _server_disk(self, node: Node) -> AsyncIterator[ServerDisk | None]:
         """Open the disk of a server's stores; None: they are in memory only."""
-        return nullcontext()
+        if self._flush is None:
+            yield None
+            return
+        async with node.open_disk() as states, node.open_disk() as entries:
+            ports = DiskPorts(
+                states=states,
+                entries=entries,
+                clock=asyncio.get_running_loop().time,
+                wall_clock=lambda: SINCE_1970_S + self._world.now,
+                settings=self._flush,
+                observe=self.disks.saved,
+            )
+            async with ServerDisk(SHARDS, ports).opened() as disk:
+                await self._opened(node.name, disk)
+                yield disk
+
+    async def _opened(self, name: str, disk: ServerDisk) -> None:
+        """Check a disk that was opened. Raises Violation."""
+        await self.disks.opened(name, disk)
 
     # --- observations ------------------------------------------------------------------------
 

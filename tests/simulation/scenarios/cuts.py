@@ -11,8 +11,6 @@ images. A cut that the map showed as complete stays, and a disk has few cuts (`c
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import numpy as np
 
@@ -20,22 +18,18 @@ from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, first_cause
-from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.server_disk import ServerDisk
-from adam_async.persistence.keys import FlushSettings
 from adam_async.run.config import Config, Waits
 from adam_async.run.cut_reports import NO_CLOCK, complete_clock, reports_in_sync
 from adam_async.run.result import RunResult
 from tests.simulation.checkers.cuts import KeptCuts
-from tests.simulation.faults import check_noticed, is_running, strike_all, until
+from tests.simulation.faults import check_noticed, strike_all, until
 from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from tests.simulation.pool import SimulatedPool
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World
-from tests.simulation.scenarios.cluster import CONTROLLERS, SINCE_1970_S
-from tests.simulation.scenarios.disk_faults import mend_disk
-from tests.simulation.scenarios.power_cluster import SHARDS
-from tests.simulation.scenarios.server_faults import SHORT_STEP_S
+from tests.simulation.scenarios.power_faults import BLACKOUT, FULL_DISKS, SLOW_DISKS, PowerFaults
+from tests.simulation.scenarios.server_faults import POWER
 from tests.simulation.scenarios.training import run_result
 from tests.simulation.scenarios.training_cluster import (
     DATA_SERVERS,
@@ -46,8 +40,6 @@ from tests.simulation.scenarios.training_cluster import (
 )
 from tests.simulation.scenarios.training_setups import Setup, setup_of
 from transport import TransportError
-
-POWER, BLACKOUT, FULL, SLOW = "power", "blackout", "full-disks", "slow-disks"
 
 TRAINED = Config(
     epochs=3,
@@ -78,12 +70,6 @@ SAVED_S = 60.0
 LAST_S = 4.0
 """Latest start of a fault after the one before, in seconds."""
 
-WRITING_S = 2.0
-"""Time limit of the wait for a write, in seconds."""
-
-ROOM_BYTES = 8192
-"""Upper bound of the free space on a full disk, in bytes."""
-
 AGAIN_S = 0.5
 """Pause of the driver after an error, in seconds."""
 
@@ -105,23 +91,12 @@ class CutsCluster(TrainingCluster):
     def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
         self.cuts = KeptCuts()
         self.calm: RunResult | None = None
-        super().__init__(world, setup, ledger)
+        super().__init__(world, setup, ledger, on_disks=True)
 
-    @asynccontextmanager
-    async def _server_disk(self, node: Node) -> AsyncIterator[ServerDisk | None]:
-        loop = self._world.loop
-        async with node.open_disk() as states, node.open_disk() as entries:
-            ports = DiskPorts(
-                states=states,
-                entries=entries,
-                clock=loop.time,
-                wall_clock=lambda: SINCE_1970_S + self._world.now,
-                settings=FlushSettings(flush_s=self.setup.config.flush_s),
-            )
-            async with ServerDisk(SHARDS, ports).opened() as disk:
-                self.cuts.opened(node.name, disk)
-                self._ledger.counts[CUTS_READ] = self.cuts.read
-                yield disk
+    async def _opened(self, name: str, disk: ServerDisk) -> None:
+        await super()._opened(name, disk)
+        self.cuts.opened(name, disk)
+        self._ledger.counts[CUTS_READ] = self.cuts.read
 
     async def _run_driver(self, node: Node) -> RunResult:
         """Train both runs; after a loss continue the second one, and again after an error."""
@@ -166,63 +141,34 @@ class CutsCluster(TrainingCluster):
             assert self.complete >= NO_CLOCK
 
 
-class CutsFaults:
-    """Carries out the faults of a plan, one after the other."""
+class CutsFaults(PowerFaults):
+    """Carries out the faults of a plan.
+
+    Attributes:
+        strikes: Faults by kind, for `faults.strike_all`.
+    """
 
     def __init__(self, world: World, cluster: CutsCluster) -> None:
-        self._world = world
-        self._cluster = cluster
-        self._dice = world.dice.fork("cuts")
-        self._servers = cluster.setup.servers
-        self._one = asyncio.Lock()
-        self.strikes = dict.fromkeys((POWER, BLACKOUT, FULL, SLOW), self._strike)
+        super().__init__(world, cluster, cluster.setup.servers, (*WORKERS, *DATA_SERVERS, "driver"))
+        self._cuts = cluster
+        self.strikes = dict.fromkeys((POWER, BLACKOUT, FULL_DISKS, SLOW_DISKS), self._strike)
+
+    def _lost(self, fault: Fault) -> None:
+        self._cuts.cuts.lost()
 
     async def _strike(self, world: World, fault: Fault) -> None:
+        """End all machines, or trouble some disks, once the disks have a cut of the second run."""
         async with self._one:
-
-            def is_over() -> bool:
-                return self._cluster.is_over
-
-            await until(world, lambda: is_over() or self._cluster.complete != NO_CLOCK, SAVED_S)
+            cluster = self._cuts
+            await until(world, lambda: cluster.is_over or cluster.complete != NO_CLOCK, SAVED_S)
             await asyncio.sleep(self._dice.between(0.0, LAST_S / 4))
-            check_noticed(not is_over())
-            if fault.kind in (FULL, SLOW):
-                await self._trouble(fault)
+            check_noticed(not cluster.is_over)
+            if fault.kind in (FULL_DISKS, SLOW_DISKS):
+                await self._trouble(
+                    fault, [world.node(name) for name in self._servers if self._dice.chance(0.7)]
+                )
             else:
                 await self._end_all(fault)
-
-    async def _trouble(self, fault: Fault) -> None:
-        """Fill or slow down the disks of some servers; in half of the cases the power fails meanwhile."""
-        nodes = [self._world.node(name) for name in self._servers if self._dice.chance(0.7)]
-        for node in nodes:
-            if fault.kind == SLOW:
-                node.disk_conditions.sync_s = fault.amount
-            else:
-                node.disk_model.capacity_bytes = node.disk_model.used_bytes + self._dice.below(ROOM_BYTES)
-        await asyncio.sleep(fault.lasts_s)
-        if self._dice.chance(0.5) and not self._cluster.is_over:
-            await self._end_all(fault)
-        for node in nodes:
-            mend_disk(node)
-
-    async def _end_all(self, fault: Fault) -> None:
-        """Cut the power of all machines, and start them again with their disks."""
-        if fault.amount:
-            node = self._world.node(self._dice.choose(list(self._servers)))
-            await until(self._world, lambda: node.disk_model.has_unsynced(SHARDS), WRITING_S, SHORT_STEP_S)
-        check_noticed(not self._cluster.is_over)
-        names = [*self._servers, *WORKERS, *DATA_SERVERS, "driver"]
-        if fault.kind == BLACKOUT:
-            names += CONTROLLERS
-        ended = [name for name in names if is_running(self._world.node(name))]
-        self._cluster.cuts.lost()
-        for name in ended:
-            self._cluster.controllers.pop(name, None)
-            self._world.node(name).crash()
-        await asyncio.sleep(fault.lasts_s)
-        for name in ended:
-            mend_disk(self._world.node(name))
-            self._world.node(name).restart()
 
 
 def draw_plan(dice: RandomStream) -> Plan:
@@ -232,13 +178,13 @@ def draw_plan(dice: RandomStream) -> Plan:
         "servers": dice.choose(SERVERS),
         **dice.choose(RULES),
     }
-    kinds = [POWER, dice.choose((POWER, BLACKOUT)), dice.choose((POWER, FULL, SLOW))]
+    kinds = [POWER, dice.choose((POWER, BLACKOUT)), dice.choose((POWER, FULL_DISKS, SLOW_DISKS))]
     faults = [
         Fault(
             at_s=round(1.0 + dice.between(0.0, LAST_S), 3),
             kind=kind,
             lasts_s=round(dice.between(0.3, 3.0), 3),
-            amount=round(dice.between(0.05, 0.5), 3) if kind == SLOW else float(dice.chance(0.7)),
+            amount=round(dice.between(0.05, 0.5), 3) if kind == SLOW_DISKS else float(dice.chance(0.7)),
         )
         for kind in kinds
     ]
@@ -278,7 +224,7 @@ CUTS = Scenario(
     kinds=(POWER,),
     least_operations=IMAGES,
     limit_s=600.0,
-    marks=(GOES_ON, CUTS_READ, BLACKOUT, FULL, SLOW),
+    marks=(GOES_ON, CUTS_READ, BLACKOUT, FULL_DISKS, SLOW_DISKS),
     plan=draw_plan,
     run=run,
 )

@@ -9,7 +9,7 @@ other copies of its shards are whole. In half of the plans with copies one array
 to it after the start, so servers that join again take its piece from their disks.
 
 The invariants: the disks give back states that servers gave to them, none older than at the last start
-(`checkers.saved_states`). The store comes back with each push once or never (`checkers.saved_pushes`). In
+(`checkers.saved_pushes`). The store comes back with each push once or never (`checkers.saved_pushes`). In
 mode `durable` it has all acknowledged pushes; in the other modes it may lack those of at most the last two
 intervals of writing, counted back from the loss, or from an earlier loss of a primary that no other server
 has replaced. After the return each push is applied at most once. As in `pushes`, the copies of a bundle are
@@ -17,10 +17,13 @@ equal. In bsp the loss of a store also loses its step in progress.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from adam_async.parameter_server.server_disk import is_saved
+from adam_async.persistence.keys import FlushSettings
 from adam_async.persistence.scan import SUFFIX
 from tests.simulation.checkers.saved_pushes import Losses
 from tests.simulation.faults import STEP_S, Strike, check_noticed, is_running, strike_all, until
@@ -28,24 +31,21 @@ from tests.simulation.plan import Fault, Plan, Setting, draw_options, in_order
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World
 from tests.simulation.scenarios.bundle_watch import FAILOVERS, FROM_DISK
-from tests.simulation.scenarios.cluster import CONTROLLERS, SERVERS
+from tests.simulation.scenarios.cluster import CONTROLLERS, SERVERS, Cluster
 from tests.simulation.scenarios.disk_faults import mend_disk
-from tests.simulation.scenarios.power_cluster import (
-    QUARANTINE,
-    READ_BACK,
-    REPLAYED,
-    SEGMENT_BYTES,
-    SHARDS,
-    TORN,
-    PowerClients,
-    PowerCluster,
+from tests.simulation.scenarios.disk_watch import QUARANTINE, READ_BACK, REPLAYED, TORN
+from tests.simulation.scenarios.power_faults import (
+    BLACKOUT,
+    FULL_DISKS,
+    KILL_ALL,
+    SLOW_DISKS,
+    PowerFaults,
 )
-from tests.simulation.scenarios.pushes import PUSHERS, end
-from tests.simulation.scenarios.server_faults import POWER, SHORT_STEP_S, ServerFaults
-from tests.simulation.scenarios.store_clients import StoreClients
+from tests.simulation.scenarios.pushes import PUSHERS, SLOTS, end
+from tests.simulation.scenarios.server_faults import POWER, ServerFaults
+from tests.simulation.scenarios.store_clients import Array, StoreClients
 
-KILL_ALL, BLACKOUT, ROT, STRAND = "kill-all", "blackout", "rot", "strand"
-SLOW_DISKS, FULL_DISKS, DISK_ERROR = "slow-disks", "full-disks", "disk-error"
+ROT, STRAND, DISK_ERROR = "rot", "strand", "disk-error"
 
 ALL_KINDS = (POWER, POWER, KILL_ALL, BLACKOUT, ROT)
 """Faults that end all servers at once; a power cut is drawn twice as often as each other fault."""
@@ -58,6 +58,9 @@ SPARING_KINDS = (STRAND, "isolate", "split", "freeze")
 
 DISK_KINDS = (SLOW_DISKS, FULL_DISKS)
 """Faults of all disks that end no server."""
+
+SEGMENT_BYTES = (4 << 10, 32 << 10, 64 << 20)
+"""Sizes of a segment file to draw from, in bytes; the small ones make compaction frequent."""
 
 SAVED_S = 40.0
 """Time limit until a store is on the disks, in seconds."""
@@ -74,18 +77,21 @@ ROTTEN = 0.02
 MOST_TRIES = 50
 """Maximum number of attempts to rot a sector of a small disk."""
 
-WRITING_S = 1.5
-"""Time limit of the wait for a write, in seconds."""
-
-ROOM_BYTES = 4096
-"""Upper bound of the free space on a full disk, in bytes."""
-
 SETTLE_S = 0.5
 """Time for the rounds of writing to catch up after disks keep up again, in seconds, in addition to two
 intervals between rounds."""
 
+LOOK_S = 0.05
+"""Interval between two checks of the primaries, in seconds."""
 
-class PowerFaults:
+COLD = "cold"
+COLD_ROWS = 32
+"""Name of the array to which clients seldom push, in some plans, and number of its rows, which is one shard.
+The shard has more than a quarter of the bytes of all arrays, so one of the four bundles has this shard alone.
+The piece of that bundle seldom changes while a server is away."""
+
+
+class StoreFaults(PowerFaults):
     """Carries out the faults of a plan.
 
     Attributes:
@@ -95,24 +101,21 @@ class PowerFaults:
     def __init__(
         self,
         world: World,
-        cluster: PowerCluster,
+        cluster: Cluster,
         clients: StoreClients,
         ledger: Ledger,
         losses: Losses,
         settings: Mapping[str, Setting],
     ) -> None:
-        self._world = world
-        self._cluster = cluster
+        super().__init__(world, cluster, SERVERS)
         self._clients = clients
         self._losses = losses
-        self._ledger = ledger
         self._copies = int(settings["copies"])
         self._flush_s = float(settings["flush_s"])
-        self._dice = world.dice.fork("power")
-        self._one = asyncio.Lock()
-        """Lock held by the one fault in progress."""
-        self._was_saved = False
-        self._servers = ServerFaults(
+        self._was_saved = self._rots = False
+        self._rotten = 0
+        """Number of sectors that the last rot has damaged."""
+        self._of_one = ServerFaults(
             world,
             cluster.bundles,
             ledger,
@@ -121,14 +124,13 @@ class PowerFaults:
             is_over=lambda: not clients.are_going_on,
         )
         own: dict[str, Strike] = {
-            **dict.fromkeys(set(ALL_KINDS), self._end_all),
+            **dict.fromkeys(set(ALL_KINDS), self._lose_all),
             **dict.fromkeys(SPARING_KINDS, self._spare),
+            **dict.fromkeys(DISK_KINDS, self._disks),
             STRAND: self._strand,
             "kill": self._end_one,
             "crash": self._end_one,
             DISK_ERROR: self._disk_error,
-            SLOW_DISKS: self._slow_disks,
-            FULL_DISKS: self._full_disks,
         }
         self.strikes: dict[str, Strike] = {kind: self._alone(strike) for kind, strike in own.items()}
 
@@ -144,10 +146,16 @@ class PowerFaults:
 
         return strike_alone
 
+    def _is_saved(self) -> bool:
+        """Return whether the primaries of an open store have reported that the store is on their disks."""
+        cluster = self._cluster.bundles.map
+        stores = [store for store in cluster.stores.values() if store.phase == "open"]
+        return any(is_saved(cluster, store) and not self._losses.has_ended(store.id) for store in stores)
+
     async def _until_saved(self) -> None:
         """Wait until the open store is on the disks. Raises Missed if the workload has ended."""
         until = self._world.now + SAVED_S
-        while not self._cluster.is_saved(self._losses):
+        while not self._is_saved():
             check_noticed(self._clients.are_going_on)
             if self._world.now > until:
                 problem = self._cluster.bundles.lacking() or "its servers have not reported that"
@@ -155,46 +163,44 @@ class PowerFaults:
             await asyncio.sleep(STEP_S)
         self._was_saved = True
 
+    async def watch_primaries(self) -> None:
+        """Note at intervals whether all shards of the open stores have their primaries."""
+        bundles = self._cluster.bundles
+        while True:
+            await asyncio.sleep(LOOK_S)
+            stores = {store.id for store in bundles.map.stores.values() if store.phase == "open"}
+            primaries = [each.primary for each in bundles.map.bundles.values() if each.store in stores]
+            self._losses.looked(all_led=all(each is not None and bundles.is_well(each) for each in primaries))
+
     # --- losses ------------------------------------------------------------------------------
 
-    async def _end_all(self, world: World, fault: Fault, heal: Callable[[], None] = lambda: None) -> None:
-        """End all servers at once, in a blackout also the controllers, and start them again with their disks.
+    def _note_loss(self) -> None:
+        """Note that the stores in the map have lost servers that they cannot spare."""
+        for store in self._cluster.bundles.map.stores.values():
+            self._losses.ended(store.id)
 
-        With `amount` 1 the fault first waits until a disk is being written, for `WRITING_S` at most.
-        """
-        if fault.amount:
-            await self._until_writing()
-        rots = fault.kind == ROT and self._copies > 1 and not self._cluster.bundles.lacking()
-        self._cluster.lost(self._losses)
+    def _lost(self, fault: Fault) -> None:
+        self._rots = fault.kind == ROT and self._copies > 1 and not self._cluster.bundles.lacking()
+        self._note_loss()
         self._losses.healed()
-        ended = [name for name in SERVERS if is_running(world.node(name))]
-        if fault.kind == BLACKOUT:
-            ended += [name for name in CONTROLLERS if is_running(world.node(name))]
-        for name in ended:
-            node = world.node(name)
-            self._cluster.controllers.pop(name, None)
-            node.kill() if fault.kind == KILL_ALL else node.crash()
-        rotten = self._rot(world.node(self._dice.choose(list(SERVERS)))) if rots else 0
-        await asyncio.sleep(fault.lasts_s)
-        heal()
-        for name in ended:
-            mend_disk(world.node(name))
-            world.node(name).restart()
-        check_noticed(bool(ended) and (bool(rotten) or not rots))
-        if rots:  # a disk reports its damage until it is repaired
-            await self._until_saved()
-            self._cluster.failing.clear()
 
-    async def _until_writing(self) -> None:
-        """Wait until a server's disk has bytes that a crash may lose, for `WRITING_S` at most."""
-        node = self._world.node(self._dice.choose(list(SERVERS)))
-        await until(self._world, lambda: node.disk_model.has_unsynced(SHARDS), WRITING_S, SHORT_STEP_S)
+    def _without_power(self) -> None:
+        self._rotten = self._rot(self._world.node(self._dice.choose(list(SERVERS)))) if self._rots else 0
+
+    async def _lose_all(self, world: World, fault: Fault) -> None:
+        """End all servers at once; the disk of one of them may rot."""
+        await self._end_all(fault)
+        if self._rots:  # a disk reports its damage until it is repaired
+            check_noticed(bool(self._rotten))
+            await self._until_saved()
+            self._cluster.disks.failing.clear()
 
     def _rot(self, node: Node) -> int:
         """Flip a bit in some sectors of a server's disk; returns their number."""
-        self._cluster.failing.add(node.name)
-        self._cluster.rotten.append(node.name)
-        self._cluster.states.forget(node.name)
+        disks = self._cluster.disks
+        disks.failing.add(node.name)
+        disks.rotten.add(node.name)
+        disks.states.forget(node.name)
         flipped = 0
         for _ in range(MOST_TRIES):
             flipped = flipped or node.disk_model.rot(partial(self._may_rot, node))
@@ -214,17 +220,17 @@ class PowerFaults:
     async def _end_one(self, world: World, fault: Fault) -> None:
         """End one server, and start it again with its disk."""
         if self._copies > 1:
-            await self._servers.strikes[fault.kind](world, fault)
+            await self._of_one.strikes[fault.kind](world, fault)
             return
         node = self._running(fault)
-        self._cluster.lost(self._losses)
+        self._note_loss()
         node.crash() if fault.kind == "crash" else node.kill()
         await asyncio.sleep(fault.lasts_s)
         node.restart()
 
     async def _spare(self, world: World, fault: Fault) -> None:
         check_noticed(self._copies > 1)
-        await self._servers.strikes[fault.kind](world, fault)
+        await self._of_one.strikes[fault.kind](world, fault)
 
     async def _strand(self, world: World, fault: Fault) -> None:
         """Cut a primary off from servers and controllers, and end all servers after another one took over.
@@ -233,19 +239,19 @@ class PowerFaults:
         """
         check_noticed(self._copies > 1)
         others = [*SERVERS, *CONTROLLERS]
-        async with self._servers.victim(fault, leads=True) as name:
+        async with self._of_one.victim(fault, leads=True) as name:
             others.remove(name)
             led = set(self._cluster.bundles.led_by(name))
             for other in others:
                 world.network.cut(name, other)
-            await until(self._world, lambda: led.isdisjoint(self._cluster.bundles.led_by(name)), TAKEN_OVER_S)
+            await until(world, lambda: led.isdisjoint(self._cluster.bundles.led_by(name)), TAKEN_OVER_S)
             await asyncio.sleep(fault.lasts_s)
 
             def heal() -> None:
                 for other in others:
                     world.network.heal(name, other)
 
-            await self._end_all(world, fault, heal)
+            await self._end_all(fault, heal)
 
     def _running(self, fault: Fault) -> Node:
         node = self._world.node(fault.targets[0] if fault.targets else self._dice.choose(list(SERVERS)))
@@ -257,16 +263,16 @@ class PowerFaults:
     async def _disk_error(self, world: World, fault: Fault) -> None:
         """Let a disk fail, with `amount` 1 only its syncs; its server must end, and later restarts."""
         if self._copies > 1:
-            async with self._servers.victim(fault) as name:
+            async with self._of_one.victim(fault) as name:
                 await self._fail_disk(world.node(name), fault)
             return
         node = self._running(fault)
-        self._cluster.lost(self._losses)
+        self._note_loss()
         await self._fail_disk(node, fault)
 
     async def _fail_disk(self, node: Node, fault: Fault) -> None:
         assert node.task is not None
-        self._cluster.failing.add(node.name)
+        self._cluster.disks.failing.add(node.name)
         if fault.amount:
             node.disk_conditions.fail_syncs = 1.0
         else:
@@ -279,37 +285,17 @@ class PowerFaults:
         await asyncio.sleep(fault.lasts_s)
         mend_disk(node)
         node.restart()
-        self._cluster.failing.discard(node.name)
+        self._cluster.disks.failing.discard(node.name)
         check_noticed(ended)
 
-    async def _slow_disks(self, world: World, fault: Fault) -> None:
-        """Let each sync of all disks take `amount` seconds longer."""
-        nodes = [world.node(name) for name in SERVERS]
-        await self._trouble(fault, nodes, slow_s=fault.amount)
-
-    async def _full_disks(self, world: World, fault: Fault) -> None:
-        """Fill all disks; rounds of writing go on once the disks have room."""
-        nodes = [world.node(name) for name in SERVERS]
-        await self._trouble(fault, nodes, slow_s=0.0)
-
-    async def _trouble(self, fault: Fault, nodes: Sequence[Node], *, slow_s: float) -> None:
-        """Slow down or fill disks; in half of the cases the power fails meanwhile."""
+    async def _disks(self, world: World, fault: Fault) -> None:
+        """Slow down all disks, whose syncs take `amount` seconds longer, or fill them."""
         self._losses.troubled()
-        for node in nodes:
-            if slow_s:
-                node.disk_conditions.sync_s = slow_s
-            else:
-                room = self._dice.below(ROOM_BYTES)  # a part of an append fits
-                node.disk_model.capacity_bytes = node.disk_model.used_bytes + room
-        await asyncio.sleep(fault.lasts_s)
-        if self._dice.chance(0.5):
-            await self._end_all(self._world, fault)
-            return
-        for node in nodes:
-            mend_disk(node)
-        check_noticed(any(map(is_running, nodes)))
-        await asyncio.sleep(2 * self._flush_s + SETTLE_S + 4 * slow_s)
-        self._losses.healed()
+        nodes = [world.node(name) for name in SERVERS]
+        if await self._trouble(fault, nodes):
+            check_noticed(any(map(is_running, nodes)))
+            await asyncio.sleep(2 * self._flush_s + SETTLE_S + 4 * fault.amount)
+            self._losses.healed()
 
 
 ACKS = ("single", "replicated", "durable")
@@ -397,18 +383,23 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     settings = plan.options.settings
     permitted_s = None if settings["ack"] == "durable" else 2 * float(settings["flush_s"])
     losses = Losses(permitted_s=permitted_s, now=lambda: world.now)
-    cluster = PowerCluster(world, ledger, settings)
-    clients = PowerClients(world, cluster, ledger, settings, losses)
+    flush = FlushSettings(flush_s=float(settings["flush_s"]), segment_bytes=int(settings["segment_bytes"]))
+    cold = {COLD: {COLD: Array(rows=COLD_ROWS, split=False)}} if settings["cold"] else {}
+    workload = replace(
+        SLOTS, groups={**SLOTS.groups, **cold}, cold=COLD if cold else "", pace_s=float(settings["pace_s"])
+    )
+    cluster = Cluster(world, ledger, flush=flush)
+    clients = StoreClients(world, cluster, ledger, settings, workload, losses)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
-        looks = group.create_task(cluster.watch_primaries(losses), name="primaries")
-        faults = PowerFaults(world, cluster, clients, ledger, losses, settings)
+        faults = StoreFaults(world, cluster, clients, ledger, losses, settings)
+        looks = group.create_task(faults.watch_primaries(), name="primaries")
         await strike_all(world, plan.faults, ledger, own=faults.strikes)
         await end(world, cluster, clients, ledger, least_pushes=LEAST_PUSHES)
         watch.cancel()
         looks.cancel()
     ledger.counts[RECOVERED], ledger.counts[LOST] = losses.recovered, losses.lost
-    ledger.counts[PINS], ledger.counts[PINNED_STATES] = clients.pins.made, cluster.logged.compared
+    ledger.counts[PINS], ledger.counts[PINNED_STATES] = clients.pins.made, cluster.disks.logged.compared
 
 
 POWER_CUTS = Scenario(

@@ -5,7 +5,8 @@ In each step the client makes one or several pushes at once, each to one group o
 pulls a group. Every push adds 1 to a column of its own in each row of its group (`checkers.store_pushes`). A
 `Workload` has the arrays, and the shares of everything that a client may do.
 
-`PendingPushes` has the pushes that wait for their answers, and the time limit of these answers.
+`PendingPushes` has the pushes that wait for their answers, and the time limit of these answers. A store with
+`Losses` is on disks: it comes back after a loss of all servers, and clients use its pins, too.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.errors import AdamError, first_cause
+from adam_async.errors import AdamError, StoreError, first_cause
 from adam_async.model.rules import Sgd
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.cluster_map import ClusterMap
@@ -31,12 +32,14 @@ from adam_async.store.local_servers import ServerAccess
 from adam_async.store.opening import StoreLink
 from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
+from tests.simulation.checkers.saved_pins import SavedPins
+from tests.simulation.checkers.saved_pushes import Losses, SavedPushes
 from tests.simulation.checkers.store_pushes import Pulled, StorePushes
 from tests.simulation.plan import Setting
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Violation, World, settle
 from tests.simulation.scenarios.bundle_watch import BundleWatch
-from tests.simulation.scenarios.cluster import Cluster, network_of
+from tests.simulation.scenarios.cluster import SERVERS, Cluster, network_of
 from transport import TransportError
 
 HEALED_S = 10.0
@@ -117,6 +120,14 @@ OPEN_AGAIN_S = 0.2
 END_S = 30.0
 """Time limit for all clients to open the store, and then for their last steps, in seconds."""
 
+PIN_CHANCE, GIVE_UP, PINS_OF_CLIENT = 0.4, 0.3, 3
+"""Share of the steps after which a client uses a pin of a store on disks, share of these steps in which it
+gives one up, and number of names of a client."""
+
+FIRST, WARM_SHARE, COLD_SHARE = 3, 0.2, 0.002
+"""Number of pushes to a cold group soon after the start, share of the pushes that go to the group until then,
+and share afterwards. The first ones make its values differ from the initial ones."""
+
 PUSHED = "pushes to stores"
 """Name of the count of acknowledged pushes."""
 
@@ -140,6 +151,7 @@ class Workload:
         machines: Machines of the clients.
         reader: Machine of a client that only reads; empty for none.
         groups: Arrays that a push has together, by name of the group.
+        cold: Group to which clients seldom push; empty for none.
         columns: Number of columns: the maximum number of pushes to a group.
         pace_s: Mean pause of a client between two steps, in seconds.
         infinite: Share of pushes with a gradient that is not finite; none in bsp, where the servers would
@@ -156,6 +168,7 @@ class Workload:
     machines: tuple[str, ...]
     reader: str = ""
     groups: Mapping[str, Mapping[str, Array]]
+    cold: str = ""
     columns: int
     shard_bytes: int
     pace_s: float
@@ -213,10 +226,12 @@ class StoreClients:
     """All clients of a run, over all incarnations of their machines.
 
     Args:
-        settings: `consistency`, `copies`, `min_in_sync`, `momentum`.
+        settings: `consistency`, `copies`, `min_in_sync`, `momentum`, and with disks `ack`.
+        losses: The losses of all servers, and the pushes that they may cost; None: servers have no disks.
 
     Attributes:
         pending: Pushes without an answer.
+        pins: The pins of all clients of a store on disks.
         are_going_on: Whether the clients work: until `stop`, or until a store is full that none may delete.
     """
 
@@ -227,6 +242,7 @@ class StoreClients:
         ledger: Ledger,
         settings: Mapping[str, Setting],
         workload: Workload,
+        losses: Losses | None = None,
     ) -> None:
         self._world = world
         self._cluster = cluster
@@ -237,7 +253,13 @@ class StoreClients:
         self._copies = int(settings["copies"])
         self._min_in_sync = int(settings["min_in_sync"])
         self._momentum = MOMENTUM if settings["momentum"] else 0.0
+        self._losses = losses
+        self._is_durable = losses is not None and settings["ack"] == "durable"
+        self._newest: dict[str, SavedPushes] = {}
+        """Pushes to each group since the newest return of a store on disks."""
         self.pending = PendingPushes(world, cluster.bundles)
+        self.pins = SavedPins()
+        self._pin_dice = world.dice.fork("pins")
         self._stores: dict[str, dict[str, StorePushes]] = {}
         """Pushes by id of the store and group."""
         self._open: dict[str, OpenStore] = {}
@@ -317,6 +339,9 @@ class StoreClients:
             copies=self._copies,
             min_in_sync=self._min_in_sync,
             shard_bytes=self._workload.shard_bytes,
+            durable=self._is_durable,
+            # The newest states may be on any disk, so all servers must be back before the store is.
+            servers=len(SERVERS) if self._losses is not None else 0,
             waits=WAITS,
         )
 
@@ -324,25 +349,30 @@ class StoreClients:
         """Return the pushes to a store that a client has opened. Raises Violation."""
         pushes = self._stores.get(id)
         if pushes is None:
-            if name not in (*self._workload.machines, self._workload.reader):
-                self._check_new(id)
+            is_last = name not in (*self._workload.machines, self._workload.reader)
+            if is_last and self._losses is None:  # it may be the first that opens a store that comes back
+                raise Violation("I1", f"the store is {id}, to which no client pushed")
             self._ledger.counts["stores created"] += 1
             pushes = self._stores[id] = self._new_pushes(id)
         return pushes
 
-    def _check_new(self, id: str) -> None:
-        """Check that the last reader may be the first that opens a store. Raises Violation."""
-        raise Violation("I1", f"the store is {id}, to which no client pushed")
-
     def _new_pushes(self, id: str) -> dict[str, StorePushes]:
-        """Return the pushes to each group of a new store."""
-        workload = self._workload
-        return {
-            group: StorePushes(
-                f"{id}/{group}", rows=workload.rows(group), columns=workload.columns, summed=self._slack == 0
-            )
-            for group in workload.groups
+        """Return the pushes to each group of a new store, or of one that came back."""
+        shapes: dict[str, dict[str, Any]] = {
+            group: {
+                "rows": self._workload.rows(group),
+                "columns": self._workload.columns,
+                "summed": self._slack == 0,
+            }
+            for group in self._workload.groups
         }
+        if self._losses is None:
+            return {group: StorePushes(f"{id}/{group}", **shape) for group, shape in shapes.items()}
+        self._newest = {
+            group: SavedPushes(id, group, losses=self._losses, before=self._newest.get(group), **shape)
+            for group, shape in shapes.items()
+        }
+        return {**self._newest}
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -370,6 +400,11 @@ class StoreClients:
             await ParameterStore(link).tick()
             opened.step = link.calls.clock
             await self._pull_alone(opened)
+            if self._losses is not None and self._pin_dice.chance(PIN_CHANCE):
+                try:
+                    await self._use_pins(opened)
+                except (AdamError, TransportError) as error:
+                    self._ledger.note("pin", opened.name, str(error))
             await asyncio.sleep(dice.around(workload.pace_s))
 
     async def _tear(self, opened: OpenStore) -> None:
@@ -380,7 +415,13 @@ class StoreClients:
 
     def _draw_group(self, opened: OpenStore) -> str:
         """Draw a group that is not full; at least one must not be full."""
-        return opened.dice.choose(opened.left)
+        cold = self._workload.cold
+        warm = [group for group in opened.left if group != cold]
+        if cold in opened.left:
+            begun = self._workload.columns - opened.pushes[cold].room
+            if not warm or opened.dice.chance(WARM_SHARE if begun < FIRST else COLD_SHARE):
+                return cold
+        return opened.dice.choose(warm)
 
     async def _push(self, opened: OpenStore, group: str) -> None:
         link, pushes, dice, workload = opened.link, opened.pushes[group], opened.dice, self._workload
@@ -472,12 +513,16 @@ class StoreClients:
 
     def _pulled(self, group: str, values: Values, *, bound: int, **more: Any) -> Pulled:
         """Return pulled values in the form of the checker."""
-        arrays = [values[name].astype(np.float64) for name in self._workload.groups[group]]
-        rows: NDArray[np.float64] = np.concatenate(arrays)
+        rows = self._rows(group, values)
         if self._momentum:
             rows = np.where((rows >= 1) & (rows < MOST_MOMENTUM), 1.0, rows)
         versions = values.read.of_shards[self._workload.shards[group]].tolist()
         return Pulled(rows=rows, versions=versions, bound=bound, **more)
+
+    def _rows(self, group: str, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        """Return the rows of a group in pulled or pinned values."""
+        arrays = [values[name].astype(np.float64) for name in self._workload.groups[group]]
+        return np.concatenate(arrays)
 
     def _is_known(self, opened: OpenStore) -> bool:
         """Return whether the primaries of all bundles of a store have a clock for a client."""
@@ -496,9 +541,16 @@ class StoreClients:
         return True
 
     async def _read_once(self, opened: OpenStore) -> None:
-        """Read all groups, after the end of all pushes."""
+        """Read all groups and pins, after the end of all pushes."""
         for each in opened.pushes:
             await self._pull(opened, each)
+        rotten = len(self._cluster.disks.rotten)
+        for name in self.pins.names:
+            try:
+                await self._read_pin(opened, name)
+            except StoreError as error:
+                if self.pins.must_be_there(name, rotten):
+                    raise Violation("pin kept", f"pin {name} cannot be read: {error}") from error
 
     async def _read(self, opened: OpenStore) -> None:
         (group,) = opened.pushes
@@ -511,6 +563,43 @@ class StoreClients:
             opened.pushes[group].pulled(opened.name, before, pulled)
             self._ledger.counts["stores read"] += 1
             await asyncio.sleep(opened.dice.around(READ_S))
+
+    # --- pins --------------------------------------------------------------------------------
+
+    async def _use_pins(self, opened: OpenStore) -> None:
+        """Make a pin of this client, read one of any client, or give one of this client up."""
+        dice, store = self._pin_dice, ParameterStore(opened.link)
+        name = f"{opened.name}-{dice.below(PINS_OF_CLIENT)}"
+        if name not in self.pins.names:
+            await self._make_pin(opened, store, name)
+        elif dice.chance(GIVE_UP):
+            self.pins.forget(name)
+            await store.unpin(name)
+        elif self.pins.names:
+            await self._read_pin(opened, dice.choose(self.pins.names))
+
+    async def _make_pin(self, opened: OpenStore, store: ParameterStore, name: str) -> None:
+        if any(pin.name == name for pin in await store.pins()):
+            await store.unpin(name)  # the outcome of an earlier call is unknown
+        acknowledged = {group: pushes.before().acknowledged for group, pushes in opened.pushes.items()}
+        rotten = len(self._cluster.disks.rotten)
+        await store.pin(name)
+        begun = {
+            group: frozenset(range(self._workload.columns - pushes.room))
+            for group, pushes in opened.pushes.items()
+        }
+        self.pins.returned(
+            name,
+            servers=opened.link.store.min_in_sync_in_force,
+            rotten=rotten,
+            acknowledged={} if self._slack == 0 else acknowledged,
+            begun=begun,
+        )
+        await self._read_pin(opened, name)
+
+    async def _read_pin(self, opened: OpenStore, name: str) -> None:
+        values = await ParameterStore(opened.link).read_pin(name)
+        self.pins.values(name, {group: self._rows(group, values) for group in self._workload.groups})
 
     # --- the end -----------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, first_cause
 from adam_async.parameter_server.shard_group import each_tables
 from adam_async.parameter_server.state import ServerState
+from adam_async.persistence.keys import FlushSettings
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import GroupSets
 from adam_async.run.result import EpochResult, RunResult
@@ -89,7 +90,7 @@ class TrainingCluster(Cluster):
         replaces: Whether the next incarnation of the driver begins a new run, instead of taking one over.
     """
 
-    def __init__(self, world: World, setup: Setup, ledger: Ledger) -> None:
+    def __init__(self, world: World, setup: Setup, ledger: Ledger, *, on_disks: bool = False) -> None:
         self.setup = setup
         self.workers: dict[str, ModelWorker] = {}
         self.acknowledged: dict[int, int] = {}
@@ -111,7 +112,14 @@ class TrainingCluster(Cluster):
         self.loaded: dict[int, GroupSets] = {}
         """Groups that the shards of the second run begin with, by number of the shard."""
         self.replaces = False
-        super().__init__(world, ledger, servers=setup.servers, waits=setup.config.waits, may_be_apart=False)
+        super().__init__(
+            world,
+            ledger,
+            servers=setup.servers,
+            waits=setup.config.waits,
+            may_be_apart=False,
+            flush=FlushSettings(flush_s=setup.config.flush_s) if on_disks else None,
+        )
         for name in DATA_SERVERS:
             world.node(name).start(self._run_data_server)
         for name in WORKERS:

@@ -6,6 +6,7 @@ import pytest
 from tests.simulation.plan import Case, Fault, Options, Plan, in_order
 from tests.simulation.runner import draw_case, run_case, run_seed
 from tests.simulation.scenarios.bundle_watch import FROM_DISK
+from tests.simulation.scenarios.disk_watch import QUARANTINE, READ_BACK, REPLAYED
 from tests.simulation.scenarios.power import (
     ACKS,
     ALL_KINDS,
@@ -17,7 +18,6 @@ from tests.simulation.scenarios.power import (
     RECOVERED,
     SPARING_KINDS,
 )
-from tests.simulation.scenarios.power_cluster import QUARANTINE, READ_BACK, REPLAYED
 from tests.simulation.wire import Conditions
 from tests.test_simulation.other_processes import replay_hash_elsewhere
 
