@@ -7,7 +7,7 @@ the bundle begins again with its first shard, because a primary that is lost bef
 
 A read may name a clock. With ssp the servers answer such a read once the values contain all pushes up to this
 clock. With bsp they answer with the values of exactly this clock, although training goes on
-(`parameter_server/clock_snapshot.py`).
+(`parameter_server/kept_shards.py`).
 """
 
 import asyncio

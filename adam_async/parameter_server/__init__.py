@@ -23,7 +23,7 @@ Shards, clocks and consistency (asp, ssp, bsp):
     replica_clocks.py                               clocks of live replicas; generations that have ended
     waiting_requests.py                             pulls that wait for a clock, pushes that wait for an epoch
     bsp_barrier.py                                  bsp: contributions that wait for the other replicas
-    clock_snapshot.py                               bsp: shards at one clock, for a checkpoint or a cut
+    kept_shards.py                                  shards at one clock or pin, for a reader or a disk
     shard_transfer.py                               messages of whole shards: first values, checkpoints
 The role, its checks and its reports:
     service.py, store_host.py                       bundles from the cluster map; rounds of the loop; kernels
@@ -44,5 +44,5 @@ Disks of servers:
     ordered_appends.py, entry_replay.py             durable pushes: entries on disk first; replay after a loss
     store_cuts.py, cut_naming.py, cut_folder.py     bsp: bundles of a run at one clock; its name; files
     saved_stores.py                                 stores on a disk: report, reads after a loss, removal
-    pins.py, pin_copies.py                          states under names: a folder each; copies at their entry
+    pins.py                                         states under names: a folder each
 """

@@ -24,7 +24,6 @@ from adam_async.messages import (
     part_refusal,
 )
 from adam_async.model.rules import Rule
-from adam_async.parameter_server.clock_snapshot import ClockSnapshot, bytes_of
 from adam_async.parameter_server.events import (
     Answer,
     Effect,
@@ -35,6 +34,7 @@ from adam_async.parameter_server.events import (
     SendStates,
     SendValues,
 )
+from adam_async.parameter_server.kept_shards import ClockSnapshot, bytes_of
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_group import ShardGroup, applied_clock, versions_of
@@ -163,7 +163,7 @@ class Answers:
         rule = self._rules[effect.shards[0].spec.rule]
         if not effect.clock:
             return pack(*read_states(effect.shards, rule))
-        copies = [snapshot.take(shard) if snapshot is not None else None for shard in effect.shards]
+        copies = [snapshot.take(shard.spec.id) if snapshot is not None else None for shard in effect.shards]
         self._on_taken()  # after a wait for room no other event would continue a waiting sum
         whole = [copy for copy in copies if copy is not None]
         if snapshot is None or snapshot.clock != effect.clock or len(whole) < len(copies):

@@ -25,7 +25,6 @@ from typing import Any, assert_never
 
 from adam_async.messages import REFUSED, Problem, Push, joined, of_place
 from adam_async.parameter_server.bsp_barrier import Contribution, PendingContributions
-from adam_async.parameter_server.clock_snapshot import ClockSnapshot
 from adam_async.parameter_server.events import (
     Applied,
     Apply,
@@ -43,7 +42,7 @@ from adam_async.parameter_server.events import (
     SumApplied,
     VectorsChanged,
 )
-from adam_async.parameter_server.pin_copies import PinCopies
+from adam_async.parameter_server.kept_shards import ClockSnapshot, KeptShards, PinCopies
 from adam_async.parameter_server.push_numbers import refuse_places
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
@@ -157,12 +156,24 @@ class Bundle:
         The copies for a reader or a pin have bounded memory: work may wait until some of them are taken.
         """
         if isinstance(due, ApplySum):
-            rooms = [each.room_for(due) for each in (self.snapshot, self.cut) if each is not None]
-            rooms += [self.pinning.room_for(due.shards)] if self.pinning is not None else []
-            return min(rooms, default=len(due.shards))
+            return min([each.room_for(due.shards) for each in self._kept_from(due)], default=len(due.shards))
         if self.pinning is None or not isinstance(due, Apply):
             return 1
         return int(self.pinning.has_room(due.shards()))
+
+    def _kept_from(self, due: Entry | ApplySum) -> list[KeptShards]:
+        """Return the kept shards that work must not change without a copy."""
+        kept: list[KeptShards] = [] if self.pinning is None else [self.pinning]
+        if isinstance(due, ApplySum):
+            at_clocks = [each for each in (self.snapshot, self.cut) if each is not None]
+            kept += [each for each in at_clocks if due.clock > each.clock]
+        return kept
+
+    def keep(self, shards: Sequence[Shard]) -> None:
+        """Copy the shards that the work in progress is about to change, for readers, cut and pin."""
+        assert self.taken is not None
+        for each in self._kept_from(self.taken):
+            each.keep(shards)
 
     def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
         """Return the shards of a message; None if one is not here, or named twice, or of another family."""
@@ -287,7 +298,7 @@ class Bundle:
         # A server that joins has some shards of another position.
         can_save = self.keeps_pins and not self.absent and self.pinning is None
         if not (pin.removes or is_known) and can_save:
-            self.pinning = PinCopies(pin, self.shards.values())
+            self.pinning = PinCopies(pin, self.shards)
 
     # --- work --------------------------------------------------------------------------------
 
@@ -301,8 +312,7 @@ class Bundle:
             return None
         work = self.ready.popleft()
         assert isinstance(work, (Apply, ApplySum))
-        keeps = self.snapshot is not None or self.cut is not None or self.pinning is not None
-        if isinstance(work, ApplySum) and keeps:
+        if isinstance(work, ApplySum):
             work, rest = work.split(self._room(work))
             if rest is not None:
                 self.ready.appendleft(rest)

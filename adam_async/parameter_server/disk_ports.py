@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from adam_async.persistence.keys import FlushSettings, State
 from adam_async.run.user_rules import RuleSource
@@ -35,3 +36,10 @@ class DiskPorts:
     observe: Callable[[State, str], None] | None = None
     notice: Callable[[str], None] = lambda text: logger.warning("%s", text)
     rules: RuleSource = field(default_factory=RuleSource)
+
+    def notice_left(self, folder: Path, error: OSError) -> None:
+        """Report an unused folder that cannot be removed; the server goes on."""
+        self.notice(
+            f"{folder} is no longer needed and cannot be removed: {error.strerror or error}; remove it by "
+            "hand, or the next start reads it again"
+        )

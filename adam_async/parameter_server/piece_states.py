@@ -19,6 +19,7 @@ from adam_async.messages.bounds import MOST_IN_A_META, Count
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
+from adam_async.parameter_server.kept_shards import KeptShards
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_pieces import (
@@ -30,6 +31,7 @@ from adam_async.parameter_server.shard_pieces import (
     read_piece,
     with_arrays,
 )
+from adam_async.parameter_server.shard_transfer import set_state
 from adam_async.parameter_server.storage import own_shards
 from adam_async.persistence.keys import LEADING, Order, State, StateKey, StateName, WallTime
 from adam_async.persistence.keys import Part as Bytes
@@ -154,6 +156,21 @@ def bundle_of(record: StoreRecord, shards: Iterable[Shard]) -> Bundle:
         summed_weight=record.summed_weight,
         scale_by_staleness=record.scale_by_staleness,
     )
+
+
+def kept_state(
+    kept: KeptShards, store: StoreRecord, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order
+) -> State | None:
+    """Return a piece of kept shards, which are then taken; None if they have ended."""
+    shards = []
+    for spec in specs:
+        if (copy := kept.take(spec.id)) is None:
+            return None
+        shards.append(Shard(spec=spec, values=copy.values, rule_state=dict(copy.rule_state)))
+        set_state(shards[-1], copy.state)
+    bundle = bundle_of(store, shards)
+    bundle.share_equal_tables()
+    return piece_state(bundle, home, piece, specs, order=order, is_copy=False)
 
 
 def piece_state(

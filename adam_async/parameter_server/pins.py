@@ -22,21 +22,20 @@ from adam_async.messages.pins import MOST_LISTED_PINS, MOST_PIN_FAULT
 from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.kept_shards import PinCopies
 from adam_async.parameter_server.piece_states import (
     CATALOGUE,
     CONTENTS,
     PIN,
     Catalogue,
-    bundle_of,
     catalogue_state,
+    kept_state,
     load_tensors,
     new_bundle,
-    piece_state,
     pieces_by_name,
     read_catalogue,
     tensors_of,
 )
-from adam_async.parameter_server.pin_copies import PinCopies
 from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence import written_once
 from adam_async.persistence.keys import LEADING, Identity, Order, State, StateKey, StateName
@@ -243,18 +242,14 @@ class Pins:
         left = {number: specs for number, specs in enumerate(pieces) if specs}
         while left:
             number = copies.next_of(left)
-            specs = left.pop(number)
-            shards = copies.take(specs)
+            state = kept_state(copies, record, home, number, left.pop(number), order=order)
             if copies.lacks_memory:
                 raise MemoryError
-            if not shards:
+            if state is None:
                 return
             taken()
             # Without copies no push waits for the disk.
             limit.reschedule(asyncio.get_running_loop().time() + PIECE_S if left else None)
-            bundle = bundle_of(record, shards)
-            bundle.share_equal_tables()
-            state = piece_state(bundle, home, number, specs, order=order, is_copy=False)
             if self._ports.observe is not None:
                 self._ports.observe(state, record.id)
             yield state
@@ -280,10 +275,7 @@ class Pins:
             await disk.rename(folder, aside)
             await disk.remove_folder(aside)
         except OSError as error:
-            self._ports.notice(
-                f"{folder} is no longer needed and cannot be removed: {error.strerror or error}; remove it "
-                "by hand, or the next start reads it again"
-            )
+            self._ports.notice_left(folder, error)
 
     # --- reading -----------------------------------------------------------------------------
 

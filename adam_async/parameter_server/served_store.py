@@ -42,7 +42,6 @@ from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.bundle_saver import BundleSaver
-from adam_async.parameter_server.clock_snapshot import bytes_of
 from adam_async.parameter_server.events import (
     Answer,
     Applied,
@@ -65,8 +64,8 @@ from adam_async.parameter_server.events import (
     is_torn,
 )
 from adam_async.parameter_server.gradients import PushGradients, read_gradients
+from adam_async.parameter_server.kept_shards import PinCopies, bytes_of
 from adam_async.parameter_server.piece_states import Catalogue
-from adam_async.parameter_server.pin_copies import PinCopies
 from adam_async.parameter_server.question_checks import (
     MOST_WAIT_S,
     QUESTION_TYPES,
@@ -776,12 +775,8 @@ class ServedStore:
                 if batch is None:
                     break
                 begin = self._host.timeline.clock() if self._host.timeline is not None else 0.0
-                for kept in (state.bundle.snapshot, state.bundle.cut):
-                    if isinstance(batch, ApplySum) and kept is not None:
-                        kept.keep(batch)
                 self._work = begin_work(batch, self._applier_of, begin)
-                if state.bundle.pinning is not None:
-                    state.bundle.pinning.keep(self._work.shards)
+                state.bundle.keep(self._work.shards)
             room -= self._step(state, self._work, room)
             if self._copy is not None and state.bundle.taken is None:
                 self._copy.work_done()

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, failing_as
 from adam_async.messages import SavedStore
 from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.pins import PINNED, Pins
 from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of, read_saved_store
 from adam_async.persistence.keys import FlushSettings
-from adam_async.persistence.opening import read_identity
+from adam_async.persistence.opening import opening, read_identity
 from adam_async.persistence.scan import segment_name
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, served_word
@@ -57,19 +57,10 @@ class ServerDisk:
         """
         states = self.ports.states
         async with AsyncExitStack() as stack:
-            try:
+            with opening(self.folder):
                 await states.make_folder(self.folder)
                 names = await states.names(self.folder)
                 await stack.enter_async_context(states.hold(self.folder / "lock"))
-            except BlockingIOError:
-                raise ConfigError(
-                    f"{self.folder} is in use by a running server: end that server, or give another folder"
-                ) from None
-            except OSError as error:
-                raise ConfigError(
-                    f"{self.folder} cannot be used: {error.strerror or error}; give the server a folder that "
-                    "it can write to"
-                ) from error
             try:
                 for name in names:
                     if name.startswith(REMOVED):  # a crash came before the end of the removal
@@ -84,12 +75,8 @@ class ServerDisk:
                     await each.aclose()
 
     async def _open(self, folder: Path) -> None:
-        try:
+        with failing_as(ConfigError, f"{folder} cannot be read", f"; move it out of {self.folder}"):
             identity = await read_identity(self.ports.states, folder)
-        except OSError as error:
-            raise ConfigError(
-                f"{folder} cannot be read: {error.strerror or error}; move it out of {self.folder}"
-            ) from error
         if identity is None:  # its server ended before the first write
             if any(segment_name(name) for name in await self.ports.states.names(folder)):
                 self.ports.notice(
@@ -135,21 +122,14 @@ class ServerDisk:
         try:
             await store.remove()
         except OSError as error:
-            self._notice_left(store.folder, error)
+            self.ports.notice_left(store.folder, error)
         self._leaving.discard(store)
 
     async def _remove_left(self, folder: Path) -> None:
         try:
             await self.ports.states.remove_folder(folder)
         except OSError as error:
-            self._notice_left(folder, error)
-
-    def _notice_left(self, folder: Path, error: OSError) -> None:
-        """Report an unused folder that cannot be removed; the server goes on with the other stores."""
-        self.ports.notice(
-            f"{folder} is no longer needed and cannot be removed: {error.strerror or error}; remove it by "
-            "hand, or the next start reads it again"
-        )
+            self.ports.notice_left(folder, error)
 
     def superseded(self, cluster: ClusterMap) -> list[StoreDisk]:
         """Return the saved stores that a later store, whole on the disks, has replaced."""

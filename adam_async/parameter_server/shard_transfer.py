@@ -37,15 +37,16 @@ class ShardCopy:
     rule_state: Mapping[str, NDArray[Any]]
 
 
-def copy_shard(shard: Shard, *, clock: int | None = None) -> ShardCopy:
+def copy_shard(shard: Shard, *, clock: int | None = None, state: ShardState | None = None) -> ShardCopy:
     """Copy a shard.
 
     Args:
         clock: In bsp, the clock of the values: higher clocks of replicas are lowered to it. None to copy the
             replicas' clocks unchanged.
+        state: Tables that were copied before; None to copy them now.
     """
     return ShardCopy(
-        state=state_of(shard, clock=clock),
+        state=state or state_of(shard, clock=clock),
         values=shard.values.copy(),
         rule_state={name: array.copy() for name, array in shard.rule_state.items()},
     )

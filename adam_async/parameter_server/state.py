@@ -24,7 +24,7 @@ sends no values of a shard to which a batch is applied in part.
 
 A pull or a reading may need a *clock*: values with all pushes of live replicas up to this clock. The request
 waits until these pushes are applied, or until its deadline; in bsp a reading gets exactly that clock
-(`clock_snapshot.py`). The controllers name the live replicas, perhaps after a worker has begun. The begin of
+(`kept_shards.py`). The controllers name the live replicas, perhaps after a worker has begun. The begin of
 an epoch names all replicas, so pushes and ticks of a later epoch wait for it, and later messages of the same
 session wait behind them. Clocks of a replica that is not in the map are kept until it is.
 

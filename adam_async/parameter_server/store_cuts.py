@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 The primary of the first bundle with trainable shards names the next clock in the cluster map, once per
-`flush_s` (`cut_naming.py`). Each server then keeps its bundles at this clock (`clock_snapshot.py`) and writes
+`flush_s` (`cut_naming.py`). Each server then keeps its bundles at this clock (`kept_shards.py`) and writes
 each of them into a folder of its own (`cut_folder.py`), while training goes on. It reports its cuts in the
 map (`run/cut_reports.py`). A cut is *complete* once each bundle is on enough disks.
 
@@ -27,7 +27,6 @@ from typing import NamedTuple
 from adam_async.errors import DeadlineExceeded
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_saver import BundleSaver
-from adam_async.parameter_server.clock_snapshot import ClockSnapshot
 from adam_async.parameter_server.cut_folder import (
     REMOVED,
     UNREADABLE_CUT,
@@ -42,9 +41,8 @@ from adam_async.parameter_server.cut_folder import (
 )
 from adam_async.parameter_server.cut_naming import CutNaming
 from adam_async.parameter_server.disk_ports import DiskPorts
-from adam_async.parameter_server.piece_states import Catalogue, bundle_of, piece_state
-from adam_async.parameter_server.shard import Shard
-from adam_async.parameter_server.shard_transfer import set_state
+from adam_async.parameter_server.kept_shards import ClockSnapshot
+from adam_async.parameter_server.piece_states import Catalogue, kept_state
 from adam_async.persistence.folder import FULL, disk_failed
 from adam_async.persistence.keys import State
 from adam_async.persistence.rounds import BUSY_SHARE
@@ -300,10 +298,7 @@ class StoreCuts:
         try:
             await remove_cut(self._ports.states, path)
         except OSError as error:
-            self._ports.notice(
-                f"{path} is no longer needed and cannot be removed: {error.strerror or error}; remove it by "
-                "hand, or it stays until its run is removed"
-            )
+            self._ports.notice_left(path, error)
 
     async def _write_all(self, begun: Sequence["_Begun"], is_given_up: Callable[[], bool]) -> None:
         self._reached_at = inf
@@ -382,18 +377,10 @@ class StoreCuts:
                 continue
             self._reached_at = min(self._reached_at, self._ports.clock())
             number = cut.next_of(reached)
-            specs = reached.pop(number)
-            copies = [cut.take(bundle.shards[spec.id]) for spec in specs]
+            specs, order = reached.pop(number), order_of(cut.clock)
+            state = kept_state(cut, self._catalogue.record, saver.home, number, specs, order=order)
             saver.resume()  # a sum may have waited for room
-            shards = []
-            for spec, copy in zip(specs, copies, strict=True):
-                assert copy is not None
-                shard = Shard(spec=spec, values=copy.values, rule_state=dict(copy.rule_state))
-                set_state(shard, copy.state)
-                shards.append(shard)
-            alone = bundle_of(self._catalogue.record, shards)
-            alone.share_equal_tables()
-            state = piece_state(alone, saver.home, number, specs, order=order_of(cut.clock), is_copy=False)
+            assert state is not None
             if len(left) == 1:
                 newest = self._as_of.get(self._complete)
                 self._as_of = {self._complete: newest} if newest is not None else {}

@@ -11,8 +11,8 @@ Repairs, in this order, so that a crash in between loses nothing and the next op
    include the lost states, so later openings name them until newer ones are on disk.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +52,22 @@ LOCK = "lock"
 """Name of the locked file of a folder."""
 
 
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    """Raise an error of the system in the block, which opens a server's folder, as ConfigError."""
+    try:
+        yield
+    except BlockingIOError:
+        raise ConfigError(
+            f"{path} is in use by a running server: end that server, or give another folder"
+        ) from None
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(
+            f"{path} cannot be used: {why}; give the server a folder that it can write to"
+        ) from error
+
+
 @asynccontextmanager
 async def opened(
     disk: Disk,
@@ -67,7 +83,7 @@ async def opened(
     Yields the folder and its contents. For errors see `SegmentStore.opened`.
     """
     async with AsyncExitStack() as stack:
-        try:
+        with opening(path):
             await disk.make_folder(path)
             # A killed process may have made the folder without syncing its name.
             await disk.sync_folder(path.parent)
@@ -75,15 +91,6 @@ async def opened(
             scans, names = await _read(disk, path, identity)
             contents = contents_of(scans, names)
             await _settle(disk, path, scans, contents)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{path} is in use by a running server: end that server, or give another folder"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"{path} cannot be used: {error.strerror or error}; give the server a folder that it can "
-                "write to"
-            ) from error
         folder = Folder(
             disk, entries_disk, path, identity, contents, notice=notice, segment_bytes=segment_bytes
         )

@@ -24,7 +24,7 @@ NAMING, SAVED = (
     SERVER_TESTS + "cut_naming.py::test_",
     "tests/adam_async/checkpoint/test_saved_shards.py::test_",
 )
-PINS, PIN_COPIES = "tests/adam_async/store/test_pins.py::test_", SERVER_TESTS + "pin_copies.py::test_"
+PINS, PIN_COPIES = "tests/adam_async/store/test_pins.py::test_", SERVER_TESTS + "kept_shards.py::test_"
 REPLAY = SERVER_TESTS + "entry_replay.py::test_"
 NEWER = "tests/adam_async/checkpoint/test_saved_shards.py::"
 NEWER += "test_of_two_copies_the_one_with_the_newer_last_entry_counts"
@@ -216,8 +216,8 @@ DISKS = (
     ),
     _row(
         "a shard is copied for a pin before work changes it",
-        SERVER + "served_store.py",
-        "state.bundle.pinning.keep(self._work.shards)",
+        SERVER + "bundle.py",
+        "each.keep(shards)",
         "pass",
         PINS + "pushes_wait_for_a_slow_disk_once_the_copies_fill_their_memory",
         breaks="pinned state, or pin",
@@ -306,7 +306,7 @@ DISKS = (
         "return {**sets, epoch: without(sets.get(epoch, ()), named[1:])}",
         "left = without(sets.get(epoch, ()), named[1:])\n"
         "    return {**sets, epoch: left} if left else {k: v for k, v in sets.items() if k != epoch}",
-        SERVER_TESTS + "clock_snapshot.py::test_the_set_of_an_epoch_whose_groups_all_wait_stays",
+        SERVER_TESTS + "kept_shards.py::test_the_set_of_an_epoch_whose_groups_all_wait_stays",
         scenario="cuts",
         seldom="a cut must come in the first step of an epoch, and the runs of seeds have few epochs",
     ),

@@ -183,7 +183,7 @@ GROUP_SETS = (
         FOLDER + "shard.py",
         "sets = without_groups(sets, (epoch, *named))",
         "pass",
-        TESTS + "test_clock_snapshot.py::"
+        TESTS + "test_kept_shards.py::"
         "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
         seldom="a shard is usually read before the next contributions arrive",
     ),
@@ -200,7 +200,7 @@ GROUP_SETS = (
         FOLDER + "shard.py",
         "losses = without_losses(losses, epoch, push.weight, push.loss_sum)",
         "pass",
-        TESTS + "test_clock_snapshot.py::"
+        TESTS + "test_kept_shards.py::"
         "test_a_shard_is_read_without_the_groups_of_contributions_that_are_due_or_wait_for_a_replica",
         seldom="a shard is usually read before the next contributions arrive",
     ),

@@ -17,7 +17,7 @@ from adam_async.checkpoint.manifest import CheckpointError, resumed_options
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.model.named import mlp
-from adam_async.parameter_server import clock_snapshot, piece_states
+from adam_async.parameter_server import kept_shards, piece_states
 from adam_async.report.report import _totals
 from adam_async.run.config import Config, Waits
 from adam_async.run.counts import ServerCounts
@@ -179,8 +179,8 @@ async def test_an_exact_checkpoint_has_the_groups_of_whole_steps_and_no_other_up
 async def test_a_reader_without_room_for_its_copies_slows_training_down_and_gets_the_exact_shards(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 1)
-    monkeypatch.setattr(clock_snapshot, "ROUND_BYTES", 1)
+    monkeypatch.setattr(kept_shards, "COPIES_BYTES", 1)
+    monkeypatch.setattr(kept_shards, "ROUND_BYTES", 1)
     monkeypatch.setattr(piece_states, "PART_BYTES", 1)
     read = ShardCopies._read
 

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import shutil
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -83,10 +82,9 @@ class Store:
         """Apply the sum of a clock to the trained shards of a bundle; return how many had room."""
         bundle = self.bundles[home]
         shards = [shard for shard in bundle.shards.values() if not shard.spec.frozen]
-        due = SimpleNamespace(clock=clock, shards=shards)
-        if bundle.cut is not None:
-            assert at_once is (bundle.cut.room_for(due) == len(shards))
-            bundle.cut.keep(due)
+        if bundle.cut is not None and clock > bundle.cut.clock:
+            assert at_once is (bundle.cut.room_for(shards) == len(shards))
+            bundle.cut.keep(shards)
         for shard in shards:
             shard.values[:] = clock
             shard.clocks = {Replica(0): clock}
@@ -254,9 +252,9 @@ async def test_a_sum_without_memory_for_its_copy_costs_the_cut_and_no_later_one(
         store.name(2, complete=1)
         await until(lambda: all(bundle.cut is not None for bundle in store.bundles.values()))
         with monkeypatch.context() as patch:
-            patch.setattr("adam_async.parameter_server.clock_snapshot.copy_shard", _no_memory)
+            patch.setattr("adam_async.parameter_server.kept_shards.copy_shard", _no_memory)
             bundle = store.bundles["ps-0"]
-            bundle.cut.keep(SimpleNamespace(clock=3, shards=[*bundle.shards.values()]))
+            bundle.cut.keep(bundle.shards.values())
         store.steps(3)
         await store.handled()
         assert store.on_disk() == {"ps-0": (1,), "ps-1": (1, 2)}
@@ -284,7 +282,7 @@ async def test_a_disk_that_fails_ends_the_server(tmp_path, monkeypatch):
 
 async def test_a_disk_that_takes_no_piece_gives_the_cut_up_and_sums_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("adam_async.parameter_server.store_cuts.PIECE_S", 0.05)
-    monkeypatch.setattr("adam_async.parameter_server.clock_snapshot.COPIES_BYTES", 1)
+    monkeypatch.setattr("adam_async.parameter_server.kept_shards.COPIES_BYTES", 1)
     async with stores(tmp_path) as store:
         make, hangs = store.disk.ports.states.append_made, asyncio.Event()
 

@@ -14,7 +14,7 @@ from adam_async import ParameterStore, sync
 from adam_async.errors import DeadlineExceeded, StoreError
 from adam_async.messages import MOST_PINS, ListPins, PinFacts, PinShards, PinState, pack, pin_state_bytes
 from adam_async.model.rules import Sgd
-from adam_async.parameter_server import clock_snapshot, members_watch, pin_copies, pins, shard_pieces
+from adam_async.parameter_server import kept_shards, members_watch, pins, shard_pieces
 from adam_async.parameter_server.pins import store_of
 from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import is_saved
@@ -81,13 +81,12 @@ class StuckWrites:
 
 def small_copies(monkeypatch):
     """Give the copies of pins room for one shard, and return arrays of eight."""
-    for module in (clock_snapshot, pin_copies):
-        monkeypatch.setattr(module, "COPIES_BYTES", 2048)
+    monkeypatch.setattr(kept_shards, "COPIES_BYTES", 2048)
     monkeypatch.setattr(shard_pieces, "PIECE_BYTES", 2048)
     return {f"w{number}": np.zeros(512, np.float32) for number in range(8)}
 
 
-def _no_memory(shard):
+def _no_memory(shard, **_):
     raise MemoryError
 
 
@@ -358,7 +357,7 @@ async def test_a_pin_that_was_given_up_leaves_no_fault_of_its_disk(monkeypatch, 
 async def test_a_server_without_memory_for_a_piece_refuses_the_pin_and_goes_on(monkeypatch, tmp_path):
     async with ParameterStore.open("local", ARRAYS, name="m", dir=tmp_path, **OPTIONS) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(pin_copies, "_arrays", _no_memory)
+            patch.setattr(kept_shards, "copy_shard", _no_memory)
             with pytest.raises(StoreError, match="cannot take it: no memory is left"):
                 await store.pin("a-name")
         await until(lambda: not folders(tmp_path, "removed-"))
@@ -377,7 +376,7 @@ async def test_a_push_without_memory_for_its_copy_costs_the_pin_and_not_the_serv
         pinning = asyncio.create_task(store.pin("a-name"))
         await stuck.begun.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(pin_copies, "_arrays", _no_memory)
+            patch.setattr(kept_shards, "copy_shard", _no_memory)
             await store.push(step)
         if not is_stuck:
             stuck.go_on.set()

@@ -1,4 +1,4 @@
-"""A reader gets all shards at one clock of bsp, while later sums are applied."""
+"""A reader gets all shards at one clock of bsp, and a disk those at a pin, while later work is applied."""
 
 import asyncio
 from types import SimpleNamespace
@@ -10,17 +10,31 @@ from hypothesis import strategies as st
 
 from adam_async.messages import ReadShards, pack, read_state_tables, state_tables
 from adam_async.messages.loss_sums import UNITS, LossSum
-from adam_async.parameter_server import clock_snapshot
+from adam_async.model.rules import Sgd
+from adam_async.parameter_server import kept_shards
 from adam_async.parameter_server import shard as shard_module
 from adam_async.parameter_server.answers import Answers
-from adam_async.parameter_server.events import ApplySum, ReplicasChanged, SendStates, SumApplied
-from adam_async.parameter_server.shard_transfer import copy_shard
+from adam_async.parameter_server.bundle import MOST_KNOWN_PINS
+from adam_async.parameter_server.events import (
+    ApplySum,
+    KeepPin,
+    Pin,
+    QueuedPin,
+    ReplicasChanged,
+    SendStates,
+    SumApplied,
+)
+from adam_async.parameter_server.log_entries import decode_entry, encode_entry
+from adam_async.parameter_server.shard_transfer import copy_shard, state_of
 from adam_async.run.config import Waits
 from adam_async.run.group_ranges import is_dropped
 from adam_async.run.ids import ShardId
+from tests.adam_async.parameter_server.copies import HERE, PIECES, TABLE, Copy, RandomPrimary
+from tests.adam_async.parameter_server.test_bundle import MODES
 from tests.adam_async.parameter_server.test_consistency import Server
 from tests.adam_async.parameter_server.test_service import push_of, talk
 from tests.adam_async.runs import NETWORKS, servers_of, until
+from transport import RemoteProtocolError
 
 SHARDS = (0, 1, 2)
 LINK = object()
@@ -44,8 +58,7 @@ class Trained(Server):
         if sum_ is None:
             return None
         assert isinstance(sum_, ApplySum)
-        if self.state.bundle.snapshot is not None:
-            self.state.bundle.snapshot.keep(sum_)
+        self.state.bundle.keep(sum_.shards)
         for shard in sum_.shards:
             shard.values[:] = shard.values[0] + 1, sum_.clock
         self.effects += self.tell(SumApplied(sum_, [True] * len(sum_.shards)))
@@ -57,7 +70,7 @@ class Trained(Server):
 
     def at(self, *shards):
         """Take shards out of the snapshot, as an answer does; they have the groups up to its clock."""
-        copies = [self.state.bundle.snapshot.take(self.shard(number)) for number in shards]
+        copies = [self.state.bundle.snapshot.take(ShardId(number)) for number in shards]
         assert all(copy is not None for copy in copies)
         for number, copy in zip(shards, copies, strict=True):
             assert copy.state.shard == number
@@ -134,7 +147,7 @@ def test_shards_read_in_time_are_not_copied():
 
 
 def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(monkeypatch):
-    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
+    monkeypatch.setattr(kept_shards, "COPIES_BYTES", 16)
     server = with_reader()
     server.step(2)
     assert server.apply() == [0]
@@ -150,19 +163,19 @@ def test_without_room_for_copies_a_sum_waits_for_the_reader_and_then_goes_on(mon
 
 
 def test_a_sum_without_memory_for_a_copy_goes_on_and_the_reader_gets_no_shards(monkeypatch):
-    def fail(shard, *, clock):
+    def fail(shard, **_):
         raise MemoryError
 
     server = with_reader()
-    monkeypatch.setattr(clock_snapshot, "copy_shard", fail)
+    monkeypatch.setattr(kept_shards, "copy_shard", fail)
     steps(server, 2, 3)
     assert [tuple(server.shard(number).values) for number in SHARDS] == [(3, 3)] * 3
     snapshot = server.state.bundle.snapshot
-    assert [snapshot.take(server.shard(number)) for number in SHARDS] == [None] * 3
+    assert [snapshot.take(ShardId(number)) for number in SHARDS] == [None] * 3
 
 
 def test_one_round_makes_few_copies(monkeypatch):
-    monkeypatch.setattr(clock_snapshot, "ROUND_BYTES", 32)
+    monkeypatch.setattr(kept_shards, "ROUND_BYTES", 32)
     server = with_reader()
     server.step(2)
     assert [server.apply(), server.apply()] == [[0, 1], [2]]
@@ -194,7 +207,7 @@ def test_the_groups_of_all_pending_contributions_leave_a_copy_of_the_set_togethe
 
 
 def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):
-    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
+    monkeypatch.setattr(kept_shards, "COPIES_BYTES", 16)
     server = with_reader(wait_s=1.0)
     server.step(2)
     server.apply_all()
@@ -207,7 +220,7 @@ def test_a_reader_that_asks_for_no_more_shards_holds_no_sum_up(monkeypatch):
 
 
 def test_a_reader_that_asks_for_the_same_shard_again_holds_no_sum_up(monkeypatch):
-    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 16)
+    monkeypatch.setattr(kept_shards, "COPIES_BYTES", 16)
     server = with_reader(wait_s=1.0)
     server.step(2)
     server.apply_all()
@@ -222,7 +235,7 @@ def test_another_reading_replaces_the_snapshot_and_its_waiting_answers_have_no_s
     server = with_reader()
     before = server.state.bundle.snapshot
     server.read("s", shards=SHARDS, clock=2, link=object())
-    assert before.take(server.shard(0)) is None
+    assert before.take(ShardId(0)) is None
     steps(server, 2, 3)
     assert server.at(*SHARDS) == [(2, (2, 2), {0: 2})] * 3
 
@@ -241,7 +254,7 @@ def test_the_parts_of_a_sum_are_the_sum(parts):
 
 
 async def test_a_sum_goes_on_at_once_after_an_answer_that_has_waited_for_room(monkeypatch):
-    monkeypatch.setattr(clock_snapshot, "COPIES_BYTES", 1)
+    monkeypatch.setattr(kept_shards, "COPIES_BYTES", 1)
     send, waiting = Answers._send_when_room, []
 
     def without_room(*arguments):
@@ -284,3 +297,176 @@ def test_the_set_of_an_epoch_whose_groups_all_wait_stays():
     assert is_dropped(state.groups, 1)
     (read,), _ = read_state_tables(state_tables([state]), most_shards=1)
     assert read.groups == state.groups
+
+
+# --- pins -----------------------------------------------------------------------------
+
+STEPS = 60
+BY_NUMBER = {number: specs for number, specs in enumerate(PIECES) if specs}
+
+
+def states_in(bundle):
+    """Everything of the shards that a pin keeps."""
+    found = {}
+    for number, shard in bundle.shards.items():
+        clock = shard.applied_clock() if shard.pending is not None else None
+        arrays = {name: array.tobytes() for name, array in shard.rule_state.items()}
+        found[number] = state_of(shard, clock=clock), shard.values.tobytes(), arrays
+    return found
+
+
+def taken(copies, *, pieces=None):
+    """All shards of a pin, as the disk takes them."""
+    left, found = dict(pieces or BY_NUMBER), {}
+    while left:
+        for spec in left.pop(copies.next_of(left)):
+            copy = copies.take(spec.id)
+            arrays = {name: array.tobytes() for name, array in copy.rule_state.items()}
+            found[spec.id] = copy.state, copy.values.tobytes(), arrays
+    return found
+
+
+def pin_of(number, **options):
+    return QueuedPin("pin", Pin("a-name", number, **options))
+
+
+def copy_of(mode):
+    copy = Copy(Sgd(momentum=0.9), **MODES[mode])
+    copy.bundle.keeps_pins = True
+    return copy
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mode", MODES)
+def test_all_members_keep_the_state_after_the_entries_before_the_pin(mode, seed):
+    """The primary has entries in flight, the model applies one at a time, a third member none at a pin."""
+    primary, model, member = RandomPrimary(copy_of(mode), seed), copy_of(mode), copy_of(mode)
+    model.bundle.keeps_pins = False
+    primary.live()
+    for _ in range(STEPS):
+        primary.step()
+    primary.note(primary.copy.state.handle(pin_of(7)))
+    for _ in range(STEPS):
+        primary.step()
+    primary.settle()
+    expected = None
+    for parts in primary.log:
+        if isinstance(decode_entry(parts, model.bundle, TABLE), QueuedPin):
+            expected = states_in(model.bundle)
+        model.take(parts)
+        member.take(parts)
+    assert expected is not None
+    assert expected != states_in(model.bundle), "entries after the pin have changed shards"
+    for each in (primary.copy, member):
+        assert taken(each.bundle.pinning) == expected
+        assert each.bundle.pinning.copied_bytes == 0
+    assert model.digest() == member.digest() == primary.copy.digest()
+
+
+def test_in_bsp_a_pin_waits_for_the_sums_before_it_and_entries_wait_behind_it():
+    primary = RandomPrimary(copy_of("bsp"), 3)
+    primary.live()
+    bundle = primary.copy.bundle
+    while not bundle.ready:
+        primary.push()
+        primary.commit()
+    clocks = {number: dict(shard.clocks) for number, shard in bundle.shards.items()}
+    bundle.commit(pin_of(7))
+    assert bundle.pinning is None
+    primary.tick()
+    while primary.proposed:
+        primary.commit()
+    assert any(isinstance(entry, QueuedPin) for entry in bundle.unfinished())
+    assert not bundle.idle
+    assert {number: dict(shard.clocks) for number, shard in bundle.shards.items()} == clocks
+    while not bundle.idle:
+        primary.work()
+    assert bundle.pinning is not None
+
+
+def some(copy, seed=1):
+    """A primary with one replica that pushes to all shards."""
+    primary = RandomPrimary(copy, seed)
+    primary.live()
+    primary.settle()
+    return primary
+
+
+def test_work_waits_while_the_copies_have_no_room(monkeypatch):
+    sizes = [sum([kept_shards.bytes_of(shard)]) for shard in copy_of("asp").bundle.shards.values()]
+    monkeypatch.setattr(kept_shards, "COPIES_BYTES", max(sizes))
+    primary = some(copy_of("asp"))
+    bundle = primary.copy.bundle
+    primary.note(primary.copy.state.handle(pin_of(7)))
+    primary.settle()
+    while bundle.has_work or not bundle.ready:
+        primary.push()
+        primary.commit()
+        primary.work()
+    before, copies = bundle.entries_applied, bundle.pinning
+    assert copies.copied_bytes > 0
+    primary.work()
+    assert bundle.entries_applied == before, "it waits for the disk"
+    taken(copies)
+    assert bundle.has_work
+    primary.settle()
+    assert bundle.entries_applied > before
+
+
+def test_a_repeated_pin_has_no_effect_and_one_that_was_given_up_does_not_come_back():
+    copy = copy_of("asp")
+    assert isinstance(copy.state.committed(pin_of(7))[-1], KeepPin)
+    first = copy.bundle.pinning
+    copy.state.committed(pin_of(7))
+    assert copy.bundle.pinning is first
+    copy.bundle.pinning = None
+    copy.state.committed(pin_of(7))
+    assert copy.bundle.pinning is None
+    copy.state.committed(pin_of(7, removes=True))
+    copy.state.committed(pin_of(7))
+    assert copy.bundle.pinning is None
+    assert copy.bundle.pins == {7: True}
+    for number in range(100, 100 + MOST_KNOWN_PINS):
+        copy.state.committed(pin_of(number, removes=True))
+    assert len(copy.bundle.pins) == MOST_KNOWN_PINS
+    assert 7 not in copy.bundle.pins
+
+
+def test_the_removal_of_a_pin_ends_its_copies():
+    copy = copy_of("asp")
+    copy.state.committed(pin_of(7))
+    copies = copy.bundle.pinning
+    copy.state.committed(pin_of(7, removes=True))
+    assert copies.is_given_up
+    assert [copies.take(spec.id) for spec in HERE] == [None] * len(HERE)
+
+
+def test_a_member_with_shards_of_another_position_keeps_no_pin():
+    copy = copy_of("asp")
+    copy.bundle.absent = frozenset({HERE[0].id})
+    copy.state.committed(pin_of(7))
+    assert copy.bundle.pinning is None
+    assert copy.bundle.pins == {7: False}
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [
+        Pin("a/../b", 7),
+        Pin("", 7),
+        Pin("x" * 65, 7),
+        Pin("a\n", 7),
+        Pin("a-name", 1 << 60),
+        Pin("a-name", -1),
+    ],
+)
+def test_a_pin_out_of_bounds_in_an_entry_is_refused(pin):
+    with pytest.raises(RemoteProtocolError, match="details"):
+        decode_entry(encode_entry(QueuedPin(None, pin)), copy_of("asp").bundle, TABLE)
+
+
+def test_a_pin_in_an_entry_is_read():
+    pin = Pin("Best-1.0_x", 7, removes=True)
+    parts = encode_entry(QueuedPin(None, pin))
+    assert decode_entry(parts, copy_of("asp").bundle, TABLE).pin == pin
+    assert all(isinstance(tensor, np.ndarray) for part in parts for tensor in part)
