@@ -285,11 +285,13 @@ class QuestionChecks:
             named: Length of the groups of all steps of a report; 0 for one step.
             steps: Number of steps of a report that name groups.
         """
-        if not self._state.program:
-            return "it names groups, and a store without a program has none"
+        is_of_run = self._state.program
+        if not is_of_run and self._state.clocked:
+            return "it names groups, and a store with clocks has those of runs only"
         # One test lets a correct step of one range pass; the calls name the first of the faults.
         if len(groups) != 3 or not 0 < groups[0] <= self._most_epoch or groups[1] >= groups[2]:
-            if text := groups_fault(groups) or self._epoch(groups[0]):
+            # Clients number their epochs, such as the evaluations of L-BFGS, as they like.
+            if text := groups_fault(groups) or (self._epoch(groups[0]) if is_of_run else ""):
                 return text
         if epoch and groups[0] != epoch:
             return f"it is of epoch {epoch}, and its groups of epoch {groups[0]}"

@@ -59,7 +59,7 @@ class StoreLink:
     def __init__(
         self, name: str, arguments: OpenArguments, access: ServerAccess, group: asyncio.TaskGroup
     ) -> None:
-        self._arguments = arguments
+        self.arguments = arguments
         self._network = access.network
         self._entropy = access.entropy
         self._waits = arguments.waits
@@ -70,7 +70,7 @@ class StoreLink:
         incarnation = int.from_bytes(access.entropy(7), "little")
         self._identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
         traffic = Traffic(self._identity.node, timeline=None)
-        self._endpoint = Endpoint(access.network, self._identity, traffic)
+        self.endpoint = Endpoint(access.network, self._identity, traffic)
         self._membership = Membership(
             network=access.network,
             controller=access.controllers,
@@ -104,9 +104,9 @@ class StoreLink:
 
     async def start(self) -> None:
         """Join the cluster and the store, and begin to serve calls; for errors see `Joining.join`."""
-        arguments, membership = self._arguments, self._membership
+        arguments, membership = self.arguments, self._membership
         self._spawn("membership", membership.run())
-        joining = Joining(self.name, arguments, self._endpoint, membership, self._entropy)
+        joining = Joining(self.name, arguments, self.endpoint, membership, self._entropy)
         store, arrays = await joining.join()
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
         self.store = store
@@ -118,7 +118,7 @@ class StoreLink:
         self.rules = {array.name: rules[array.rule] for array in arrays}
         session = self.session = await joining.take_place(store)
         servers = ParameterClient(
-            self._endpoint,
+            self.endpoint,
             session=session,
             homes=holders(table, store.buckets),
             cluster=membership.map,
@@ -130,7 +130,7 @@ class StoreLink:
             self.name,
             store,
             table,
-            endpoint=self._endpoint,
+            endpoint=self.endpoint,
             membership=membership,
             waits=self._waits,
             entropy=self._entropy,
@@ -154,7 +154,7 @@ class StoreLink:
                 tensors.take(shard)
 
         membership, within_s = self._membership, self._waits.clock_s
-        copies = ShardCopies(self._endpoint, changes=membership.changes, waits=self._waits)
+        copies = ShardCopies(self.endpoint, changes=membership.changes, waits=self._waits)
         try:
             await copies.read(membership.map, pieces, put, clock=self.calls.bound, within_s=within_s)
         except (ClockPassed, TransportError) as error:
@@ -177,7 +177,7 @@ class StoreLink:
                 raise StoreError(f"store {name!r} failed: {store.reason}")
             servers.map_changed(cluster)
             mine = cluster.nodes.get(node)
-            if mine is None or self._arguments.reader:
+            if mine is None or self.arguments.reader:
                 continue
             if (
                 mine.placed
@@ -193,7 +193,7 @@ class StoreLink:
     async def delete(self) -> None:
         """See `ParameterStore.delete`."""
         self.calls.check()
-        if self._arguments.reader:
+        if self.arguments.reader:
             raise StoreError("this client is a reader: open the store without reader=True to delete it")
         self._deleting = True
         try:

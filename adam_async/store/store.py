@@ -66,6 +66,11 @@ class ParameterStore:
         """
         return Opening(cls, arguments)
 
+    @property
+    def link(self) -> StoreLink:
+        """The client behind this object."""
+        return self._link
+
     # --- facts ---------------------------------------------------------------------------------
 
     @property
@@ -162,6 +167,7 @@ class ParameterStore:
         rate: Rate = None,
         weight: int = 1,
         vector: str = "",
+        groups: tuple[int, ...] = (),
     ) -> PushOutcome:
         """Push gradients of some arrays; the servers apply each exactly once, with the array's rule.
 
@@ -178,6 +184,9 @@ class ParameterStore:
             weight: With bsp, the weight of this client's gradients in the mean of the step, 1 to 2^32 - 1.
             vector: Name of a vector to which the servers add the gradients, in place of a step of the rule;
                 not with bsp.
+            groups: Names of the parts of a sum, in a store without clocks: an epoch from 1, then for each
+                range of parts its first number and one past its last. A shard counts a part once, whichever
+                client pushes it, in the newest three epochs; parts of older ones count as pushed before.
 
         Raises:
             StoreError: A name, shape, type or value does not fit, and nothing was applied; the store is
@@ -185,7 +194,7 @@ class ParameterStore:
             DeadlineExceeded: Fewer than `replicas` clients joined for the first step within `prepare_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
-        return await self._push(gradients, read, rate, weight, assign=False, vector=vector)
+        return await self._push(gradients, read, rate, weight, assign=False, vector=vector, groups=groups)
 
     async def _push(
         self,

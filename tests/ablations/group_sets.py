@@ -155,11 +155,11 @@ GROUP_SETS = (
         breaks=REFUSED,
     ),
     _hostile(
-        "a store without a program has no groups",
+        "a store of clients with clocks has no groups",
         FOLDER + "question_checks.py",
-        'if not self._state.program:\n            return "it names groups',
-        'if self._state.program is None:\n            return "it names groups',
-        CHECKS + "test_a_client_of_a_store_without_a_program_names_no_groups",
+        "if not is_of_run and self._state.clocked:",
+        "if is_of_run is None:",
+        CHECKS + "test_a_client_names_groups_of_any_epoch_in_a_store_without_clocks_only",
         breaks=REFUSED,
     ),
     _hostile(

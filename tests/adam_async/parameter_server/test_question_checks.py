@@ -135,11 +135,15 @@ def test_groups_are_those_of_a_known_epoch_of_the_run(body):
         assert refusal(42, 0, 1, epoch=42) is None
 
 
-def test_a_client_of_a_store_without_a_program_names_no_groups():
-    state = ServerState(store="run", generation=1, shards=[shard_of(0)], program=False)
-    checks = QuestionChecks(state, specs_of(state), most_weight=16)
-    push = push_of((0,), (1,), clock=0, groups=(1, 0, 1))
-    assert "a store without a program has none" in checks.refusal(push, most_bytes=MOST_BYTES).text
+def test_a_client_names_groups_of_any_epoch_in_a_store_without_clocks_only():
+    def refusal(*groups, **fields):
+        state = ServerState(store="run", generation=1, shards=[shard_of(0)], program=False, **fields)
+        checks = QuestionChecks(state, specs_of(state), most_weight=16)
+        return checks.refusal(push_of((0,), (1,), clock=0, groups=groups), most_bytes=MOST_BYTES)
+
+    assert refusal(7000, 3, 4) is None
+    assert "ranges of groups ascend" in refusal(7000, 4, 3).text
+    assert "a store with clocks has those of runs only" in refusal(1, 0, 1, clocked=True).text
 
 
 @pytest.mark.parametrize("shards", [(0, 1), (1, 0), (0, 1, 2)])
