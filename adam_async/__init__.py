@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from adam_async.errors import StoreError as StoreError
     from adam_async.launch.ray import RayCluster as RayCluster
     from adam_async.launch.ray_resources import RaySettings as RaySettings
+    from adam_async.lbfgs.image_loss import ImageLoss as ImageLoss
+    from adam_async.lbfgs.optimizer import LBFGS as LBFGS
+    from adam_async.lbfgs.optimizer import Iteration as Iteration
     from adam_async.model.rules import Adagrad as Adagrad
     from adam_async.model.rules import Adam as Adam
     from adam_async.model.rules import AdamW as AdamW
@@ -116,6 +119,8 @@ _HOMES = {
     "runtime.disk": ("Disk",),
     "runtime.timeline": ("Timeline",),
     "checkpoint.trained_model": ("Model", "Predictions"),
+    "lbfgs.image_loss": ("ImageLoss",),
+    "lbfgs.optimizer": ("LBFGS", "Iteration"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = ["sync", *_HOME_OF]

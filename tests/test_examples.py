@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from adam_async import Config, LocalCluster
+from tests.adam_async.store.servers import store_servers
 from tests.processes.commands import Command, address_of, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,6 +95,13 @@ def test_the_step_with_pytorch_learns_the_digits_by_its_own_command() -> None:
     words = shlex.split(re.search(r"^    adam-async (train .*)$", text, re.MULTILINE)[1])
     output = run(*words, "--epochs", "4")
     assert float(re.search(r"test accuracy (\d+\.\d+)% after 4 epochs", output)[1]) > 90
+
+
+async def test_lbfgs_on_three_servers_finds_the_minimum_of_the_regression() -> None:
+    async with store_servers(3) as servers:
+        value = await load("store_lbfgs.py").main(servers.address)
+
+    assert value == pytest.approx(await load("store_lbfgs.py").main(), rel=1e-9)
 
 
 def needs_torch() -> None:

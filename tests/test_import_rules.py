@@ -66,6 +66,7 @@ ROOMS = (
     "cluster",
     "store",
     "sync",
+    "lbfgs",
     "torch",
     "launch",
     "cli",

@@ -42,6 +42,7 @@ are in brackets:
     replication.py   p. server - p. server      Begin -> Begun, Copy [entry] -> Held, Committed -> Held
                                                 PieceCopy [state] -> Held
                                                 Beat (heartbeat)
+    pieces.py        client - client           AskPieces -> Pieces
     notes.py         driver - parameter server  GetRecord -> RecordPart [bytes]
                      driver - server, worker    GetProfile -> Profile [events]
                      driver - same, controller  GetStatistics -> Statistics [values]
@@ -127,6 +128,7 @@ from adam_async.messages.parameters import (
     Values,
 )
 from adam_async.messages.partitions import Block, Blocks, Greet
+from adam_async.messages.pieces import AskPieces, Pieces
 from adam_async.messages.pins import (
     MOST_PINS,
     ListPins,

@@ -11,6 +11,7 @@ from adam_async.messages import (
     notes,
     parameters,
     partitions,
+    pieces,
     pins,
     replication,
     saved_shards,
@@ -29,6 +30,7 @@ TABLE: Rows = {
     **group_sets.ROWS,
     **saved_shards.ROWS,
     **pins.ROWS,
+    **pieces.ROWS,
     **replication.ROWS,
     **notes.ROWS,
 }

@@ -197,6 +197,11 @@ class TorchStep(TrainStep):
             self._training.clear()
             self._prepared = shape
 
+    @property
+    def draws(self) -> frozenset[str]:
+        """Random streams that a trial pass on the CPU has drawn from, after `prepare`."""
+        return self._drawn if self._device.type == "cpu" else frozenset()
+
     def check_group(self, images: int) -> None:
         """Run both passes on this many black images: a batch normalisation needs several values per channel.
 

@@ -1,0 +1,116 @@
+"""The coordinator's side of the workers: their questions wait here until the deal has an answer.
+
+Workers of this process ask directly, and those of other processes over links (`messages/pieces.py`). A worker
+has at most two open questions: for a piece to compute, and for its turn to push. The end of its link, or of
+its task, gives its pieces to others.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from adam_async.errors import DeadlineExceeded
+from adam_async.lbfgs.deal import Deal, Worker
+from adam_async.messages import AskPieces, Pieces, pack, unpack
+from transport import Link, ProtocolError, Request
+
+
+class Dealer:
+    """Deals out the pieces of one evaluation after the other; fails without a worker for `join_s` seconds."""
+
+    def __init__(self, store: str, pieces: int, *, backups: bool, join_s: float) -> None:
+        self._store = store
+        self._pieces = pieces
+        self._backups = backups
+        self._join_s = join_s
+        self._deal: Deal | None = None
+        self._workers: set[Worker] = set()
+        self._open: dict[tuple[Worker, bool], Callable[[Pieces], None]] = {}
+        """Calls that take the answers to the open questions, by worker, and whether it asks for its turn."""
+        self._moved = asyncio.Event()
+        """Event: the evaluation is over, or the first worker comes, or the last one goes."""
+        self.computations = 0
+        """Number of pieces that were dealt in all ended evaluations, with repetitions."""
+
+    async def evaluate(self, number: int, pieces: int = 0) -> float:
+        """Let the workers push the gradients of all pieces, or of the first ones; return the value.
+
+        The number of the evaluation is above all earlier ones of the store.
+        """
+        deal = self._deal = Deal(number, pieces or self._pieces, backups=self._backups)
+        self._serve()
+        while not deal.is_over:
+            self._moved.clear()
+            try:
+                async with asyncio.timeout(None if self._workers else self._join_s):
+                    await self._moved.wait()
+            except TimeoutError:
+                raise DeadlineExceeded("a worker that computes gradients", self._join_s) from None
+        self.computations += deal.computations
+        return deal.value
+
+    def ask(self, worker: Worker, asked: AskPieces, answer: Callable[[Pieces], None]) -> None:
+        """Take a question with the result before it; `answer` is called now or later, once."""
+        if not self._workers:
+            self._moved.set()
+        self._workers.add(worker)
+        deal = self._deal
+        if deal is not None and asked.evaluation == deal.number:
+            if asked.pushes:
+                deal.pushed(worker, asked.piece)
+            else:
+                deal.computed(worker, asked.piece, asked.loss)
+        self._open[worker, asked.pushes] = answer
+        self._serve()
+
+    async def answer(self, worker: Worker, asked: AskPieces) -> Pieces:
+        """Take a question of a worker of this process, and return the answer."""
+        answer: asyncio.Future[Pieces] = asyncio.get_running_loop().create_future()
+        self.ask(worker, asked, answer.set_result)
+        return await answer
+
+    def lost(self, worker: Worker) -> None:
+        """Give the pieces of a worker to others."""
+        self._workers.discard(worker)
+        for pushes in (False, True):
+            self._open.pop((worker, pushes), None)
+        if self._deal is not None:
+            self._deal.lost(worker)
+        if not self._workers:
+            self._moved.set()
+        self._serve()
+
+    def _serve(self) -> None:
+        """Answer the questions for which the deal has pieces."""
+        deal = self._deal
+        if deal is None:
+            return
+        for worker, pushes in [*self._open]:
+            found = deal.turn(worker) if pushes else deal.take(worker)
+            if found:
+                answer = self._open.pop((worker, pushes))
+                answer(Pieces(evaluation=deal.number, first=found.start, stop=found.stop))
+        if deal.is_over:
+            self._moved.set()
+
+    async def serve_link(self, link: Link) -> None:
+        """Serve a worker of another process until its link ends."""
+        link.serve(self._take, receives=False)
+        try:
+            await link.wait_closed()
+        finally:
+            self.lost(link)
+
+    def _take(self, request: Request) -> None:
+        try:
+            asked = unpack(request.message, AskPieces)
+        except ProtocolError as error:
+            request.fail("malformed", str(error))
+            return
+        # The link and not its node: a worker that dials again may come before the end of its last link.
+        worker = request.link
+        if asked.store != self._store:
+            request.fail("wrong-run", f"this coordinator minimises on store {self._store}")
+        elif (worker, asked.pushes) in self._open:
+            request.fail("busy", "a worker asks one question of each kind at a time")
+        else:
+            self.ask(worker, asked, lambda pieces: request.reply(pack(pieces)))

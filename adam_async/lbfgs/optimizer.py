@@ -1,0 +1,379 @@
+"""L-BFGS on a store: the coordinator's program, and the program of a worker in another process.
+
+    async with ParameterStore.open("local", {"w": np.zeros(784)}, name="regression") as store:
+        result = await LBFGS(store, loss_and_gradient, batches).minimise(iterations=50)
+        values = await store.pull()
+
+Theory of operation
+-------------------
+The coordinator makes the moves of a `Minimiser`: it sends sums of vectors and inner products to the servers
+(`ParameterStore.step`), and lets the workers sum the gradients of the pieces into one vector ("Large Scale
+Distributed Deep Networks", 4.2, Sandblaster). It holds numbers only.
+
+Before each move it writes its numbers into the *record*: a store of one array, beside the store of the
+parameters, with the same copies and disks. A coordinator that finds the record of a lost one goes on with its
+last move. The lost one may have left pushes on their way, which name its evaluation. Servers keep the pieces
+of the three newest evaluations and take those of older ones for counted, so two evaluations of one piece
+follow first.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from adam_async.errors import ConfigError, StoreError, first_cause
+from adam_async.lbfgs.dealer import Dealer
+from adam_async.lbfgs.minimiser import GRADIENT, Minimiser, Move, stored_name
+from adam_async.lbfgs.worker import GradientWorker, LossAndGradient
+from adam_async.messages import AskPieces, Pieces, pack, unpack
+from adam_async.messages.group_sets import KEPT_EPOCHS
+from adam_async.runtime.channel import Channel, StackedTaskGroup
+from adam_async.store.arguments import LOCAL
+from adam_async.store.store import ParameterStore
+from adam_async.store.vectors import Combine
+from dataflow import ComputePool
+from transport import LocalNetwork, RemoteError, TransportError
+
+ANSWER_S = 86_400.0
+"""Deadline of the coordinator's answer to a worker, in seconds: one piece of another worker may take long. A
+link ends much earlier if its other side is silent."""
+
+
+RECORD_VALUES = 2560
+"""Length of the array of a record, in values of two bytes each: 231 inner products have less than 4 KiB."""
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """The minimisation after an accepted step, or at its end.
+
+    Attributes:
+        number: Number of accepted steps.
+        value: Value of the objective.
+        norm: Norm of the gradient.
+        evaluations: Number of evaluations of the objective.
+        reason: Why the minimisation ended; empty before, and after the last of the wanted iterations.
+    """
+
+    number: int
+    value: float
+    norm: float
+    evaluations: int
+    reason: str = ""
+
+
+class CoordinatorState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The coordinator's numbers, and its address for workers of other processes."""
+
+    minimiser: Minimiser
+    store: str = ""
+    """Id of the store; it changes if the store comes back from disks."""
+    evaluation: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    """Number of the last evaluation that began."""
+    address: str = ""
+
+
+_DECODER = msgspec.msgpack.Decoder(CoordinatorState)
+
+
+class LBFGS:
+    """Minimises a function of the arrays of a store, the sum of `function` over all batches.
+
+    Args:
+        store: The store, with consistency ``asp``. Its values are where the minimisation begins. No other
+            program may push to it meanwhile. Its rules have no effect.
+        function: Function ``loss_and_gradient(values, batch)`` that returns the batch's part of the objective
+            and its gradient, by name. Threads call it; it does not change the values.
+        batches: The batches, each for one call. A batch is much smaller than the share of a worker, so that
+            a slow worker delays the others by little.
+        history: Number of pairs of vectors that the servers keep.
+        tolerance: Norm of the gradient at which the minimisation ends, as a share of the first norm.
+        workers: Number of workers of this process; with 0, others must call `assist`.
+        backups: Whether a batch that a slow worker computes goes to a second worker, too.
+        listen: Address for workers of other processes, such as ``tcp://10.0.0.1:7000``. By default other
+            processes of this machine reach the coordinator.
+
+    Raises:
+        ConfigError: A number is out of range, there are no batches, or the store has clocks or no name.
+    """
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        function: LossAndGradient,
+        batches: Sequence[Any],
+        *,
+        history: int = 10,
+        tolerance: float = 1e-6,
+        workers: int = 1,
+        backups: bool = True,
+        listen: str = "",
+    ) -> None:
+        if store.consistency != "asp" or store.link.arguments.name is None:
+            raise ConfigError("L-BFGS needs a store with consistency 'asp' and a name: open it with name=")
+        if not batches or workers < 0:
+            raise ConfigError(f"L-BFGS needs batches and no negative workers: {len(batches)} and {workers}")
+        self._store = store
+        self._function = function
+        self._batches = batches
+        try:
+            self._new = msgspec.convert({"history": history, "tolerance": tolerance}, Minimiser)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"LBFGS(history={history!r}, tolerance={tolerance!r}): {error}") from None
+        self._workers = workers
+        self._listen = listen
+        link = store.link
+        self._dealer = Dealer(
+            link.store.id, len(batches), backups=backups, join_s=link.arguments.waits.prepare_s
+        )
+        self._record: CoordinatorState | None = None
+        self._records: ParameterStore | None = None
+
+    @property
+    def computations(self) -> int:
+        """Number of gradients of batches that workers have computed, with backups."""
+        return self._dealer.computations
+
+    async def minimise(
+        self,
+        iterations: int = 100,
+        on_iteration: Callable[[Iteration], Any] | None = None,
+        *,
+        anew: bool = False,
+    ) -> Iteration:
+        """Minimise from the values of the store; a later call of the same object goes on.
+
+        A call also goes on where a lost coordinator of this store was.
+
+        Args:
+            iterations: Maximum number of further iterations.
+            on_iteration: Called after each accepted step, perhaps a coroutine function; the store then has
+                the values of the step. False ends the minimisation.
+            anew: Whether to begin with the values of the store in any case.
+
+        Raises:
+            StoreError: A gradient does not fit the store, or a sum of vectors is not finite.
+            DeadlineExceeded: No worker was there for `prepare_s`.
+            ShardUnavailable: A server did not answer within `patience_s`.
+            Exception: An error of `function` in a worker of this process.
+        """
+        try:
+            async with AsyncExitStack() as stack:
+                was_lost = await self._open_record(stack, anew=anew)
+                await self._start_workers(stack)
+                await self._make_vectors()
+                if was_lost:
+                    await self._end_earlier_evaluations()
+                result = await self._iterate(iterations, on_iteration)
+                self._now.address = ""
+                await self._save()
+                return result
+        except BaseExceptionGroup as errors:
+            cause = first_cause(errors)
+            raise cause from cause.__cause__
+
+    @property
+    def _now(self) -> CoordinatorState:
+        assert self._record is not None, "the record is open"
+        return self._record
+
+    async def _iterate(self, iterations: int, on_iteration: Callable[[Iteration], Any] | None) -> Iteration:
+        minimiser = self._now.minimiser
+        last = minimiser.iteration + iterations
+        while not minimiser.is_done and (minimiser.iteration < last or minimiser.phase != "turn"):
+            before = minimiser.iteration
+            minimiser.take(*await self._make(minimiser.move))
+            if minimiser.iteration > before and on_iteration is not None:
+                answer = on_iteration(self._iteration())
+                if (await answer if inspect.isawaitable(answer) else answer) is False:
+                    break
+        return self._iteration()
+
+    def _iteration(self) -> Iteration:
+        found = self._now.minimiser
+        return Iteration(
+            number=found.iteration,
+            value=found.value,
+            norm=found.norm,
+            evaluations=found.evaluations,
+            reason=found.reason,
+        )
+
+    async def _make(self, move: Move) -> tuple[float, list[float]]:
+        """Make a move; return the value of its evaluation, or 0, and the inner products."""
+        sums = [
+            Combine(stored_name(into), [(a, stored_name(x)) for a, x in terms])
+            for into, terms in move.combine
+        ]
+        dots = [(stored_name(a), stored_name(b)) for a, b in move.dots]
+        if not move.evaluates:
+            await self._save()
+            return 0.0, await self._store.step(sums, dots=dots)
+        self._now.evaluation += 1
+        await self._save()
+        await self._store.step([*sums, Combine(stored_name(GRADIENT), ())])
+        value = await self._dealer.evaluate(self._now.evaluation)
+        return value, await self._store.step([], dots=dots)
+
+    async def _end_earlier_evaluations(self) -> None:
+        """Make late pushes of an earlier coordinator count as repetitions; see the head of this file."""
+        for _ in range(KEPT_EPOCHS - 1):
+            self._now.evaluation += 1
+            await self._save()
+            await self._dealer.evaluate(self._now.evaluation, pieces=1)
+
+    async def _make_vectors(self) -> None:
+        for name in (GRADIENT, *self._now.minimiser.vectors):
+            if stored_name(name) not in self._store.vectors:
+                await self._store.add_vector(stored_name(name), temporary=True)
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    async def _start_workers(self, stack: AsyncExitStack) -> None:
+        """Start the workers of this process, and listen for those of others."""
+        store, link, dealer = self._store, self._store.link, self._dealer
+        group = await stack.enter_async_context(StackedTaskGroup())
+        network = link.endpoint.network
+        default = "local://" if isinstance(network, LocalNetwork) else "tcp://127.0.0.1:0"
+        listening = network.listen(self._listen or default, link.endpoint.identity, dealer.serve_link)
+        self._now.address = (await stack.enter_async_context(listening)).address
+        for number in range(self._workers):
+            pool = await stack.enter_async_context(ComputePool(threads=1, name=f"lbfgs-{number}"))
+
+            ask = partial(dealer.answer, number)
+            worker = GradientWorker(store, self._function, self._batches, ask, pool)
+            stack.callback(group.create_task(worker.run(), name=f"lbfgs-worker-{number}").cancel)
+            stack.callback(dealer.lost, number)
+
+    # --- other processes ---------------------------------------------------------------------------
+
+    @staticmethod
+    async def assist(store: ParameterStore, function: LossAndGradient, batches: Sequence[Any]) -> None:
+        """Compute gradients for the `LBFGS` of another program on the same store, until it has ended.
+
+        Args:
+            store: The store, opened by this program.
+            function: The function of the coordinator.
+            batches: The batches of the coordinator, the same in each program.
+
+        Raises:
+            StoreError: A gradient does not fit the store, or this store has no L-BFGS.
+            DeadlineExceeded: No coordinator was there for `prepare_s`.
+            Exception: An error of `function`.
+        """
+        link = store.link
+        channel = Channel(
+            link.endpoint,
+            peer="the coordinator",
+            address="",
+            peer_role="client",
+            patience_s=link.arguments.waits.prepare_s,
+        )
+        async with _open_records(store) as records, ComputePool(threads=1, name="lbfgs") as pool:
+            channel.renew()
+            while True:
+                record = _read((await records.pull())["record"])
+                if record is not None and not record.address:
+                    return
+                if record is not None:
+                    channel.address = record.address
+                    await _assist_once(store, function, batches, channel, pool)
+                if channel.left_s <= 0:
+                    raise StoreError(f"no coordinator of store {store.name!r} answers at {channel.address!r}")
+                await channel.pause()
+
+    # --- the record ------------------------------------------------------------------------------
+
+    async def _open_record(self, stack: AsyncExitStack, *, anew: bool) -> bool:
+        """Open the record; return whether it is that of a lost coordinator."""
+        self._records = await stack.enter_async_context(_open_records(self._store))
+        found = _read((await self._records.pull())["record"])
+        # Disks may have the record and the vectors of different moments, unless each change was durable.
+        store = self._store.link.store
+        is_whole = found is not None and (found.store == store.id or store.durable)
+        was_lost = found is not None and is_whole and bool(found.address)
+        if found is not None and was_lost and not anew:
+            self._record = found
+            found.minimiser.tolerance = self._new.tolerance
+        elif self._record is None or anew:
+            self._record = CoordinatorState(minimiser=msgspec.structs.replace(self._new))
+        self._now.store = store.id
+        self._now.evaluation = max(self._now.evaluation, found.evaluation if found is not None else 0)
+        return was_lost
+
+    async def _save(self) -> None:
+        assert self._records is not None, "the record is open"
+        await self._records.assign({"record": _written(self._now)})
+
+
+async def _assist_once(
+    store: ParameterStore,
+    function: LossAndGradient,
+    batches: Sequence[Any],
+    channel: Channel,
+    pool: ComputePool,
+) -> None:
+    """Work for the coordinator at the channel's address, until its link ends."""
+    try:
+        link = await channel.dial(min(store.link.arguments.waits.call_s, max(channel.left_s, 0.1)))
+
+        async def ask(asked: AskPieces) -> Pieces:
+            found = unpack(await link.call(pack(asked), timeout_s=ANSWER_S), Pieces)
+            channel.progressed()
+            return found
+
+        await GradientWorker(store, function, batches, ask, pool).run()
+    except* TransportError as errors:
+        refusals = [each for each in errors.exceptions if isinstance(each, RemoteError)]
+        if refusals:
+            raise refusals[0] from None
+    finally:
+        channel.drop()
+        # No push of this link may arrive in an evaluation of the next coordinator.
+        await store.settled()
+
+
+# --- names and forms -----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _open_records(store: ParameterStore) -> AsyncIterator[ParameterStore]:
+    """Open the store of the record, or create it."""
+    of = store.link.arguments
+    async with ParameterStore.open(
+        of.where,
+        {"record": np.zeros(RECORD_VALUES, np.float32)},
+        name=f"{store.name}.lbfgs",
+        copies=None if of.where == LOCAL else store.link.store.copies,
+        durable=store.link.store.durable,
+        link=of.link,
+        dir=of.dir,
+        token=of.token,
+        waits=of.waits,
+    ) as records:
+        yield records
+
+
+def _written(record: CoordinatorState) -> NDArray[np.float32]:
+    """Return a record as numbers, two bytes in each, behind its length in bytes."""
+    packed = msgspec.msgpack.encode(record)
+    halves = np.frombuffer(packed + bytes(len(packed) % 2), np.uint16)
+    values = np.zeros(RECORD_VALUES, np.float32)
+    values[0], values[1 : len(halves) + 1] = len(packed), halves
+    return values
+
+
+def _read(values: NDArray[Any]) -> CoordinatorState | None:
+    """Return the record of an array; None if none was written yet. Raises StoreError: it is none."""
+    length = int(values[0])
+    if not length:
+        return None
+    try:
+        return _DECODER.decode(values[1:].astype(np.uint16).tobytes()[:length])
+    except (msgspec.DecodeError, ValueError) as error:
+        raise StoreError(f"the record of the minimisation is invalid: {error}") from None

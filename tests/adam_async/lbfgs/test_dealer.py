@@ -1,0 +1,83 @@
+"""Workers of other processes: bad questions are refused, and the end of a link gives its pieces back."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from adam_async.lbfgs.dealer import Dealer
+from adam_async.messages import AskPieces, Pieces, pack, role_table, unpack
+from transport import Identity, LocalNetwork, RemoteError
+
+COMPUTE, PUSH = AskPieces(store="s", pushes=False), AskPieces(store="s", pushes=True)
+
+
+@asynccontextmanager
+async def dealing(*, backups=True):
+    """Run a dealer that listens; yields it, and a function that links a further worker."""
+    network, dealer = LocalNetwork(rules=role_table()), Dealer("s", 3, backups=backups, join_s=5.0)
+    identity = Identity(role="client", node="coordinator", incarnation=1)
+    links = []
+
+    async def new_link(node):
+        link = await network.dial(listener.address, Identity(role="client", node=node, incarnation=2))
+        links.append(link)
+        return link
+
+    async with network.listen("local://", identity, dealer.serve_link) as listener:
+        yield dealer, new_link
+        for link in links:
+            link.abort()
+
+
+async def ask(link, body):
+    return unpack(await link.call(pack(body), timeout_s=5.0), Pieces)
+
+
+async def test_the_pieces_of_a_worker_whose_link_ends_go_to_another():
+    async with asyncio.timeout(10), dealing() as (dealer, new_link), asyncio.TaskGroup() as group:
+        evaluation = group.create_task(dealer.evaluate(7))
+        lost, other = await new_link("lost"), await new_link("other")
+        assert await ask(lost, COMPUTE) == Pieces(evaluation=7, first=0, stop=1)
+        assert await ask(other, COMPUTE) == Pieces(evaluation=7, first=1, stop=2)
+
+        lost.abort()
+        await lost.wait_closed()
+
+        found = [1]
+        for _ in range(2):
+            found.append((await ask(other, of_piece(found[-1]))).first)
+        assert sorted(found) == [0, 1, 2]
+        last = other.call_nowait(pack(of_piece(found[-1])), timeout_s=5.0)
+        assert await ask(other, PUSH) == Pieces(evaluation=7, first=0, stop=3)
+        end = AskPieces(store="s", pushes=True, evaluation=7, piece=3)
+        other.call_nowait(pack(end), timeout_s=5.0)
+        assert await evaluation == 1.5
+        assert not last.done()
+
+
+def of_piece(piece):
+    return AskPieces(store="s", pushes=False, evaluation=7, piece=piece, loss=0.5)
+
+
+async def test_a_second_question_of_one_kind_is_refused_and_another_store_too():
+    async with asyncio.timeout(10), dealing() as (_, new_link):
+        worker = await new_link("worker")
+        with pytest.raises(RemoteError, match="this coordinator minimises on store s"):
+            await ask(worker, AskPieces(store="other", pushes=False))
+        waiting = worker.call_nowait(pack(PUSH), timeout_s=5.0)
+        with pytest.raises(RemoteError, match="one question of each kind"):
+            await ask(worker, PUSH)
+        assert not waiting.done()
+
+
+async def test_a_false_report_of_a_push_counts_nothing():
+    async with asyncio.timeout(10), dealing() as (dealer, new_link), asyncio.TaskGroup() as group:
+        evaluation = group.create_task(dealer.evaluate(7))
+        liar, honest = await new_link("liar"), await new_link("honest")
+        await ask(liar, COMPUTE)
+        liar.call_nowait(pack(AskPieces(store="s", pushes=True, evaluation=7, piece=3)), timeout_s=5.0)
+        await ask(honest, COMPUTE)
+
+        assert not evaluation.done()
+        evaluation.cancel()

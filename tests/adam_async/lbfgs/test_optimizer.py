@@ -1,0 +1,319 @@
+"""L-BFGS on real servers: the written-out iterates, the same bits after any loss, no vectors on links."""
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import numpy as np
+import pytest
+
+from adam_async import LBFGS
+from adam_async.errors import ConfigError, DeadlineExceeded, StoreError
+from adam_async.parameter_server import members_watch
+from adam_async.run.config import Waits
+from adam_async.store.store import ParameterStore
+from tests.adam_async.lbfgs import problems
+from tests.adam_async.lbfgs.written_out import minimise
+from tests.adam_async.store.fleets import fleet
+from tests.adam_async.store.servers import servers
+
+SHARD_BYTES = 16 << 10
+PROBLEMS = {"logistic": problems.wide_logistic, "network": problems.wide_network}
+
+
+def collect(store, points, names):
+    async def take(iteration):
+        values = await store.pull()
+        points.append(np.concatenate([values[name].ravel() for name in names]))
+
+    return take
+
+
+async def run(where, problem, *, workers=1, iterations=50, tolerance=1e-7, name="lbfgs", **options):
+    """Minimise; return the points after each step, and the result."""
+    arrays, function, batches = problem()
+    points = []
+    async with ParameterStore.open(where, arrays, name=name, shard_bytes=SHARD_BYTES) as store:
+        optimizer = LBFGS(store, function, batches, workers=workers, tolerance=tolerance, **options)
+        result = await optimizer.minimise(iterations, collect(store, points, arrays))
+    return points, result
+
+
+def check_iterates(points, problem):
+    """Compare points with the written-out method."""
+    expected = minimise(*problems.whole(*problem()))
+    assert len(points) == len(expected)
+    assert max(np.abs(a - b).max() for a, b in zip(points, expected, strict=True)) < 1e-9
+
+
+async def test_iterates_are_those_of_the_written_out_method():
+    points, result = await run("local", problems.logistic)
+
+    check_iterates(points, problems.logistic)
+    assert "the gradient has" in result.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", PROBLEMS)
+async def test_any_number_of_servers_and_workers_gives_the_same_bits(problem):
+    one, _ = await run("local", PROBLEMS[problem])
+    four, _ = await run("local", PROBLEMS[problem], workers=4, name="four")
+    async with servers(3) as address:
+        three, result = await run(address, PROBLEMS[problem], workers=4)
+
+    check_iterates(one, PROBLEMS[problem])
+    assert np.array_equal(one, four)
+    assert np.array_equal(one, three)
+    assert "the gradient has" in result.reason or result.number == 50
+
+
+class Stopped(Exception):
+    """The end of a worker or a coordinator that a test chooses."""
+
+
+@asynccontextmanager
+async def assistant(open_store, function, batches):
+    """Run a worker of another program; yields its task."""
+
+    async def work():
+        async with open_store() as store:
+            await LBFGS.assist(store, function, batches)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work())
+        try:
+            yield task
+        finally:
+            task.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["tcp", "local"])
+async def test_losses_of_a_worker_and_a_server_change_no_bit(monkeypatch, network):
+    monkeypatch.setattr(members_watch, "INVITE_S", 0.3)
+    problem = problems.wide_network
+    expected, _ = await run("local", problem, iterations=20)
+    arrays, function, batches = problem()
+    options = {"copies": 3, "shard_bytes": SHARD_BYTES}
+    points = []
+    async with (
+        fleet(monkeypatch, "ps-0", "ps-1", "ps-2", network=network) as running,
+        AsyncExitStack() as stack,
+    ):
+
+        def open_store():
+            return running.open(arrays, **options)
+
+        store = await stack.enter_async_context(open_store())
+        helper = await stack.enter_async_context(assistant(open_store, function, batches))
+        other = await stack.enter_async_context(assistant(open_store, function, batches))
+        take = collect(store, points, arrays)
+
+        async def lose(iteration):
+            await take(iteration)
+            if iteration.number == 6:
+                helper.cancel()
+            if iteration.number == 10:
+                await running.end("ps-1")
+
+        result = await LBFGS(store, function, batches, workers=0).minimise(20, lose)
+        assert not other.cancelled()
+
+    assert result.number == 20
+    assert np.array_equal(points, expected)
+
+
+async def test_a_worker_that_is_lost_in_its_turn_is_replaced(monkeypatch):
+    problem = problems.logistic
+    expected, _ = await run("local", problem, iterations=6)
+    arrays, function, batches = problem()
+    points, pushes = [], Counter()
+    async with servers(1) as address, AsyncExitStack() as stack:
+
+        def open_store():
+            return ParameterStore.open(address, arrays, name="lbfgs", shard_bytes=SHARD_BYTES)
+
+        store = await stack.enter_async_context(open_store())
+        push = ParameterStore.push
+
+        async def push_once(self, *args, **options):
+            outcome = await push(self, *args, **options)
+            pushes[self] += 1
+            if self is not store and pushes[self] == 5:
+                helper.cancel()  # the servers have the piece, and the coordinator does not know it
+                await asyncio.sleep(0)
+            return outcome
+
+        monkeypatch.setattr(ParameterStore, "push", push_once)
+        helper = await stack.enter_async_context(assistant(open_store, function, batches))
+        await LBFGS(store, function, batches, workers=1).minimise(6, collect(store, points, arrays))
+
+    assert np.array_equal(points, expected)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 9, 12])
+async def test_a_coordinator_goes_on_where_a_lost_one_was(stop_at):
+    problem = problems.logistic
+    expected, _ = await run("local", problem, iterations=12)
+    arrays, function, batches = problem()
+    points, calls = [], Counter()
+
+    def failing(values, batch):
+        calls["all"] += 1
+        if calls["all"] == stop_at * len(batches) - 3:
+            raise Stopped
+        return function(values, batch)
+
+    async with servers(1) as address:
+        options = {"name": "lbfgs", "shard_bytes": SHARD_BYTES}
+        async with ParameterStore.open(address, arrays, **options) as store:
+            with pytest.raises(Stopped):
+                await LBFGS(store, failing, batches, tolerance=1e-7).minimise(
+                    12, collect(store, points, arrays)
+                )
+        async with ParameterStore.open(address, name="lbfgs") as store:
+            again = LBFGS(store, function, batches, tolerance=1e-7)
+            result = await again.minimise(12 - len(points), collect(store, points, arrays))
+
+    assert result.number == 12
+    assert np.array_equal(points, expected)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_after_the_loss_of_all_servers_only_a_durable_store_goes_on(tmp_path, durable):
+    arrays, function, batches = problems.logistic()
+    expected, _ = await run("local", problems.logistic, iterations=8)
+    points, calls = [], Counter()
+
+    def failing(values, batch):
+        calls["all"] += 1
+        if calls["all"] == 5 * len(batches):
+            raise Stopped
+        return function(values, batch)
+
+    disk = {"name": "disk", "dir": tmp_path}
+    with pytest.raises(Stopped):
+        async with ParameterStore.open("local", arrays, durable=durable, **disk) as store:
+            await LBFGS(store, failing, batches).minimise(8, collect(store, points, arrays))
+    async with ParameterStore.open("local", None, **disk) as store:
+        again = LBFGS(store, function, batches)
+        result = await again.minimise(8 - len(points), collect(store, points, arrays))
+
+    assert np.array_equal(points, expected) == durable
+    assert (result.number == 8) == durable
+
+
+async def test_a_second_call_goes_on_and_another_object_begins_anew():
+    arrays, function, batches = problems.logistic()
+    expected, _ = await run("local", problems.logistic, iterations=8)
+    points = []
+    async with ParameterStore.open("local", arrays, name="twice") as store:
+        optimizer = LBFGS(store, function, batches)
+        first = await optimizer.minimise(3, collect(store, points, arrays))
+        second = await optimizer.minimise(5, collect(store, points, arrays))
+        other = await LBFGS(store, function, batches).minimise(1)
+
+    assert (first.number, second.number, other.number) == (3, 8, 1)
+    assert np.array_equal(points, expected)
+    assert other.value < second.value
+
+
+@pytest.mark.slow
+async def test_the_minimum_is_that_of_scipy():
+    optimize = pytest.importorskip("scipy.optimize", reason="SciPy is not installed (extra dev)")
+    for problem in (problems.logistic, problems.wide_logistic):
+        _, result = await run("local", problem, iterations=300, tolerance=1e-9, name=problem.__name__)
+        function, start = problems.whole(*problem())
+        found = optimize.minimize(
+            function,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 5000},
+        )
+        assert result.value == pytest.approx(found.fun, rel=1e-6)
+
+
+@pytest.mark.slow
+async def test_commands_have_the_same_bytes_for_every_number_of_parameters():
+    sizes = [await bytes_per_iteration(values) for values in (10**4, 10**7)]
+
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
+    assert 0 < sizes[0] < 4_000
+
+
+async def bytes_per_iteration(values):
+    """Return the bytes between the coordinator and one of two servers in an iteration, heartbeats apart.
+
+    There are 16 shards. The exact inner products of several shards are sent as a few numbers, and that of one
+    shard as one, so bytes do not depend on the number of values, but a little on that of shards.
+    """
+    arrays, batches = {"x": np.ones(values, np.float32)}, [0.4, 0.6]
+    weights = np.resize(np.arange(1, 14, dtype=np.float32), values)
+
+    def function(values, share):
+        x = values["x"]
+        return share * float(weights @ np.cosh(x)), {"x": np.float32(share) * weights * np.sinh(x)}
+
+    totals = []
+    async with servers(2) as address, AsyncExitStack() as stack:
+
+        def open_store():
+            return ParameterStore.open(address, arrays, name="bytes", shard_bytes=values // 4)
+
+        store = await stack.enter_async_context(open_store())
+        await stack.enter_async_context(assistant(open_store, function, batches))
+
+        def count(iteration):
+            links = [link for link in store.link.endpoint.traffic.links if link.peer.role == "ps"]
+            most = max(sum_of_bytes(link.statistics().by_type.values()) for link in links)
+            totals.append((iteration.evaluations, most))
+
+        await LBFGS(store, function, batches, workers=0, history=3, tolerance=0).minimise(6, count)
+    (before, first), (after, second) = totals[-2:]
+    assert after == before + 1
+    return second - first
+
+
+def sum_of_bytes(by_type):
+    return sum(
+        each.frame_bytes_in + each.frame_bytes_out + each.payload_bytes_in + each.payload_bytes_out
+        for each in by_type
+    )
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+async def test_a_store_with_clocks_or_without_a_name_is_refused():
+    arrays, function, batches = problems.logistic()
+    async with ParameterStore.open("local", arrays) as store:
+        with pytest.raises(ConfigError, match="a name: open it with name="):
+            LBFGS(store, function, batches)
+    async with ParameterStore.open("local", arrays, name="clocks", consistency="ssp:1") as store:
+        with pytest.raises(ConfigError, match="consistency 'asp'"):
+            LBFGS(store, function, batches)
+    async with ParameterStore.open("local", arrays, name="bounds") as store:
+        with pytest.raises(ConfigError, match="history=0"):
+            LBFGS(store, function, batches, history=0)
+        with pytest.raises(ConfigError, match="needs batches"):
+            LBFGS(store, function, [])
+
+
+async def test_a_gradient_of_another_array_is_refused_by_name():
+    arrays, function, batches = problems.logistic()
+
+    def lacking(values, batch):
+        loss, gradient = function(values, batch)
+        return loss, {"w": gradient["w"]}
+
+    async with ParameterStore.open("local", arrays, name="lacking") as store:
+        with pytest.raises(StoreError, match=r"gradients of \['w'\], and the store has arrays \['b', 'w'\]"):
+            await LBFGS(store, lacking, batches).minimise(3)
+
+
+async def test_without_any_worker_the_wait_ends_and_is_named():
+    arrays, function, batches = problems.logistic()
+    async with ParameterStore.open("local", arrays, name="alone", waits=Waits(prepare_s=0.2)) as store:
+        with pytest.raises(DeadlineExceeded, match="a worker that computes gradients"):
+            await LBFGS(store, function, batches, workers=0).minimise(3)
