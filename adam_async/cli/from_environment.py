@@ -79,7 +79,7 @@ class Found:
         if role == "worker":
             words += ["--threads", str(self.threads)]
         if options.health is not None:
-            words += ["--health", options.health]
+            words += ["--health", options.health, *(["--metrics"] if options.metrics else [])]
         if options.token_file is not None:
             words += ["--token-file", str(options.token_file)]
         return words

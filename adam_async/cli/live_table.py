@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from importlib import util
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from adam_async.cli.terminal import printable
+from adam_async.cli.terminal import age_text, printable
 from adam_async.errors import counted
 from adam_async.model.network import Network
 from adam_async.model.partition.plan import Layout, PartitionPlan
 from adam_async.model.partition.planner import crossing_bytes
 from adam_async.report.report import Report
+from adam_async.run.events import AnyEvent, text_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
@@ -29,7 +30,10 @@ INTERVAL_S = 0.25
 """Time between two updates of the table, in seconds."""
 
 WAITING_SHOWN = 2
-"""Maximum numbers of waiting roles, and of roles without an answer, that the table names."""
+"""Maximum numbers of waits, and of roles without an answer, that the table names."""
+
+GAP = 2
+"""Number of blanks between two columns."""
 
 PATIENCE_S = 5.0
 """Length of a wait for roles after which a display without a table reports the wait in a line, in seconds."""
@@ -116,7 +120,7 @@ class LiveTable:
             self._mind_quiet()
         if self._live is not None:
             now = asyncio.get_running_loop().time()
-            self._live.update(_table(progress, now=now), refresh=True)
+            self._live.update(_table(progress, now=now, width=self._live.console.width), refresh=True)
 
     def _mind_waiting(self, missing: str) -> None:
         """Report missing roles once, after a long wait, on a display without a table."""
@@ -173,11 +177,11 @@ class LiveTable:
         if not self._quiet:
             self._write(line)
 
-    def on_event(self, notice: Callable[[str], None], what: str) -> None:
-        """Print an event of the run by `notice`. The summary repeats it only if it is one of the training."""
+    def on_event(self, event: AnyEvent) -> None:
+        """Take an event of the run, which another listener prints. The summary repeats those of the
+        training."""
         if not self._progress.epoch:
-            self._announced.add(what)
-        notice(what)
+            self._announced.add(text_of(event))
 
     def finish(self, report: Report) -> None:
         """Write the summary; if quiet, only its last line."""
@@ -331,30 +335,79 @@ def _new_live(stream: TextIO) -> "Live":
     return Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
 
 
-def _table(progress: Progress, *, now: float) -> "Table":
+def _table(progress: Progress, *, now: float, width: int) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
+    cells = fitting(cells_of(progress, now=now), width)
+    for name in cells:
+        table.add_column(name, justify="right" if name != "phase" else "left")
+    table.add_row(*cells.values())
+    table.caption, table.caption_justify = Text("\n".join(caption(progress))), "left"
+    return table
+
+
+PRIORITY = "phase epoch done accuracy loss images/s left replicas elapsed images staleness waited checkpoint"
+"""Columns from the one that stays longest in a narrow terminal; ``on disk`` goes first."""
+
+BAR = 10
+"""Width of the bar of an epoch, in characters."""
+
+
+def cells_of(progress: Progress, *, now: float) -> dict[str, str]:
+    """Return the cells of the table by their heads; `now` is in seconds of the loop's clock."""
+    run = progress.status.run if progress.status is not None else None
+    whole = progress.images_of_epoch
+    done = min(progress.images / whole, 1.0) if whole else 0.0
+    live = progress.status.condition.live if progress.status is not None else 0
     cells = {
         "phase": progress.phase,
         "epoch": f"{progress.epoch}/{progress.last_epoch or '?'}",
-        "images": f"{_count(progress.images)}/{_count(progress.images_of_epoch)}",
+        "done": f"{'#' * round(done * BAR):.<{BAR}} {done:4.0%}",
+        "images": f"{_count(progress.images)}/{_count(whole)}",
         "images/s": _count(progress.images_per_s),
         "loss": f"{progress.loss:.4f}",
         "staleness": f"{progress.staleness_mean:.2f}",
         "waited": f"{progress.waited_s:.1f} s",
-        "replicas": str(progress.replicas),
+        "replicas": f"{live}/{run.replicas}" if run is not None and run.replicas else str(live),
     }
+    if progress.epochs:
+        cells["accuracy"] = f"{progress.epochs[-1].test_accuracy:.2%}"
+    if progress.began_at is not None:
+        cells["elapsed"] = age_text(max(now - progress.began_at, 0.0))
+    if run is not None and run.left_s is not None:
+        cells["left"] = age_text(run.left_s)
     if progress.takes_checkpoints:
         cells["checkpoint"] = checkpoint_age(progress, now=now)
     if progress.disk_age_s is not None:
         cells["on disk"] = f"{progress.disk_age_s:.1f} s ago"
-    for name in cells:
-        table.add_column(name, justify="right" if name != "phase" else "left")
-    table.add_row(*cells.values())
-    table.caption, table.caption_justify = Text(consistency_line(progress)), "left"
-    return table
+    return cells
+
+
+def fitting(cells: Mapping[str, str], width: int) -> dict[str, str]:
+    """Return the cells that fit into a line of this many characters; the `PRIORITY` decides which ones."""
+    left, kept = width + GAP, set()
+    for name in (*PRIORITY.split(), "on disk"):
+        if name in cells:
+            left -= max(len(name), len(cells[name])) + GAP
+            if left < 0:
+                break
+            kept.add(name)
+    return {name: cell for name, cell in cells.items() if name in kept or name == "phase"}
+
+
+def caption(progress: Progress) -> list[str]:
+    """Return the lines below the table: consistency, condition, and each wait with its deadline and cure."""
+    lines = [consistency_line(progress)]
+    if progress.status is None:
+        return lines
+    condition = progress.status.condition
+    lines.append(condition.line)
+    lines += [f"{each}" for each in condition.waits[:WAITING_SHOWN]]
+    if (more := len(condition.waits) - WAITING_SHOWN) > 0:
+        lines.append(f"{counted(more, 'more wait')}")
+    return lines
 
 
 def checkpoint_age(progress: Progress, *, now: float) -> str:
@@ -365,7 +418,7 @@ def checkpoint_age(progress: Progress, *, now: float) -> str:
 
 
 def consistency_line(progress: Progress) -> str:
-    """Return the line about bound and staleness of the replicas, and about waiting and silent roles."""
+    """Return the line about bound and staleness of the replicas, and about copies and silent roles."""
     line = f"{progress.consistency}, staleness at most {progress.staleness_max} so far"
     if progress.consistency != "asp":
         line += f", slowest clock {_count(progress.clock)}"
@@ -373,11 +426,10 @@ def consistency_line(progress: Progress) -> str:
         line += f", {_count(progress.skipped)} images skipped"
     if progress.copies is not None and progress.copies.copies > 1:
         line += f"; {copies_text(progress.copies)}"
-    for what, nodes in (("waiting", progress.waiting_for), ("no answer", progress.silent)):
-        if nodes:
-            more = len(nodes) - WAITING_SHOWN
-            line += f"; {what}: {', '.join(nodes[:WAITING_SHOWN])}"
-            line += f" and {more} more" if more > 0 else ""
+    if progress.silent:
+        more = len(progress.silent) - WAITING_SHOWN
+        line += f"; no answer: {', '.join(progress.silent[:WAITING_SHOWN])}"
+        line += f" and {more} more" if more > 0 else ""
     return line
 
 

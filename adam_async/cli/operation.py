@@ -1,31 +1,43 @@
 """The commands of an operator in another shell: `status`, `logs`, `scale` and `stop`."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
 from adam_async.cli.roles.serving import waits_at_start
-from adam_async.cli.terminal import Terminal, new_table, print_json, printable
+from adam_async.cli.terminal import Terminal, age_text, new_table, print_json, printable
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership, joined_as
+from adam_async.driver.cluster_watch import ClusterWatch
+from adam_async.driver.events import RunEvents
+from adam_async.driver.readiness import POLL_S
 from adam_async.driver.requests import Action, Request, ask
 from adam_async.driver.role_queries import RoleQueries
-from adam_async.driver.status import ClusterStatus, RoleStatus, read_status
-from adam_async.errors import RunFailed
+from adam_async.errors import ConfigError, RunFailed
+from adam_async.report.stream import EventStream
 from adam_async.run.addresses import check_addresses
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_status import DEFAULT_WAITS, ClusterStatus, RoleStatus, RunStatus
+from adam_async.run.condition import LostRole, Verdict
+from adam_async.run.config import Waits
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.token_file import holds_keys_of
+from adam_async.run.training_program import read_training
 from adam_async.runtime.channel import Endpoint
-from adam_async.runtime.clock import system_entropy
+from adam_async.runtime.clock import system_entropy, time_of_day, wall_clock
 from transport import BufferPool
 
 MARGIN_S = 60.0
 """Maximum wait for a driver's answer beyond the time that the start of a worker may take, in seconds."""
 
+VERDICT_CODES: dict[Verdict, int] = {"well": 0, "degraded": 10, "ending": 11}
+"""Exit code of `status --check`; docs/reference/exit-codes.md lists all."""
+
 
 async def show_status(options: StatusOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Print the roles of a cluster and its run.
+    """Print the roles of a cluster and its run, once or until cancelled; return the exit code.
 
     Raises:
         ConfigError: An address or the token is wrong.
@@ -34,16 +46,35 @@ async def show_status(options: StatusOptions, environment: Mapping[str, str], te
     token = await read_token(options.token_file, environment)
     is_reader = token is not None and holds_keys_of(token, "reader")
     async with _joined("reader" if is_reader else "driver", token, options) as (membership, queries):
-        status = await read_status(membership, None if is_reader else queries, with_ended=options.all)
-    if options.json:
-        print_json(status, terminal)
-    else:
-        _print(status, terminal)
-        if is_reader:
-            terminal.notice(
-                "the keys of a reader show the cluster map alone: give the keys of a driver for counts"
-            )
-    return 0
+        stream = EventStream()
+        watch = ClusterWatch(
+            None if is_reader else queries,
+            membership,
+            run=lambda: membership.map.run.id if membership.map.run is not None else "",
+            events=RunEvents(stream, stores=None),
+            stream=stream,
+            waits=_waits_of(membership.map),
+        )
+        status = await watch.poll(with_ended=options.all)
+        while options.watch:
+            terminal.clear()
+            _show(status, options, terminal)
+            await asyncio.sleep(POLL_S)
+            status = await watch.poll(with_ended=options.all)
+    _show(status, options, terminal)
+    if is_reader and not options.json:
+        terminal.notice(
+            "the keys of a reader show the cluster map alone: give the keys of a driver for counts"
+        )
+    return VERDICT_CODES[status.condition.verdict] if options.check else 0
+
+
+def _waits_of(cluster: ClusterMap) -> Waits:
+    """Return the deadlines of the run; the usual ones if the cluster has none, or one of another release."""
+    try:
+        return read_training(cluster.run).config.waits if cluster.run is not None else DEFAULT_WAITS
+    except (ConfigError, ValueError):
+        return DEFAULT_WAITS
 
 
 async def send_request(
@@ -91,18 +122,29 @@ async def _joined(
         yield membership, RoleQueries(endpoint, waits=waits)
 
 
+def _show(status: ClusterStatus, options: StatusOptions, terminal: Terminal) -> None:
+    if options.json:
+        print_json(status, terminal)
+    else:
+        _print(status, terminal)
+
+
 def _print(status: ClusterStatus, terminal: Terminal) -> None:
-    run = status.run
+    run, condition = status.run, status.condition
     if run is None:
         terminal.print("no run; adam-async store list shows the stores" if status.stores else "no run")
     else:
-        of = f" of {run.epochs}" if run.epochs else ""
-        groups = f", {run.finished:,} of {run.groups:,} groups" if run.groups else ""
-        accuracy = f", test accuracy {run.test_accuracy:.2%}" if run.test_accuracy is not None else ""
-        reason = f": {run.reason}" if run.reason else ""
-        terminal.print(f"run {run.id}: {run.phase}{reason}, epoch {run.epoch}{of}{groups}{accuracy}")
+        terminal.print(_run_line(run))
         if not run.driven and run.phase not in ("finished", "failed"):
             terminal.print(f"its driver, {run.driver}, is lost: adam-async train --attach takes the run over")
+    reasons = f": {'; '.join(condition.reasons)}" if condition.reasons else ""
+    terminal.print(f"{condition.verdict}{reasons}")
+    if run is not None and run.phase not in ("finished", "failed"):
+        terminal.print(condition.line)
+    for lost in condition.lost:
+        terminal.print(_lost_line(lost, wall_clock()))
+    for wait in condition.waits:
+        terminal.print(f"{wait}")
     table = new_table(
         "node", "state", "machine", ">pid", ">age", ">MB", ">shared", ">groups", ">lag", ">version", "address"
     )
@@ -117,6 +159,28 @@ def _print(status: ClusterStatus, terminal: Terminal) -> None:
     for name, copies in status.store_copies.items():
         if copies.copies > 1 or copies.lagging:
             print_copies(f"store {name!r}", copies, terminal)
+
+
+def _run_line(run: RunStatus) -> str:
+    of = f" of {run.epochs}" if run.epochs else ""
+    parts = [f"run {run.id}: {run.phase}{f': {run.reason}' if run.reason else ''}, epoch {run.epoch}{of}"]
+    if run.groups:
+        parts.append(f"{run.finished:,} of {run.groups:,} groups")
+    if run.images_per_s:
+        parts.append(f"{run.images_per_s:,.0f} images/s")
+    if run.loss is not None:
+        parts.append(f"loss {run.loss:.4f}")
+    if run.test_accuracy is not None:
+        parts.append(f"test accuracy {run.test_accuracy:.2%}")
+    if run.left_s is not None:
+        parts.append(f"{age_text(run.left_s)} left")
+    return ", ".join(parts)
+
+
+def _lost_line(lost: LostRole, now: float) -> str:
+    if lost.since is None:
+        return f"{lost.node} is lost"
+    return f"{lost.node} is lost since {time_of_day(lost.since)}, for {age_text(max(now - lost.since, 0.0))}"
 
 
 def _row(role: RoleStatus) -> tuple[str, ...]:
@@ -134,17 +198,6 @@ def _row(role: RoleStatus) -> tuple[str, ...]:
         "-" if role.version is None else (f"{low:,}" if low == high else f"{low:,} to {high:,}"),
         role.address,
     )
-
-
-def age_text(seconds: float) -> str:
-    """Return a duration with two units at most, such as ``2h 05m``."""
-    whole = int(seconds)
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d {hours:02}h"
-    if hours:
-        return f"{hours}h {minutes:02}m"
-    return f"{minutes}m {whole % 60:02}s" if minutes else f"{whole}s"
 
 
 def print_copies(owner: str, copies: RunCopies, terminal: Terminal) -> None:

@@ -28,6 +28,14 @@ class StatusOptions(OperatorOptions, JsonOptions):
 
     all: Annotated[bool, ONLY_ON] = False
     """Show roles that have left or were lost, too."""
+    check: Annotated[bool, ONLY_ON] = False
+    """End with code 10 if copies, roles or replicas are lacking, and 11 if the run or a store has failed."""
+    watch: Annotated[bool, ONLY_ON] = False
+    """Show the state again every second, until Ctrl-C."""
+
+    def __post_init__(self) -> None:
+        if self.check and self.watch:
+            raise ConfigError("--check ends with a code, and --watch does not end: leave one of them out")
 
 
 Action = Literal["list", "show", "save", "delete"]

@@ -263,10 +263,14 @@ class LogOptions:
 
     log_level: LogLevel | None = None
     """Lowest level of log lines; by default warning, or info with --verbose."""
-    log_json: Annotated[bool, ONLY_ON] = False
-    """Write each line of the log as one JSON object: time, level, node, logger, message."""
+    log_format: Literal["text", "json"] = "text"
+    """Form of the lines of the log; json: one object a line, with time, level, node, role, run, stores,
+    logger and message."""
     health: Annotated[str | None, addresses_of("--health")] = None
     """tcp://HOST:PORT for probes: GET /healthz and /readyz over HTTP."""
+    metrics: Annotated[bool, ONLY_ON] = False
+    """Answer GET /metrics at the address of --health, too, with the counts of the role for Prometheus. Train
+    answers for all roles that it starts."""
 
 
 @options
@@ -309,6 +313,11 @@ class TrainOptions(LogOptions, LayerOptions):
     """TOML file with any option of a run (images_per_group = 64), and the table [waits]."""
     allow_functions: Annotated[bool, ONLY_ON] = False
     """Import the functions that the checkpoint of --resume or the record of --replay names."""
+    events: Path | None = None
+    """Write the events of the run to this file as they happen, one JSON object a line
+    (docs/how-to/watch-a-run.md)."""
+    tensorboard: Annotated[Path | None, folder_of("--tensorboard")] = None
+    """Write scalars of the run for TensorBoard into this folder; needs the extra `tensorboard`."""
     report: Path | None = None
     """Write the run's report to this file, as JSON; adds about 7 s for its baseline."""
     profile: Path | None = None
@@ -494,6 +503,8 @@ class FromEnvironmentOptions(LayerOptions):
     repeatable, as for `data`."""
     health: Annotated[str | None, addresses_of("--health")] = None
     """tcp://HOST:PORT for probes of the only role: GET /healthz and /readyz over HTTP."""
+    metrics: Annotated[bool, ONLY_ON] = False
+    """Answer GET /metrics there, too, with the counts of the role for Prometheus."""
     print: Annotated[bool, ONLY_ON] = False
     """Print the roles of this process, one per line, and run none."""
     verbose: Annotated[bool, ONLY_ON] = False

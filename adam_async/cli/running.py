@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from adam_async.cli.options import LogLevel, RoleOptions, TrainOptions
+from adam_async.cli.options import LogLevel, LogOptions, RoleOptions, TrainOptions
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import JsonLine, NodeLine, OneLine, RoleLine, Terminal, log_to_stderr
-from adam_async.errors import binding
+from adam_async.errors import ConfigError, binding
 from adam_async.run.addresses import check_address
 from adam_async.run.option_sources import PLAIN, check_variables
 from adam_async.runtime.health import Health, health_endpoint
@@ -33,9 +33,9 @@ def run_in_loop(
 
 def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
     """Run a role, and answer its probes. A parent process prefixes the lines of its children."""
-    lines = NodeLine() if options.supervised else JsonLine() if options.log_json else RoleLine()
+    lines = NodeLine() if options.supervised else JsonLine() if options.log_format == "json" else RoleLine()
     return run_in_loop(
-        lambda terminal: with_health(options.health, lambda health: main(terminal, health)),
+        lambda terminal: with_health(options, lambda health: main(terminal, health)),
         verbose=options.verbose,
         level=options.log_level,
         lines=lines,
@@ -67,19 +67,21 @@ def run_driver(
         verbose=options.verbose,
         quiet=options.quiet,
         level=options.log_level,
-        lines=JsonLine("driver") if options.log_json else None,
+        lines=JsonLine("driver") if options.log_format == "json" else None,
     )
 
 
-async def with_health(address: str | None, work: Callable[[Health], Awaitable[int]]) -> int:
-    """Run a command, answer probes at `address` until it ends, and return its exit code.
+async def with_health(options: LogOptions, work: Callable[[Health], Awaitable[int]]) -> int:
+    """Run a command, answer probes at `--health` until it ends, and return its exit code.
 
     Raises:
         BindFailed: The address is not available.
-        ConfigError: The address is not ``tcp://host:port``.
+        ConfigError: The address is not ``tcp://host:port``, or `--metrics` lacks it.
     """
-    health = Health()
+    health, address = Health(with_metrics=options.metrics), options.health
     if address is None:
+        if options.metrics:
+            raise ConfigError("--metrics answers at the address of --health: give --health tcp://HOST:PORT")
         return await work(health)
     host, port = parse_tcp_address(check_address(address, "--health", everywhere=True))
     async with AsyncExitStack() as stack:
@@ -88,15 +90,15 @@ async def with_health(address: str | None, work: Callable[[Health], Awaitable[in
         return await work(health)
 
 
-async def with_serving(address: str | None, work: Callable[[], Awaitable[int]]) -> int:
+async def with_serving(options: LogOptions, work: Callable[[Health], Awaitable[int]]) -> int:
     """Run a command that is ready as long as it runs. See `with_health`."""
 
     async def ready(health: Health) -> int:
         """Run the command; its health is ready until the command ends, and then draining."""
         health.follow(lambda: "")
         try:
-            return await work()
+            return await work(health)
         finally:
             health.drain()
 
-    return await with_health(address, ready)
+    return await with_health(options, ready)

@@ -72,12 +72,16 @@ class RoleLine(NodeLine):
 class JsonLine(RoleLine):
     """Writes a record, its traceback included, as one line of JSON in ASCII."""
 
+    facts: Callable[[], dict[str, Any]] = dict
+    """Function that returns role, run and stores."""
+
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object: time, level, node, logger, message, and traceback if there is one."""
+        """Return the object: time, level, node, role, run, stores, logger, message, and traceback if any."""
         entry = {
             "time": time_of(record),
             "level": record.levelname.lower(),
             "node": self.node,
+            **self.facts(),
             "logger": record.name,
             "message": self.message(record),
         }
@@ -96,6 +100,13 @@ def name_node(node: str) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, NodeLine):
             handler.formatter.node = node
+
+
+def describe_logs(facts: Callable[[], dict[str, Any]]) -> None:
+    """Set the function that returns role, run and stores for the lines of JSON of this process."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonLine):
+            handler.formatter.facts = facts
 
 
 _UNSAFE = re.compile(
@@ -190,6 +201,11 @@ class Terminal:
         """Print a table of the result; a file or pipe gets lines as long as the table needs."""
         out = self.out if self.out.is_terminal else EscapingConsole(file=self.out.file, width=WIDE)
         out.print(table, soft_wrap=False)
+
+    def clear(self) -> None:
+        """Clear the screen for the next state of a live view; a file or pipe keeps all states."""
+        if self.out.is_terminal:
+            self.out.clear()
 
     def notice(self, text: str) -> None:
         """Print a line on stderr, quiet or not. A pipe without a reader drops the line."""
@@ -290,3 +306,14 @@ def print_json(value: Any, terminal: Terminal) -> None:
     """Print a value as indented JSON text."""
     for line in json.dumps(msgspec.to_builtins(value), indent=2).splitlines():
         terminal.print(line)
+
+
+def age_text(seconds: float) -> str:
+    """Return a duration with two units at most, such as ``2h 05m``."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d {hours:02}h"
+    if hours:
+        return f"{hours}h {minutes:02}m"
+    return f"{minutes}m {whole % 60:02}s" if minutes else f"{whole}s"

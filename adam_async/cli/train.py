@@ -58,7 +58,11 @@ from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed, first_cause
 from adam_async.report.baseline import Baseline
+from adam_async.report.event_file import EventFile
+from adam_async.report.metrics import RunMetrics
 from adam_async.report.report import Report, build_report, write
+from adam_async.report.stream import Callback, texts
+from adam_async.report.tensorboard import TensorBoard
 from adam_async.run.addresses import addresses_in, check_addresses
 from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import OPTIONS, Config
@@ -76,6 +80,7 @@ from adam_async.run.user_code import (
 from adam_async.run.user_rules import with_rule
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
+from adam_async.runtime.health import Health
 from adam_async.runtime.machine import available_bytes, describe_machine, usable_cores
 from adam_async.runtime.timeline import Timeline
 from transport import BufferPool, Identity
@@ -127,13 +132,18 @@ async def run_training(
     Raises:
         AdamError: An option is wrong, or the run fails; see `adam_async/errors.py`.
     """
-    return await with_serving(options.health, lambda: _train(options, environment, terminal, launcher, ranks))
+
+    def work(health: Health) -> Awaitable[int]:
+        return _train(options, environment, terminal, health, launcher, ranks)
+
+    return await with_serving(options, work)
 
 
 async def _train(
     options: TrainOptions,
     environment: Mapping[str, str],
     terminal: Terminal,
+    health: Health,
     launcher: Launcher | None,
     ranks: bool,
 ) -> int:
@@ -156,7 +166,9 @@ async def _train(
                 table = LiveTable(
                     driver.progress, stream=sys.stdout, quiet=options.quiet, leader=_leader_of(driver)
                 )
-                driver.listen(partial(table.on_event, terminal.notice))
+                driver.events.listen(table.on_event)
+                roles = RunMetrics(driver.events, driver.counts, with_roles=options.controller is None)
+                health.metrics = roles.text
                 async with table:
                     terminal.give_way(table.aside)
                     around = await _measure_before(
@@ -488,9 +500,11 @@ async def open_cluster(
         "init": contents.init,
         "step": options.step,
         "step_args": imports.step_args,
+        "callbacks": _callbacks(options),
     }
     if options.controller is not None:
         async with _join(options, config, contents, token, imports) as driver:
+            driver.events.listen(texts(terminal.notice))
             yield driver, driver.train
     elif config.processes:
         async with ProcessCluster(
@@ -510,7 +524,22 @@ async def open_cluster(
     else:
         layers = import_layers(imports.layers)
         async with LocalCluster(config, layers=layers, **shared) as local:
+            local.driver.events.listen(texts(terminal.notice))
             yield local.driver, local.train
+
+
+def _callbacks(options: TrainOptions) -> tuple[Callback, ...]:
+    """Return the writers of events that options name.
+
+    Raises:
+        ConfigError: The package of TensorBoard is not installed.
+    """
+    found: list[Callback] = []
+    if options.events is not None:
+        found.append(EventFile(options.events))
+    if options.tensorboard is not None:
+        found.append(TensorBoard(options.tensorboard))
+    return tuple(found)
 
 
 @asynccontextmanager
@@ -541,5 +570,6 @@ async def _join(
             step=imports.step,
             attach=contents.attach,
             replace=options.replace,
+            callbacks=_callbacks(options),
         )
         yield await stack.enter_async_context(Driver(config, settings, inputs))

@@ -118,7 +118,12 @@ def check_code(options: TrainOptions) -> tuple[Mapping[str, str], Mapping[str, A
 
 def result_files(options: TrainOptions) -> dict[str, Path]:
     """Return the files of results, by the options that name them."""
-    files = {"--report": options.report, "--profile": options.profile, "--record": options.record}
+    files = {
+        "--events": options.events,
+        "--report": options.report,
+        "--profile": options.profile,
+        "--record": options.record,
+    }
     return {option: file for option, file in files.items() if file is not None}
 
 
@@ -130,7 +135,12 @@ def check_results(options: TrainOptions) -> None:
     """
     for option, file in result_files(options).items():
         check_result(file, option)
-    folders = {"--out": options.out, "--checkpoint": options.checkpoint, "--store": options.store}
+    folders = {
+        "--out": options.out,
+        "--checkpoint": options.checkpoint,
+        "--store": options.store,
+        "--tensorboard": options.tensorboard,
+    }
     for option, folder in folders.items():
         if folder is not None:
             check_folder(folder, option)

@@ -20,6 +20,7 @@ from adam_async.run.counts import PushCounts
 from adam_async.run.run_copies import lacks_copies, primary_of
 from adam_async.runtime.callbacks import Callbacks
 from adam_async.runtime.channel import Endpoint
+from adam_async.runtime.clock import Durations
 from transport import LocalNetwork
 
 __all__ = ["ParameterClient", "PushCounts", "SessionIdentity"]
@@ -66,7 +67,7 @@ class ParameterClient:
         }
         self._is_of_run = store is not None and bool(store.program)
         self._admission_waits = 0
-        self._admission_wait_s = 0.0
+        self._admission_waited = Durations()
         self.map_changed(cluster)
 
     async def run(self) -> None:
@@ -130,7 +131,7 @@ class ParameterClient:
             begin = loop.time()
             self._admission_waits += 1
             await self._wait(connection, lambda: connection.open_pushes < connection.limit)  # noqa: B023 - awaited here
-            self._admission_wait_s += loop.time() - begin
+            self._admission_waited.add(loop.time() - begin)
 
     async def flush(self) -> None:
         """Wait until all requests so far are answered. Cancelling the wait loses nothing.
@@ -174,7 +175,8 @@ class ParameterClient:
             resent=sum(c.resent for c in counts),
             reconnects=sum(max(connection.reconnects, 0) for connection in self.connections.values()),
             admission_waits=self._admission_waits,
-            admission_wait_s=self._admission_wait_s,
+            admission_wait_s=self._admission_waited.total_s,
+            admission_wait_buckets=self._admission_waited.buckets,
         )
 
     def __repr__(self) -> str:

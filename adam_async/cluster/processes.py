@@ -31,6 +31,7 @@ from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, first_cause
+from adam_async.report.stream import texts
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
@@ -170,7 +171,7 @@ class ProcessCluster(Cluster):
         )
         opened = await stack.enter_async_context(Driver(config, settings, inputs))
         self._roles.driver = opened
-        opened.listen(self._on_line)
+        opened.events.listen(texts(self._on_line))
         opened.operate(self)
         return opened
 

@@ -18,6 +18,7 @@ from adam_async.driver.settings import RunInputs
 from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.spec import ModelSpec
+from adam_async.report.stream import Callback, check_callbacks
 from adam_async.run.addresses import controller_names
 from adam_async.run.config import Config
 from adam_async.run.image_size import Size
@@ -71,6 +72,8 @@ class ClusterInputs(TypedDict, total=False):
     allow_rules: Sequence[str]
     """Further rules of yours that the servers may apply, ``package.module:Class``, besides `config.rule`: for
     stores of clients."""
+    callbacks: Sequence[Callback]
+    """Objects that get the events of the runs (`adam_async.run.events`), each in a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,6 +138,7 @@ class ClusterSetup:
             )
         check_dataset(self.dataset)
         check_init(self.inputs.init)
+        check_callbacks(self.inputs.callbacks)
         check_names(
             config.slow,
             workers=config.workers,
@@ -170,6 +174,7 @@ class ClusterSetup:
                 layers=layers,
                 init=given.get("init"),
                 step=named_step(given.get("step"), given.get("step_args")),
+                callbacks=given.get("callbacks", ()),
             ),
             hosts=config.hosts(given.get("data", ()), starts_own=dataset is not None),
             dataset=dataset,

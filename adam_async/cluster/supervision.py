@@ -332,7 +332,7 @@ class Supervisor:
 
     def _note(self, what: str) -> None:
         if self.driver is not None:
-            self.driver.note(what)  # `note` calls `self._on_line`
+            self.driver.note(what)  # an event, with which the stream calls `self._on_line`
         else:
             self._on_line(what)
 

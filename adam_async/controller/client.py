@@ -285,10 +285,13 @@ class Membership:
         except (TimeoutError, TransportError, AdamError) as error:
             logger.info("%s leaves unreported: %r", self.node, error)
 
-    async def report_death(self, node: str) -> None:
+    async def report_death(self, node: str, at: float = 0.0) -> None:
         """Report that the process of another node has ended, for `GOODBYE_S` at most.
 
         The parent of the process reports its end, so that no node waits for the process to return.
+
+        Args:
+            at: Time of the end, in seconds since 1970; 0 if unknown.
         """
         known = self.map.nodes.get(node)
         if known is None:
@@ -300,7 +303,7 @@ class Membership:
             # The map has the node as departed, or has a new incarnation: the old one's end needs no report.
             if record is None or not record.live or record.incarnation != known.incarnation:
                 return None
-            return msgspec.structs.replace(record, live=False)
+            return msgspec.structs.replace(record, live=False, lost_at=at)
 
         try:
             async with asyncio.timeout(GOODBYE_S):

@@ -24,7 +24,7 @@ checks commands and states before they enter the log, and when it reads a file (
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, assert_never
+from typing import Annotated, Any, NamedTuple, assert_never
 
 import msgspec
 
@@ -196,6 +196,8 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
     node: str
     incarnation: int
+    at: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
+    """Time of the loss, in seconds since 1970; 0 if unknown."""
 
 
 Command = Open | Set | Lost
@@ -302,8 +304,8 @@ class ReplicatedState:
             case Open(role):
                 self._open(index, role)
                 return Outcome(at=index)
-            case Lost(node, incarnation):
-                self._change(NodeLost(node, incarnation))
+            case Lost(node, incarnation, at):
+                self._change(NodeLost(node, incarnation, at))
                 return Outcome()
             case Set() as request:
                 return self._set(request)

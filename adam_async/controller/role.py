@@ -47,6 +47,10 @@ STATISTICS_BYTES = 1 << 20
 """Memory that a role reserves in advance for an answer with statistics, in bytes."""
 
 
+STORES_LOGGED = 8
+"""Maximum number of stores in a line of a log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoleSettings:
     """The place of a role in a cluster and in its process.
@@ -181,6 +185,20 @@ class Role:
         if not self._membership.joined:
             return f"{self._identity.node} is no member of the cluster"
         return "" if self._membership.leader else f"{self._identity.node} finds no leader of the controllers"
+
+    def store_counts(self) -> Mapping[str, Counts]:
+        """Return the counts of the stores of clients that this role leads, by name; for servers only."""
+        return {}
+
+    def log_facts(self) -> dict[str, Any]:
+        """Return role, run and stores of clients, for the lines of a log."""
+        cluster = self._membership.map if self._controller else ClusterMap()
+        stores = [name for name, store in sorted(cluster.stores.items()) if not store.program]
+        return {
+            "role": self._identity.role,
+            "run": cluster.run.id if cluster.run is not None else "",
+            "stores": stores[:STORES_LOGGED],
+        }
 
     @property
     def info(self) -> Mapping[str, Any]:

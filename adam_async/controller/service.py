@@ -115,8 +115,9 @@ class Controller(Role):
         alone: Whether the controller is a group of one if `peers` is empty.
         most_sessions: Maximum number of client sessions; the same in all of a group.
         permits: Permissions of the map's keys; by default those of a `PermissionTable`.
-        wall: Seconds since 1970, for a controller of one without a file that learns its first map from
-            servers; None: it begins with an empty map.
+        learns: Whether a controller of one without a file learns its first map from servers.
+        wall: Returns the seconds since 1970, for the versions of a learned map and the times of losses; these
+            are unknown if it returns 0.
 
     Attributes:
         group: Its node of the consensus group.
@@ -134,7 +135,8 @@ class Controller(Role):
         alone: bool = True,
         most_sessions: int = MAX_SESSIONS,
         permits: Permits | None = None,
-        wall: Clock | None = None,
+        learns: bool = False,
+        wall: Clock = lambda: 0.0,
     ) -> None:
         super().__init__(settings)
         setup = setup or ConsensusSetup()
@@ -152,7 +154,7 @@ class Controller(Role):
             on_answer=self._on_answer,
             on_led=self._on_led,
             on_applied=self._on_applied,
-            first_map=self._learn if is_alone and wall is not None else None,
+            first_map=self._learn if is_alone and learns else None,
         )
         self._file = setup.file
         if peers or alone:
@@ -198,7 +200,6 @@ class Controller(Role):
 
     async def _learn(self) -> ClusterMap:
         """Wait for the reports of an earlier controller's servers, and return the first map."""
-        assert self._wall is not None
         longest_s = self._waits.grace_s + FIND_S
         learned = LearnedMap(self._loop.time(), longest_s, most_version(self._wall()))
         self._learned = learned
@@ -497,7 +498,7 @@ class Controller(Role):
             # The new deadline repeats a failed proposal.
             self._failure_detector.link_lost(incarnation, now=now)
             _, name, number = incarnation
-            self.group.propose(("lost", name), Lost(name, number))
+            self.group.propose(("lost", name), Lost(name, number, self._wall()))
 
     def statistics(self) -> ControllerCounts:
         """Return the version of the map, the group, the traffic of each link, and facts of the process."""

@@ -54,6 +54,8 @@ class NodeLost:
 
     node: str
     incarnation: int
+    at: float = 0.0
+    """Time of the loss, in seconds since 1970; 0 if unknown."""
 
 
 Command = CompareAndSet | NodeLost
@@ -259,5 +261,5 @@ def _without_node(cluster: ClusterMap, lost: NodeLost) -> ClusterMap:
     node = cluster.nodes.get(lost.node)
     if node is None or not node.live or node.incarnation != lost.incarnation:
         return cluster
-    dead = msgspec.structs.replace(node, live=False, changed=cluster.version + 1)
+    dead = msgspec.structs.replace(node, live=False, lost_at=lost.at, changed=cluster.version + 1)
     return msgspec.structs.replace(cluster, nodes={**cluster.nodes, lost.node: dead})

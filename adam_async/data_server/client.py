@@ -54,6 +54,7 @@ from adam_async.run.config import Waits
 from adam_async.run.counts import FetchCounts
 from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Channel, Endpoint
+from adam_async.runtime.clock import Durations
 from transport import DialFailed, Link, LocalProtocolError, RemoteProtocolError, TransportError
 
 PIECE_S = 0.5
@@ -206,7 +207,7 @@ class DataClient:
         """Whether the server at the link knows what this client holds."""
         self._received = 0
         self._blocked_fetches = 0
-        self._blocked_s = 0.0
+        self._blocked = Durations()
         self._last = False
         self.end = 0
         """Sync clock of all replicas after the replica's last group; 0 if the server sent none."""
@@ -449,7 +450,7 @@ class DataClient:
         if self._groups and not over:
             # Waiting for the next epoch is not waiting for a slow data server.
             self._blocked_fetches += 1
-            self._blocked_s += loop.time() - begin
+            self._blocked.add(loop.time() - begin)
 
     @property
     def has_group(self) -> bool:
@@ -492,5 +493,6 @@ class DataClient:
         return FetchCounts(
             groups=self._received - len(self._groups),
             blocked_fetches=self._blocked_fetches,
-            blocked_s=self._blocked_s,
+            blocked_s=self._blocked.total_s,
+            blocked_buckets=self._blocked.buckets,
         )

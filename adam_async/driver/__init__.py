@@ -20,9 +20,9 @@ Files, in reading order:
     epoch_checkpoints.py             checkpoints within an epoch, without a pause of the training
 
     role_counts.py, role_queries.py  questions to roles: counts, profiles, logs for a replay
-    events.py                        deaths, returns, successors, moved primaries, lack of copies; notices
+    cluster_watch.py                 polls of all roles, for a driver or an operator; silent roles
+    events.py                        incidents: deaths, returns, successors, moved primaries; notices
     requests.py                      an operator's `logs`, `scale` and `stop`, by way of the map
-    status.py                        state of a cluster: roles, run, copies, lag of each replica
 
     takeover.py                      a run of another driver: its options and record; where it goes on
     saved_run.py                     a run on the disks of its servers: found, and its shards read

@@ -6,7 +6,8 @@ many hosts.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import logging
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -60,9 +61,11 @@ from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause
 from adam_async.model.named import PHOTO
 from adam_async.model.network import Network
+from adam_async.report.stream import Caller, EventStream
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config
 from adam_async.run.counts import Counts, newest_and_best
+from adam_async.run.events import Outcome, RunBegins, RunEnds
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
 from adam_async.run.memory_need import check_memory
 from adam_async.run.model_selection import choose_model
@@ -79,6 +82,8 @@ from adam_async.runtime.channel import Endpoint, StackedTaskGroup
 from adam_async.runtime.machine import available_bytes
 from adam_async.runtime.traffic import Traffic
 from transport import LocalNetwork
+
+logger = logging.getLogger(__name__)
 
 OUTSIDE = "the cluster is not running: train within its block, `async with cluster: await cluster.train()`"
 """Text of the error for a call of `train` outside the cluster's `async with` block."""
@@ -121,7 +126,9 @@ class Driver:
         )
         self._copies = ShardCopies(self._endpoint, changes=self._membership.changes, waits=self._waits)
         self._notices = Notices(self._membership)
-        self._events = RunEvents(self._notices.event)
+        self.events = EventStream(settings.wall)
+        """Events of the runs, as they happen; see `adam_async.run.events`."""
+        self._events = RunEvents(self.events)
         self._requests = OperatorRequests(
             self._membership, run=lambda: self._run if self._training else "", stop=self.stop
         )
@@ -130,7 +137,8 @@ class Driver:
             waits=self._waits,
             membership=self._membership,
             run=lambda: self._run,
-            note=self.note,
+            events=self._events,
+            stream=self.events,
         )
         self.progress = Progress(consistency=config.consistency)
         saved = SavedShards(self._endpoint, waits=self._waits)
@@ -169,6 +177,10 @@ class Driver:
             for name, work in tasks.items():
                 task = group.create_task(work, name=f"{self._identity.node}/{name}")
                 stack.callback(task.cancel)
+            for callback in self._inputs.callbacks:
+                caller = Caller(self.events, callback)
+                stack.push_async_callback(caller.finish)
+                stack.callback(group.create_task(caller.run(), name=caller.name).cancel)
             pool = self._pool = await stack.enter_async_context(
                 settings.make_pool(threads=settings.threads, name=f"{self._identity.node}-evaluate")
             )
@@ -189,12 +201,13 @@ class Driver:
                 ),
                 record=self._newest_record,
                 events=self._events,
+                stream=self.events,
                 progress=self.progress,
                 traffic=self._traffic,
                 stopping=self._stopping,
                 warn=self.warn,
                 end_run=self._end_run,
-                own_statistics=self._own_statistics,
+                own_statistics=self.counts,
             )
             stack.push_async_callback(self._goodbye)
             self._stack = stack.pop_all()
@@ -229,10 +242,6 @@ class Driver:
     def controllers(self) -> tuple[str, ...]:
         """Addresses of all controllers that the driver knows."""
         return self._membership.controllers
-
-    def listen(self, on_event: Callable[[str], None]) -> None:
-        """Set the function that the driver calls with each event of a run."""
-        self._notices.on_event = on_event
 
     def operate(self, operations: Operations) -> None:
         """Set the cluster that carries out an operator's requests about roles (`driver/requests.py`)."""
@@ -269,17 +278,20 @@ class Driver:
             )
         self._training = True
         self._stopping.clear()
+        outcome: Outcome = "finished"
+        reason = ""
         try:
             result = await self._train(on_epoch)
-            self.progress.phase = "finished"
         except asyncio.CancelledError:
-            self.progress.phase = "interrupted"
+            outcome = "interrupted"
             raise
-        except BaseException:
-            self.progress.phase = "failed"
+        except BaseException as error:
+            outcome, reason = "failed", str(first_cause(error))
             raise
         finally:
+            self.progress.phase = outcome
             self._training = False
+            self.events.publish(RunEnds(run=self._run, outcome=outcome, reason=reason))
         return result
 
     def stop(self) -> None:
@@ -452,6 +464,18 @@ class Driver:
         epoch_images = data["train_images"] - config.validation
         progress.begin(Series(Schedule.of(config), epoch_images=epoch_images))
         progress.epochs.extend(epoch_results(self._newest_record()))
+        assert progress.model is not None, "the run is prepared"
+        self.events.publish(
+            RunBegins(
+                run=self._run,
+                driver=self._identity.node,
+                model=progress.model.spec.name,
+                data=str(data["name"]),
+                config=msgspec.to_builtins(config),
+                epochs=config.epochs,
+                images=epoch_images,
+            )
+        )
 
     async def wait_for_data(self) -> dict[str, Any]:
         """Wait for a data server; returns the description of its data. See `Readiness.wait_for_data`."""
@@ -671,7 +695,7 @@ class Driver:
             weights={},
             model=progress.model,
             data=progress.data,
-            statistics={**progress.roles, self._identity.node: self._own_statistics()},
+            statistics={**progress.roles, self._identity.node: self.counts()},
             events=self._events.noted,
             series=tuple(progress.series),
             copies=progress.copies,
@@ -680,7 +704,8 @@ class Driver:
 
     # --- counts and events -------------------------------------------------------------------
 
-    def _own_statistics(self) -> Counts:
+    def counts(self) -> Counts:
+        """Return the counts of the driver: its traffic, and facts of the process."""
         process = msgspec.structs.asdict(self._settings.process_memory())
         return Counts(node=self._identity.node, traffic=self._traffic.rows(), **process)
 
@@ -696,7 +721,7 @@ class Driver:
 
     async def report_death(self, node: str) -> None:
         """Report the end of a node's process to the controller. See `Membership.report_death`."""
-        await self._membership.report_death(node)
+        await self._membership.report_death(node, self._settings.wall())
 
     def note(self, what: str) -> None:
         """Add an event of the run, with its time."""
@@ -704,8 +729,10 @@ class Driver:
 
     def warn(self, what: str) -> None:
         """Add an event that costs the run something, and report it to the controllers."""
+        if not self.events.is_read:
+            logger.warning("%s", what)
         self.note(what)
-        self._notices.warn(what)
+        self._notices.report(what)
 
 
 def _resuming(inputs: RunInputs) -> RunInputs:

@@ -5,18 +5,20 @@ breaks much later.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from adam_async.controller.client import Membership
+from adam_async.driver.cluster_watch import ClusterWatch
+from adam_async.driver.events import RunEvents
 from adam_async.driver.readiness import POLL_S, check_failed
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.messages import PROFILED
+from adam_async.report.stream import EventStream
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.counts import Counts, DataCounts, EpochCounts
+from adam_async.run.events import Sampled
 from adam_async.run.progress import Progress
-from adam_async.run.run_copies import copies_of
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Part
 from transport import RemoteProtocolError, TransportError
@@ -30,7 +32,8 @@ class RoleCounts(RoleQueries):
 
     Args:
         run: Returns the id of the run.
-        note: Adds an event of the run.
+        events: Takes silences, waits and notes.
+        stream: Takes the counts of each poll.
     """
 
     def __init__(
@@ -40,13 +43,15 @@ class RoleCounts(RoleQueries):
         waits: Waits,
         membership: Membership,
         run: Callable[[], str],
-        note: Callable[[str], None],
+        events: RunEvents,
+        stream: EventStream,
     ) -> None:
         super().__init__(endpoint, waits=waits)
         self._membership = membership
         self._run = run
-        self._note = note
-        self._silence = Silence()
+        self._events = events
+        self._stream = stream
+        self._watch = ClusterWatch(self, membership, run=run, events=events, stream=stream, waits=waits)
 
     @property
     def _map(self) -> ClusterMap:
@@ -99,9 +104,9 @@ class RoleCounts(RoleQueries):
         controllers = [("", address) for address in self._membership.controllers]
         # The other controllers replace a lost leader, so a short wait for each of them is enough.
         dial_s = POLL_S if len(controllers) > 1 else None
-        found = await self.answers(controllers, run, on_silence=self._note, dial_s=dial_s)
+        found = await self.answers(controllers, run, on_silence=self._events.note, dial_s=dial_s)
         others = self.addresses("ps", "data", "worker").items()
-        return found | await self.answers(others, run, on_silence=self._note)
+        return found | await self.answers(others, run, on_silence=self._events.note)
 
     async def profiles(self) -> list[Part]:
         """Return the timelines of roles in other processes; note roles that do not answer."""
@@ -110,7 +115,7 @@ class RoleCounts(RoleQueries):
             try:
                 found += await self.profile(address)
             except (TransportError, ValueError) as error:
-                self._note(f"the role at {address} did not send its profile: {error}")
+                self._events.note(f"the role at {address} did not send its profile: {error}")
         return found
 
     async def update(self, progress: Progress, ended: EpochCounts | None = None) -> None:
@@ -119,68 +124,13 @@ class RoleCounts(RoleQueries):
         Args:
             ended: Result of the epoch after its end.
         """
-        loop = asyncio.get_running_loop()
-        addresses = self.addresses("data", "ps", "worker")
-        asked_at = loop.time()
-        answers = await self.answers(addresses.items(), self._run(), within_s=POLL_S)
-        now = loop.time()
-        for event in self._silence.observe(addresses, answers, asked_at=asked_at, now=now):
-            self._note(event)
-        progress.silent = self._silence.shown(now)
-        # A silent role keeps its last counts, so sums do not fall while it is silent.
-        known = progress.roles | answers
-        progress.update({node: known[node] for node in addresses if node in known}, now=now, ended=ended)
-        progress.replicas = len(self._map.live_replicas())
-        progress.copies = copies_of(self._map)
+        status = await self._watch.poll()
+        now = asyncio.get_running_loop().time()
+        progress.update(self._watch.counts, status, now=now, ended=ended)
+        progress.silent = self._watch.silence.shown(now)
+        if progress.series:
+            self._stream.publish(Sampled(sample=progress.series[-1]))
 
     def addresses(self, *roles: str) -> dict[str, str]:
         """Return the addresses of the live nodes of these roles, by node id."""
         return {node: self._map.nodes[node].address for role in roles for node in self._map.live(role)}
-
-
-SILENT, HEARD = " has not answered for ", " answers again, "
-"""Texts after a node's name in the events of its silence."""
-
-POLLS = 2
-"""Number of polls in a row without an answer that make an event; a busy machine may miss one poll."""
-
-
-@dataclass(slots=True)
-class _Silent:
-    since: float
-    polls: int = 0
-
-
-class Silence:
-    """Live roles that do not answer. Times are seconds of the loop's clock."""
-
-    def __init__(self) -> None:
-        self._silent: dict[str, _Silent] = {}
-
-    def observe(
-        self, asked: Collection[str], answered: Collection[str], *, asked_at: float, now: float
-    ) -> list[str]:
-        """Take the result of one poll; returns the new events.
-
-        Args:
-            asked: Polled nodes. The method forgets a silent node that is no longer polled: the node is lost,
-                and the map reports its loss.
-        """
-        events = []
-        self._silent = {node: each for node, each in self._silent.items() if node in asked}
-        for node in asked:
-            if node in answered:
-                silent = self._silent.pop(node, None)
-                if silent is not None and silent.polls >= POLLS:
-                    events.append(f"{node}{HEARD}after {now - silent.since:.0f} s")
-                continue
-            silent = self._silent.setdefault(node, _Silent(since=asked_at))
-            silent.polls += 1
-            if silent.polls == POLLS:
-                events.append(f"{node}{SILENT}{now - silent.since:.0f} s")
-        return events
-
-    def shown(self, now: float) -> tuple[str, ...]:
-        """Return each node whose silence is an event, with the length of its silence."""
-        silent = ((node, each) for node, each in sorted(self._silent.items()) if each.polls >= POLLS)
-        return tuple(f"{node} for {now - each.since:.0f} s" for node, each in silent)

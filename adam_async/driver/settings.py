@@ -17,11 +17,13 @@ from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.spec import ModelSpec
 from adam_async.option_types import check_modes
 from adam_async.parameter_server.storage import StoragePool
+from adam_async.report.stream import Callback
 from adam_async.run.config import Config
 from adam_async.run.modes import STEP
 from adam_async.run.step_model import arrays_of_step
 from adam_async.run.user_code import NamedStep
 from adam_async.run.user_rules import with_rule
+from adam_async.runtime.clock import Clock, wall_clock
 from adam_async.runtime.machine import ProcessMemory, process_memory
 from adam_async.runtime.timeline import Timeline
 from dataflow import ComputePool, MakePool
@@ -37,6 +39,7 @@ class DriverSettings:
         threads: Threads that evaluate.
         available_bytes: Returns the memory for a run, in bytes, if all roles are on this machine.
         storage_pool: Memory of the servers of this process, for runs in place.
+        wall: Returns the time of events, in seconds since 1970.
     """
 
     network: Network
@@ -48,6 +51,7 @@ class DriverSettings:
     process_memory: Callable[[], ProcessMemory] = process_memory
     available_bytes: Callable[[], int] | None = None
     storage_pool: StoragePool = field(default_factory=StoragePool)
+    wall: Clock = wall_clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,6 +73,7 @@ class RunInputs:
         step: Step of the user that the runs train instead of a network.
         attach: Request to take over a run that waits for a driver; None: begin a new run.
         replace: Whether a new run may take the place of one that waits for a driver.
+        callbacks: Watch the runs.
     """
 
     spec: ModelSpec | None = None
@@ -83,6 +88,7 @@ class RunInputs:
     step: NamedStep | None = None
     attach: Attach | None = None
     replace: bool = False
+    callbacks: Sequence[Callback] = ()
 
 
 def config_of(config: Config, inputs: RunInputs) -> Config:

@@ -34,8 +34,10 @@ from adam_async.driver.settings import DriverSettings
 from adam_async.driver.submission import update_program, with_evaluations
 from adam_async.driver.takeover import next_epoch
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
+from adam_async.report.stream import EventStream
 from adam_async.run.cluster_map import ClusterMap, EpochRecord
 from adam_async.run.counts import Counts, EpochCounts, Evaluation
+from adam_async.run.events import EpochEnds, Evaluated
 from adam_async.run.progress import Progress
 from adam_async.run.result import CheckpointResult, EpochResult, OnEpoch, RunResult
 from adam_async.run.run_record import RunRecord
@@ -63,6 +65,7 @@ class DriverParts:
     evaluator: Evaluator
     record: Callable[[], RunRecord]
     events: RunEvents
+    stream: EventStream
     progress: Progress
     traffic: Traffic
     stopping: asyncio.Event
@@ -162,7 +165,9 @@ class TrainingRun:
             if cluster is None:
                 return await self._stop_within(client, epoch, on_epoch)
             # With the result of the map: the data servers may already be at the next epoch.
-            await self._parts.counts.update(self._progress, self._parts.record().result(epoch))
+            counts = self._parts.record().result(epoch)
+            await self._parts.counts.update(self._progress, counts)
+            self._parts.stream.publish(EpochEnds(epoch=epoch, counts=counts))
             with self._phase(f"evaluate {epoch}"):
                 result, weights = await self._end_epoch(cluster, client, epoch)
             if self._parts.record().result(epoch).loss_images:  # otherwise the loss is unknown
@@ -318,7 +323,6 @@ class TrainingRun:
         progress = self._progress
         progress.epochs.append(result)
         progress.images, progress.loss = result.images, result.train_loss
-        progress.replicas = len(self._membership.map.live_replicas())
         if taken is not None and reading is not None:
             results = self._parts.record().until(epoch).results
             taken.write_end(reading, cluster, results, progress.epochs)
@@ -334,7 +338,9 @@ class TrainingRun:
         validation = None
         if self._config.validation:
             validation = await evaluator.accuracy(model, weights, address, validation=True)
-        return EpochResult.of(counts, Evaluation(epoch, test, validation))
+        evaluation = Evaluation(epoch, test, validation)
+        self._parts.stream.publish(Evaluated(evaluation=evaluation))
+        return EpochResult.of(counts, evaluation)
 
     async def _next_epoch(self, epoch: int) -> None:
         """Let the next epoch begin, and set the evaluation of the ended one."""

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from adam_async.controller.client import Confirmation
-from adam_async.controller.role import Role, RoleSettings
+from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_or_fail
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, binding, counted
 from adam_async.messages import (
     USERS,
@@ -64,6 +64,9 @@ logger = logging.getLogger(__name__)
 
 NO_MEMORY = "it has no memory for them"
 """Reason of a server that could not allocate its shards."""
+
+STORES_COUNTED = 16
+"""Maximum number of stores in the metrics of a server."""
 
 TURN_WORK = 1 << 20
 """Work after which a round of the loop ends, see `PIECE_WORK`: four gradients of a shard of 2^18 values."""
@@ -473,13 +476,21 @@ class ParameterServer(Role):
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
         """Answer clients and readers with the counts of the store that they name, others with all counts."""
         if request.link.peer.role not in USERS:
-            super()._report_statistics(request, body)
+            watched = self._led_for_clients().get(body.run)
+            if watched is None:
+                super()._report_statistics(request, body)
+                return
+            request.charge(STATISTICS_BYTES, partial(self._report_store, request, watched))
             return
         led = [each for each in self.served.values() if each.store.id == body.run and each.is_primary]
         if led:
             led[0].reports.answer(request, lambda: count_store([each.state for each in led], StoreCounts()))
         elif self._store_of(request, body.run, ()) is not None:
             request.fail("not-primary", f"{self._identity.node} is no primary of store {body.run}")
+
+    def _report_store(self, request: Request, led: Sequence[ServedStore]) -> None:
+        """Answer a driver or an operator that watches a store of clients."""
+        reply_or_fail(request, self._pack_statistics(self._with_common(_counted(led))))
 
     def _store_of(self, request: Request, id: str, shards: Sequence[int]) -> ServedStore | None:
         """Return the bundle of a store with these shards.
@@ -546,8 +557,32 @@ class ParameterServer(Role):
             counts.disk = self._saved.counts(states[0].store)
         return self._with_common(counts)
 
+    def store_counts(self) -> Mapping[str, StoreCounts]:
+        """Return the counts of the stores of clients whose bundles this server leads, by name."""
+        names = {store.id: name for name, store in self._membership.map.stores.items()}
+        found = {}
+        for id, led in sorted(self._led_for_clients().items())[:STORES_COUNTED]:
+            found[names.get(id, id)] = counts = _counted(led)
+            counts.node = self._identity.node
+        return found
+
+    def _led_for_clients(self) -> Mapping[str, list[ServedStore]]:
+        """Return the bundles of stores of clients that this server leads, by the id of the store."""
+        led: dict[str, list[ServedStore]] = {}
+        for (id, _), served in self.served.items():
+            if served.is_primary and not served.store.program:
+                led.setdefault(id, []).append(served)
+        return led
+
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"
+
+
+def _counted(led: Sequence[ServedStore]) -> StoreCounts:
+    total = StoreCounts()
+    for _ in count_store([each.state for each in led], total):
+        pass
+    return total
 
 
 def _is_for_disk(body: Body) -> TypeGuard[PinShards]:

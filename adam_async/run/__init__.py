@@ -45,4 +45,7 @@ Files, in reading order:
     series.py                        one sample per second of training; sums of staleness and waits
     result.py                        results of epochs, of checkpoints and of a whole run
     run_copies.py                    copies of a run's shards; the primary that clients use
+    condition.py                     verdict, losses survived, limit of the rate, waits with deadline and cure
+    cluster_status.py                roles, run, copies and condition of a cluster, as `status` shows them
+    events.py                        the events of a run and of stores: one tagged union
 """

@@ -8,7 +8,7 @@ it with `compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<na
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -58,6 +58,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     `ready_word`."""
     left: bool = False
     """Whether the node left by itself; false for a lost node."""
+    lost_at: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
+    """Time of the loss, in seconds since 1970, by the clock of the leading controller; 0 for a live node."""
     failed: str = ""
     """Run in which the node cannot take part, and the error, as `failed_word` writes them."""
     replica: int = -1

@@ -94,6 +94,16 @@ def skipped_groups(results: Iterable[EpochCounts]) -> list[SkippedGroups]:
     return [each.skipped_groups for each in results]
 
 
+Total = Annotated[Count, msgspec.Meta(extra={"grows": True})]
+"""Number that only grows as long as its role runs; other numbers are states of the moment."""
+
+TotalSeconds = Annotated[Seconds, msgspec.Meta(extra={"grows": True})]
+"""Sum of durations that only grows."""
+
+Buckets = Annotated[tuple[Count, ...], msgspec.Meta(max_length=16)]
+"""Number of durations in each bucket of `DURATIONS_S`. The sum of the durations is the field with ``s`` in
+place of ``buckets`` at its end."""
+
 Histogram = dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], Count]
 """Number of pushes by staleness, which is text of 1 to 9 digits."""
 
@@ -123,6 +133,7 @@ class Counts(msgspec.Struct, kw_only=True):
     pid: Count = 0
     peak_rss_mb: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
     age_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e10)] = 0.0
+    cpu_s: TotalSeconds = 0.0
     traffic: list[TrafficRow] | UnsetType = UNSET
 
     @property
@@ -160,22 +171,22 @@ class CacheCounts(msgspec.Struct, kw_only=True):
     resident_images: Count
     resident_bytes: Count
     block_bytes: Count = 0
-    evicted_blocks: Count = 0
-    hits: Count = 0
-    misses: Count = 0
-    decoded: Count = 0
-    decode_s: Seconds = 0.0
-    spilled: Count = 0
-    spilled_bytes: Count = 0
-    read_back: Count = 0
-    replaced: Count = 0
+    evicted_blocks: Total = 0
+    hits: Total = 0
+    misses: Total = 0
+    decoded: Total = 0
+    decode_s: TotalSeconds = 0.0
+    spilled: Total = 0
+    spilled_bytes: Total = 0
+    read_back: Total = 0
+    replaced: Total = 0
     replaced_why: list[str] = []
 
 
 class TransformCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Work of the thread that transforms images."""
 
-    late_answers: Count
+    late_answers: Total
     """Number of answers that waited for their groups."""
     pool: ComputePoolStatistics
 
@@ -203,10 +214,10 @@ class DataCounts(Counts, kw_only=True):
     """Number of skipped images."""
     loss: float | None = None
     """Mean loss over the images of finished groups; None if it is not finite."""
-    leased: Count = 0
-    returned: Count = 0
+    leased: Total = 0
+    returned: Total = 0
     """Number of leases that returned from lost replicas."""
-    late_reports: Count = 0
+    late_reports: Total = 0
     transforms: TransformCounts | None = None
     """Statistics of the transforms; None without any."""
     cache: CacheCounts | None = None
@@ -230,26 +241,26 @@ class StoreCounts(Counts, kw_only=True):
     versions: dict[str, Version] = {}
     clients: dict[_Client, ClientCounts] = {}
     """Counts of each client, by its replica number in the cluster map, or ``others``."""
-    refused: Count = 0
-    duplicates: Count = 0
+    refused: Total = 0
+    duplicates: Total = 0
     waiting: Count = 0
     """Number of requests that wait for a clock or for sums."""
     waiting_for: list[ReplicaNumber] = []
     """Replica numbers of the clients that the waiting requests wait for."""
-    batches: Count = 0
-    batched_pushes: Count = 0
-    cut_pushes: Count = 0
+    batches: Total = 0
+    batched_pushes: Total = 0
+    cut_pushes: Total = 0
 
 
 class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of the store of a run on the disk of one server."""
 
-    updates: Count
-    writes: Count
-    bytes: Count
+    updates: Total
+    writes: Total
+    bytes: Total
     amplification: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
-    rounds: Count
-    syncs: Count
+    rounds: Total
+    syncs: Total
     disk_bytes: Count
     age_s: Seconds | None = None
     """Age of the oldest update that is not on the disk, in seconds; None until all pieces were written."""
@@ -295,7 +306,7 @@ class KernelCounts(msgspec.Struct, frozen=True, kw_only=True):
     set: str
     compiled: Count
     of: Count
-    numpy_groups: Count
+    numpy_groups: Total
     """Number of groups that NumPy's kernels trained while others were compiled."""
 
 
@@ -304,36 +315,38 @@ class PushCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     primaries: dict[str, str]
     """Primary of each bundle, by the bundle's home; empty text while there is none."""
-    moves: Count
+    moves: Total
     """Number of times that the primary of a bundle moved."""
     numbers: dict[str, Count]
     """Number of the last push to each shard; a client numbers its pushes to a shard from 1."""
     unanswered: Count
-    acknowledged: Count
-    duplicates: Count
-    refused: Count
-    resent: Count
-    reconnects: Count
-    admission_waits: Count
-    admission_wait_s: Seconds
+    acknowledged: Total
+    duplicates: Total
+    refused: Total
+    resent: Total
+    reconnects: Total
+    admission_waits: Total
+    admission_wait_s: TotalSeconds
+    admission_wait_buckets: Buckets = ()
 
 
 class FetchCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a worker's client of the data servers."""
 
-    groups: Count
-    blocked_fetches: Count
-    blocked_s: Seconds
+    groups: Total
+    blocked_fetches: Total
+    blocked_s: TotalSeconds
+    blocked_buckets: Buckets = ()
 
 
 class PeerWorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The exchange with another worker of the replica."""
 
     links: Count
-    messages: Count
-    blocks_received: Count
-    blocks_duplicate: Count
-    blocks_resent: Count
+    messages: Total
+    blocks_received: Total
+    blocks_duplicate: Total
+    blocks_resent: Total
     blocks_unconfirmed: Count
 
 
@@ -355,16 +368,19 @@ class WorkerCounts(Counts, kw_only=True):
     """
 
     lag_s: Lag | None = None
+    late_s: TotalSeconds = 0.0
+    late_buckets: Buckets = ()
     buffers: BufferPoolStatistics | None = None
     """Pool of receive buffers; roles of one process may share one."""
-    refused_greets: Count = 0
+    refused_greets: Total = 0
     protocols: list[ProtocolChoice] | UnsetType = UNSET
     push_buffers: Count = 0
     left_ahead: Count = 0
     clock: Clock = 0
     """Clock that the replica has at the servers after all messages in transit."""
-    clock_waits: Count = 0
-    clock_wait_s: Seconds = 0.0
+    clock_waits: Total = 0
+    clock_wait_s: TotalSeconds = 0.0
+    clock_wait_buckets: Buckets = ()
     waiting_for: str = ""
     """Text that names the replicas for which this replica waits; empty without a wait."""
     part: PartitionCounts | None = None

@@ -1,19 +1,16 @@
 """Pure: the progress of a run, at the driver's last statistics."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from adam_async.messages import read_number
-from adam_async.run.counts import Counts, DataCounts, EpochCounts, ServerCounts, WorkerCounts
+from adam_async.run.cluster_status import ClusterStatus
+from adam_async.run.counts import Counts, DataCounts, EpochCounts, ServerCounts
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample, Series, add_up, waited_s
 from adam_async.run.step_model import RunModel
-
-RECENT_S = 3.0
-"""Time over which the rate is measured, in seconds: three statistics, one of which may be late."""
 
 
 @dataclass(slots=True)
@@ -38,18 +35,15 @@ class Progress:
     """Number of images trained in this epoch so far."""
     skipped: int = 0
     """Known number of images that the epoch leaves for the next one."""
-    images_per_s: float = 0.0
-    """Images per second over the last `RECENT_S` of training; 0 before training begins."""
+    began_at: float | None = None
+    """Time at which the run began to train, in seconds of the loop's clock; None before."""
     silent: tuple[str, ...] = ()
     """Roles without an answer to the last polls, each with the length of its silence."""
     loss: float = 0.0
-    replicas: int = 0
-    copies: RunCopies | None = None
-    """Copies of the run's shards at the last update; None before they are placed."""
+    status: ClusterStatus | None = None
+    """State of the cluster at the last update; None before the first one."""
     clock: int = 0
     """Clock up to which all pushes of live replicas are applied, in steps."""
-    waiting_for: tuple[str, ...] = ()
-    """Workers that wait for clocks, each with the replicas that it waits for."""
     staleness_mean: float = 0.0
     staleness_max: int = 0
     waited_s: float = 0.0
@@ -66,9 +60,6 @@ class Progress:
     """Age of the oldest update that is not on the disk of its server, in seconds; None without disks."""
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
-    _recent: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False)
-    """Times of the latest updates of this epoch, each with the number of images trained in the epoch so
-    far."""
     _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
     """Number of `epochs` added up so far, and their seconds and images."""
 
@@ -80,12 +71,12 @@ class Progress:
     def begin(self, series: Series) -> None:
         """Begin a run; an earlier run keeps its own result."""
         self._series = series
-        self.epoch, self.images, self.clock, self.waiting_for = 0, 0, 0, ()
+        self.epoch, self.images, self.clock = 0, 0, 0
         self.epochs.clear()
         self._added_up = 0, 0.0, 0
         self.roles = {}
         self.silent = ()
-        self.copies = None
+        self.status, self.began_at = None, None
         self.checkpoint = ""
 
     def written(self, checkpoint: str, *, now: float) -> None:
@@ -95,36 +86,51 @@ class Progress:
     def begin_epoch(self, epoch: int, *, now: float) -> None:
         """Begin to train an epoch; `now` is in seconds of the loop's clock."""
         self.phase, self.epoch, self.images, self.skipped = "training", epoch, 0, 0
+        self.began_at = now if self.began_at is None else self.began_at
         self._began = now
-        self._recent = deque([(now, 0)])
+
+    @property
+    def images_per_s(self) -> float:
+        """Images per second over the last seconds of training; 0 before training begins."""
+        return (
+            self.status.run.images_per_s if self.status is not None and self.status.run is not None else 0.0
+        )
+
+    @property
+    def copies(self) -> RunCopies | None:
+        """Copies of the run's shards at the last update; None before they are placed."""
+        return self.status.copies if self.status is not None else None
 
     @property
     def series(self) -> Sequence[Sample]:
         """Samples of the run so far."""
         return self._series.samples if self._series is not None else ()
 
-    def update(self, roles: Mapping[str, Counts], *, now: float, ended: EpochCounts | None = None) -> None:
+    def update(
+        self,
+        roles: Mapping[str, Counts],
+        status: ClusterStatus,
+        *,
+        now: float,
+        ended: EpochCounts | None = None,
+    ) -> None:
         """Update the progress with statistics of the roles, during an epoch or just after it.
 
         Args:
+            status: State of the cluster, with the same statistics.
             ended: Result of the epoch after its end, because the data server may be at the next epoch
                 already.
         """
         self.roles = dict(roles)
+        self.status = status
         values = list(roles.values())
         dealers = [each for each in values if isinstance(each, DataCounts) and each.term]
         counts = ended or (dealers[0] if dealers else EpochCounts(loss=0.0))
         self.images, self.skipped, self.loss = counts.images, counts.skipped, read_number(counts.loss)
-        self._measure_rate(now)
         holders = [each for each in values if isinstance(each, ServerCounts) and each.shards]
         self.clock = min((each.clock for each in holders), default=0)
         ages = [each.disk.age_s or 0.0 for each in holders if each.disk is not None]
         self.disk_age_s = max(ages, default=None)
-        self.waiting_for = tuple(
-            f"{node} for {each.waiting_for}"
-            for node, each in sorted(roles.items())
-            if isinstance(each, WorkerCounts) and each.waiting_for
-        )
         staleness = add_up(each.staleness for each in holders)
         self.staleness_mean, self.staleness_max = staleness.mean, staleness.max
         self.waited_s = sum(waited_s(values))
@@ -138,16 +144,6 @@ class Progress:
                 images_before=images_before,
                 loss=self.loss,
             )
-
-    def _measure_rate(self, now: float) -> None:
-        """Count the images of the last seconds, and forget older updates."""
-        recent = self._recent
-        recent.append((now, self.images))
-        while len(recent) > 2 and recent[1][0] <= now - RECENT_S:
-            recent.popleft()
-        begin, images = recent[0]
-        if now > begin:
-            self.images_per_s = max(self.images - images, 0) / (now - begin)
 
     def _before(self) -> tuple[float, int]:
         """Return seconds and images of all ended epochs; adds up only epochs since the last call."""

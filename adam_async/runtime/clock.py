@@ -6,6 +6,7 @@ Product code receives clock and entropy as arguments, so a simulation can replac
 import asyncio
 import os
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -132,6 +133,32 @@ class Timer:
                 self._due()
 
 
+DURATIONS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Upper bounds of the buckets of `Durations`, in seconds; one more bucket has the longer ones."""
+
+
+class Durations:
+    """Counts durations of one kind, in buckets.
+
+    Attributes:
+        total_s: Sum of the durations, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._buckets = [0] * (len(DURATIONS_S) + 1)
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.total_s += seconds
+        self._buckets[bisect_left(DURATIONS_S, seconds)] += 1
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Number of durations in each bucket."""
+        return tuple(self._buckets)
+
+
 class LoopLag:
     """Samples the lag of the running loop: the time between the deadline of a timer and its callback.
 
@@ -140,6 +167,8 @@ class LoopLag:
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=SAMPLES)
+        self.all = Durations()
+        """All samples so far."""
 
     async def run(self) -> None:
         """Sample every 20 ms until cancelled. Cancelling loses nothing."""
@@ -147,7 +176,9 @@ class LoopLag:
         while True:
             due = loop.time() + INTERVAL_S
             await asyncio.sleep(INTERVAL_S)
-            self._samples.append(max(loop.time() - due, 0.0))
+            late_s = max(loop.time() - due, 0.0)
+            self._samples.append(late_s)
+            self.all.add(late_s)
 
     def percentiles(self) -> dict[str, float]:
         """Return the median, the 99th percentile and the maximum of the lag samples, in seconds."""

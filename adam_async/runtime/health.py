@@ -2,11 +2,12 @@
 
     GET /healthz      200 while the event loop of the process runs
     GET /readyz       200 while its role serves; else 503
+    GET /metrics      with --metrics: the counts of the role, for Prometheus
 
-Each answer has one line with the reason. The endpoint needs no key, so an answer has no other content, and
-each client is limited to a short request head, one answer and a deadline. Above `MOST_CLIENTS` connections
-the endpoint ends the oldest connection of the host with the most connections. Slow clients can therefore
-block only the probes of their own host.
+Each answer to a probe has one line with the reason. The endpoint needs no key, so without `--metrics` an
+answer has no other content. Each client is limited to a short request head, one answer and a deadline. Above
+`MOST_CLIENTS` connections the endpoint ends the oldest connection of the host with the most connections. Slow
+clients can therefore block only the probes of their own host.
 """
 
 import asyncio
@@ -25,17 +26,28 @@ MOST_HEAD_BYTES = 4096
 CLIENT_S = 5.0
 """Maximum duration of one connection, in seconds."""
 
-PATHS = ("/healthz", "/readyz")
+METRICS_S = 1.0
+"""Time for which further requests get the same metrics, in seconds, so that visitors cost a role little."""
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
 
 
 class Health:
-    """Readiness of the role of a process: not ready until `follow`, and not ready after `drain`."""
+    """Readiness of the role of a process: not ready until `follow`, and not ready after `drain`.
 
-    def __init__(self) -> None:
+    Args:
+        with_metrics: Whether the endpoint has the metrics, too.
+    """
+
+    def __init__(self, *, with_metrics: bool = False) -> None:
         self.unready: Callable[[], str] = lambda: "starts"
         """Function that returns the reason why the role does not serve; empty if it serves."""
+        self.metrics: Callable[[], str] = str
+        """Function that returns the metrics; empty before the role has any."""
+        self.paths = ("/healthz", "/readyz", *(("/metrics",) if with_metrics else ()))
+        self._text, self._text_until = "", 0.0
 
     def follow(self, unready: Callable[[], str]) -> None:
         """Report the readiness of a role from now on."""
@@ -45,27 +57,32 @@ class Health:
         """Report from now on that the role ends."""
         self.unready = lambda: "ends"
 
-    def answer(self, head: bytes) -> tuple[int, str]:
-        """Return status and line for the head of a request."""
+    def answer(self, head: bytes, now: float) -> tuple[int, str]:
+        """Return status and body for the head of a request; `now` is in seconds of the loop's clock."""
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return 400, "not an HTTP/1 request"
         method, path = words[0], words[1].partition("?")[0]
-        if path not in PATHS:
-            return 404, f"no such path; paths are {' and '.join(PATHS)}"
+        if path not in self.paths:
+            return 404, f"no such path; paths are {' and '.join(self.paths)}"
         if method != "GET":
             return 405, "the only method is GET"
         if path == "/healthz":
             return 200, "runs"
+        if path == "/metrics":
+            if now >= self._text_until:
+                self._text, self._text_until = self.metrics(), now + METRICS_S
+            return 200, self._text
         reason = self.unready()
         return (503, reason) if reason else (200, "serves")
 
 
-def _response(status: int, line: str) -> bytes:
-    body = f"{' '.join(line.split())}\n".encode()
+def _response(status: int, text: str) -> bytes:
+    is_line = not text.startswith("#")
+    body = (f"{' '.join(text.split())}\n" if is_line else text).encode()
     lines = (
         f"HTTP/1.1 {status} {_REASONS[status]}",
-        "Content-Type: text/plain; charset=utf-8",
+        f"Content-Type: {'text/plain; charset=utf-8' if is_line else METRICS_TYPE}",
         f"Content-Length: {len(body)}",
         "Cache-Control: no-store",
         *(("Allow: GET",) if status == 405 else ()),
@@ -137,7 +154,8 @@ async def _serve(
     try:
         async with asyncio.timeout(client_s):
             try:
-                answer = health.answer(await reader.readuntil(b"\r\n\r\n"))
+                head = await reader.readuntil(b"\r\n\r\n")
+                answer = health.answer(head, asyncio.get_running_loop().time())
             except asyncio.LimitOverrunError:
                 answer = 400, f"the head is longer than {MOST_HEAD_BYTES} bytes"
             writer.write(_response(*answer))

@@ -63,7 +63,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """The process of a role, and its peak memory."""
+    """The process of a role, its peak memory and its processor time."""
 
     host: str
     pid: int
@@ -71,6 +71,8 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Largest resident set so far, in MiB."""
     age_s: float = 0.0
     """Time since the import of this module, soon after the start of the process, in seconds."""
+    cpu_s: float = 0.0
+    """Processor time of the process so far, in seconds."""
 
 
 def describe_machine(*, loop: str) -> Machine:
@@ -129,11 +131,13 @@ def apply_numerics() -> Mapping[str, str]:
 
 def process_memory() -> ProcessMemory:
     """Describe this process, its peak memory and its age, for the statistics of a role."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
     return ProcessMemory(
         host=platform.node(),
         pid=os.getpid(),
         peak_rss_mb=round(peak_rss_mb(), 1),
-        age_s=round(fine_clock() - _BEGAN_S, 1),
+        age_s=round(fine_clock() - _BEGAN_S, 3),
+        cpu_s=round(used.ru_utime + used.ru_stime, 3),
     )
 
 

@@ -6,7 +6,7 @@ docs/reference/store.md come from it.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -29,6 +29,7 @@ from adam_async.option_types import (
     check_types,
     options_of,
 )
+from adam_async.report.stream import Callback, check_callbacks
 from adam_async.run.addresses import check_addresses
 from adam_async.run.bundle_record import MOST_COPIES
 from adam_async.run.config import SHARD_BYTES, Waits, check_consistency, slack_of
@@ -149,6 +150,8 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
         token: Text of the cluster's token file, or of keys of the role ``client`` or ``reader``; none on one
             machine.
         waits: Deadlines, in seconds.
+        callbacks: Objects that get the events of this client and of the store (`adam_async.run.events`), each
+            in a thread of its own.
 
     Raises:
         ConfigError: An argument is invalid; the message has its name and value.
@@ -177,6 +180,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
     link: LinkKind = "auto"
     token: str | None = None
     waits: Waits = Waits()
+    callbacks: Annotated[Sequence[Callback], OBJECT] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -204,6 +208,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
             )
         if self.pin is not None and self.init is not None:
             raise ConfigError("a new store begins with a pin or with the file of init: leave one out")
+        check_callbacks(self.callbacks)
         if not isinstance(self.init, str | Path | None):
             raise ConfigError(f"init is the path of a file, not {self.init!r:.80}")
         if self.token is not None:

@@ -21,13 +21,16 @@ from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.cluster.networks import cluster_network
 from adam_async.controller.client import Membership
+from adam_async.driver.events import RunEvents
 from adam_async.errors import RunFailed, StoreError, first_cause
 from adam_async.model.rules import AnyRule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import Catalogue
 from adam_async.persistence.keys import StateName
+from adam_async.report.stream import Caller, EventStream
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cluster_map import NodeRecord, replica_generation
+from adam_async.run.events import ClientCounted
 from adam_async.run.shard_table import holders, shard_table
 from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.channel import Endpoint
@@ -44,6 +47,9 @@ from transport import BufferPool, Identity, TransportError
 
 LEAVE_S = 2.0
 """Maximum time for open pushes at the end of a client, in seconds."""
+
+REPORT_S = 1.0
+"""Time between two events with the counts of a client, in seconds."""
 
 
 class StoreLink:
@@ -89,6 +95,9 @@ class StoreLink:
         self.calls: Calls
         """Calls of this client, once `start` has joined the store."""
         self.pins: StorePins
+        self.events = EventStream()
+        """Events of this client and of its store, for the callbacks of the caller."""
+        self._callers = [Caller(self.events, each) for each in arguments.callbacks]
         self._has_joined = False
         self._deleting = False
 
@@ -140,7 +149,24 @@ class StoreLink:
         self._spawn("servers", servers.run())
         self._spawn("queue", self.calls.run())
         self._spawn("follow", self._follow(session, servers))
+        for caller in self._callers:
+            self._spawn(caller.name, caller.run())
+        if self._callers:
+            incidents = RunEvents(self.events, stores=(self.name,))
+            self._spawn("incidents", incidents.follow(membership.changes()))
+            self._spawn("reports", self._report_counts())
         await self.calls.start()
+
+    async def _report_counts(self) -> None:
+        """Publish the counts of this client every `REPORT_S`."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            self._publish_counts()
+
+    def _publish_counts(self) -> None:
+        calls, node = self.calls, self._identity.node
+        counts = calls.servers.statistics()
+        self.events.publish(ClientCounted(store=self.name, node=node, clock=calls.clock, counts=counts))
 
     async def read_all(self) -> WholeTensors:
         """Read all values with the state of their rules, see `ParameterStore.save`."""
@@ -215,6 +241,10 @@ class StoreLink:
                     await self.calls.until_settled()
         except TimeoutError:
             pass
+        if self._has_joined and self._callers:
+            self._publish_counts()
+        for caller in self._callers:
+            await caller.finish()
         await self._membership.leave()
 
 

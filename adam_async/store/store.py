@@ -31,6 +31,7 @@ from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import StoreError, counted
 from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec
+from adam_async.run.events import AnyEvent
 from adam_async.run.store_record import PARAMETERS, VectorRecord
 from adam_async.store.arguments import OpenArguments, with_arguments
 from adam_async.store.arrays import Gradient
@@ -100,6 +101,10 @@ class ParameterStore:
     def clients(self) -> int:
         """Number of live clients of the store, except readers, in this client's newest map; 1 or more."""
         return self._link.clients
+
+    def publish(self, event: AnyEvent) -> None:
+        """Give an event of the caller to the `callbacks` of this client."""
+        self._link.events.publish(event)
 
     # --- values --------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from typing import Any, Concatenate, Final, NoReturn, ParamSpec, Self, TypeVar, 
 
 from adam_async.cluster.sync import LocalCluster, load_checkpoint
 from adam_async.errors import StoreError
+from adam_async.run.events import AnyEvent
 from adam_async.runtime.loop_thread import Call, LoopThread
 from adam_async.store import store as face
 from adam_async.store.arguments import OpenArguments, with_arguments
@@ -178,6 +179,10 @@ class ParameterStore:
     unpin = _blocking(face.ParameterStore.unpin)
     pins = _blocking(face.ParameterStore.pins)
     read_pin = _blocking(face.ParameterStore.read_pin)
+
+    def publish(self, event: AnyEvent) -> None:
+        """Give an event of the caller to the `callbacks` of this client, without a wait."""
+        self._thread.call(self._store.publish, event)
 
     def begin(self, work: Callable[[face.ParameterStore], Coroutine[Any, Any, _T]]) -> "Call[_T]":
         """Begin work with the asynchronous store, on its thread, and return a future of the result.

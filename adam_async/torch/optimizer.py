@@ -35,6 +35,7 @@ Only one thread may use an optimizer. The store's thread sends, waits and receiv
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import isfinite, nan
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -46,6 +47,8 @@ from torch import Tensor, nn
 
 from adam_async.errors import AdamError, ConfigError, StoreError, check_flags
 from adam_async.model.rules import Sgd
+from adam_async.run.events import StepsTaken
+from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.disk import Disk
 from adam_async.store.arrays import Gradient
 from adam_async.store.sync import ParameterStore
@@ -60,6 +63,9 @@ from adam_async.torch.overlap import Overlap
 from adam_async.torch.parameters import ModuleParameters, check_values
 
 logger = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+"""Least time between two events with the steps of an optimizer, in seconds."""
 
 STATE = "adam_async"
 """Key of this optimizer's own entry in its `state_dict`."""
@@ -131,6 +137,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._slots: list[Slot] = []
         self._by_name: dict[str, Slot] = {}
         self._steps = 0
+        self._reported_at = 0.0
         self._pushes = 0
         self._sums = Sums()
         self._local = LocalSteps(store.rules, are_taken=pull_every > 1)
@@ -205,7 +212,25 @@ class RemoteOptimizer(torch.optim.Optimizer):
                     self._overlap.abandon()
                     self._exchanges.abandon(wait=isinstance(error, AdamError))
                 raise
+        self._report_steps(loss)
         return loss
+
+    def _report_steps(self, loss: float | None) -> None:
+        """Give the steps so far to the callbacks of the store, once in `REPORT_S`."""
+        now = fine_clock()
+        if now < self._reported_at + REPORT_S:
+            return
+        self._reported_at = now
+        number = nan if loss is None else float(loss)
+        self._store.publish(
+            StepsTaken(
+                store=self._store.name,
+                steps=self._steps,
+                pushes=self._pushes,
+                unanswered=sum(1 for _ in self._exchanges),
+                loss=number if isfinite(number) else None,
+            )
+        )
 
     def _step(self) -> None:
         if self._is_closed:

@@ -242,6 +242,7 @@ class ModelWorker(Role):
         session = self._run_session
         counts = session.statistics() if session is not None else WorkerCounts()
         counts.lag_s = Lag(**self._lag.percentiles())
+        counts.late_s, counts.late_buckets = self._lag.all.total_s, self._lag.all.buckets
         counts.buffers = self._buffers.statistics()
         counts.refused_greets = self._refused_greets
         return self._with_common(counts)

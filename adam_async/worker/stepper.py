@@ -35,6 +35,7 @@ from adam_async.data_server.client import ImageGroup
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import Lease, Values
 from adam_async.run.counts import WorkerCounts
+from adam_async.runtime.clock import Durations
 from adam_async.worker.puller import Snapshot
 from adam_async.worker.pusher import Pusher, Step
 from adam_async.worker.replica_clock import ReplicaClock
@@ -117,7 +118,7 @@ class Stepper:
         """Last answer that named slower replicas, by the index of the request."""
         self._waits_before = -1
         self._waits = 0
-        self._wait_s = 0.0
+        self._waited = Durations()
         self._waiting_for = ""
 
     def start(self, clock: int) -> None:
@@ -246,7 +247,7 @@ class Stepper:
             raise DeadlineExceeded(what, self._timeout_s) from None
         finally:
             if not is_own:
-                self._wait_s += loop.time() - begin
+                self._waited.add(loop.time() - begin)
                 self._waiting_for = ""
 
     def _ask(self) -> None:
@@ -430,5 +431,6 @@ class Stepper:
         """Fill in the replica's clock, and its waits for other replicas."""
         counts.clock = self.sent
         counts.clock_waits = self._waits
-        counts.clock_wait_s = self._wait_s
+        counts.clock_wait_s = self._waited.total_s
+        counts.clock_wait_buckets = self._waited.buckets
         counts.waiting_for = self._waiting_for

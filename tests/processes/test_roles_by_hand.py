@@ -95,7 +95,7 @@ def test_roles_start_in_any_order_on_every_interface(tmp_path: Path) -> None:
         training = start("train", "--epochs", "2", "--controller", meet)
         worker = start("worker", "--threads", "1", "--join", meet, *everywhere)
         start("data", "--data", "digits", "--controller", meet, *everywhere)
-        server = start("ps", "--id", "ps-7", "--log-json", "--controller", meet)
+        server = start("ps", "--id", "ps-7", "--log-format", "json", "--controller", meet)
         line = json.loads(server.wait_for("waits for the controller"))
         assert (line["node"], line["level"]) == ("ps-7", "warning")
         assert re.fullmatch(

@@ -20,7 +20,7 @@ from adam_async.cli.options import (
     MemberOptions,
     RoleOptions,
 )
-from adam_async.cli.terminal import name_node, printable
+from adam_async.cli.terminal import describe_logs, name_node, printable
 from adam_async.cli.token import read_token
 from adam_async.cluster.networks import (
     address_towards,
@@ -33,6 +33,7 @@ from adam_async.cluster.parent_pipe import Orders, Parent, die_with_parent
 from adam_async.cluster.roles.place import Place
 from adam_async.controller.role import Role
 from adam_async.errors import ConfigError
+from adam_async.report.metrics import role_metrics
 from adam_async.run.addresses import check_address, check_addresses
 from adam_async.run.config import Waits
 from adam_async.run.stragglers import check_own
@@ -192,6 +193,8 @@ async def _stay(
         )
         running = await stack.enter_async_context(open_role(place))
         health.follow(running.unready)
+        health.metrics = partial(role_metrics, running)
+        describe_logs(running.log_facts)
         stack.callback(health.drain)
         await running.joined()
         join = ["adam-async", *NEXT[role], controllers or running.address]

@@ -39,6 +39,7 @@ def controller(
         ConsensusSetup(entropy=place.entropy, file=file),
         peers=peers,
         alone=alone,
-        wall=wall_clock if learns else None,
+        learns=learns,
+        wall=wall_clock,
     )
     return listening(role, place)

@@ -7,15 +7,20 @@ import re
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from adam_async.cli import live_table
 from adam_async.cli.live_table import (
+    GAP,
     LiveTable,
     busy_share,
+    caption,
+    cells_of,
     consistency_line,
     copies_text,
     cut_line,
     epoch_line,
+    fitting,
     introduction,
     summary,
     why_not_one,
@@ -29,14 +34,18 @@ from adam_async.model.partition.plan import Layout
 from adam_async.model.partition.planner import layers_plan, vertical_plan
 from adam_async.report.baseline import Baseline
 from adam_async.report.report import EventReport, Report, build_report
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_status import ClusterStatus, status_of
+from adam_async.run.condition import Condition, Wait
 from adam_async.run.config import Config
 from adam_async.run.counts import ControllerCounts
+from adam_async.run.events import Noted
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult, RunResult
 from adam_async.run.run_copies import copies_of
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine
-from tests.adam_async.cluster_maps import bundle_map
+from tests.adam_async.cluster_maps import bundle_map, node, run_record
 from tests.adam_async.role_counts import counts_of
 
 MODEL = Network(named_model("mnist-adam"))
@@ -49,6 +58,7 @@ DATA = {
     "test_images": 10000,
 }
 EPOCH = EpochResult(epoch=1, images=60000, skipped=0, train_loss=0.25, test_accuracy=0.9876, train_s=4.0)
+WELL = Condition(verdict="well", live=2)
 CLEAR = "\x1b["
 DEATH = "worker-1 died: killed by signal 9; starting it again"
 PLAN = vertical_plan(MODEL, 2)
@@ -89,6 +99,15 @@ def drawing(**progress) -> tuple[Terminal, LiveTable]:
     """A terminal, and a table on it that is told nothing new while it is looked at."""
     stream = Terminal()
     return stream, LiveTable(Progress(last_epoch=3, phase="training", epoch=2, **progress), stream=stream)
+
+
+def status_with(condition: Condition = WELL, **run) -> ClusterStatus:
+    """Return the status of a cluster with a run."""
+    record = run_record("run-1", phase="training")
+    nodes = {f"worker-{n}": node("worker") for n in range(2)}
+    status = status_of(ClusterMap(run=record, nodes=nodes), {}, leading="")
+    changed = structs.replace(status.run, **{"replicas": 4, **run})
+    return structs.replace(status, run=changed, condition=condition)
 
 
 def small_report(**changes) -> Report:
@@ -133,7 +152,7 @@ async def test_a_long_silence_ends_with_a_line_of_what_the_run_is_at(monkeypatch
         table.refresh()
         table.refresh()
         progress.begin_epoch(2, now=0.0)
-        progress.data, progress.images, progress.images_per_s = DATA, 12800, 5000.0
+        progress.data, progress.images, progress.status = DATA, 12800, status_with(images_per_s=5000.0)
         table.refresh()
         table.refresh()
 
@@ -178,9 +197,7 @@ async def test_quiet_leaves_the_last_line_only() -> None:
 
 async def test_a_terminal_gets_a_table_that_is_gone_at_the_end_and_lines_that_stay() -> None:
     stream = Terminal()
-    progress = Progress(
-        last_epoch=3, data=DATA, model=MODEL, phase="training", epoch=2, images=1600, replicas=4
-    )
+    progress = Progress(last_epoch=3, data=DATA, model=MODEL, phase="training", epoch=2, images=1600)
     progress.consistency, progress.clock = "bsp", 100
     async with LiveTable(progress, stream=stream) as table:
         table.on_epoch(EPOCH)
@@ -325,11 +342,46 @@ def test_a_bounded_run_shows_its_mode_the_slowest_clock_and_who_waits_for_whom()
     progress = Progress(consistency="ssp:4", clock=1234, staleness_max=17)
     assert consistency_line(progress) == "ssp:4, staleness at most 17 so far, slowest clock 1,234"
 
-    progress.waiting_for = tuple(f"worker-{n} for replica 3 at clock 1234" for n in range(4))
 
-    assert consistency_line(progress).endswith(
-        "; waiting: worker-0 for replica 3 at clock 1234, worker-1 for replica 3 at clock 1234 and 2 more"
-    )
+def test_each_wait_has_a_line_with_its_deadline_and_cure() -> None:
+    wait = Wait(who="worker-0", what="replica 3 at clock 9", deadline_s=120.0, cure="restart its worker")
+    waits = (wait, *[structs.replace(wait, who=f"worker-{n}") for n in (1, 2)])
+    progress = Progress(status=status_with(condition=Condition(verdict="well", waits=waits, live=3)))
+    assert caption(progress)[1:] == [
+        "3 live, 0 taking part",
+        "worker-0: waits for replica 3 at clock 9, at most 120 s; restart its worker",
+        "worker-1: waits for replica 3 at clock 9, at most 120 s; restart its worker",
+        "1 more wait",
+    ]
+
+
+def training(width: int) -> list[str]:
+    """Return the heads of the columns in a terminal of this width."""
+    progress = Progress(phase="training", last_epoch=30, epoch=2, data=DATA, images=15_000, loss=0.25)
+    progress.status, progress.began_at = status_with(images_per_s=5321.0, left_s=3725.0), 100.0
+    progress.epochs.append(EPOCH)
+    progress.takes_checkpoints, progress.disk_age_s = True, 0.5
+    cells = fitting(cells_of(progress, now=165.0), width)
+    assert sum(max(len(head), len(cell)) + GAP for head, cell in cells.items()) - GAP <= width
+    expected = {
+        "epoch": "2/30",
+        "done": "##........  25%",
+        "elapsed": "1m 05s",
+        "left": "1h 02m",
+        "replicas": "2/4",
+        "accuracy": "98.76%",
+    }
+    assert {head: expected[head] for head in cells if head in expected} == {
+        head: cell for head, cell in cells.items() if head in expected
+    }
+    return list(cells)
+
+
+def test_a_narrow_terminal_has_fewer_columns_and_no_cut_numbers() -> None:
+    assert training(40) == ["phase", "epoch", "done"]
+    assert training(60) == ["phase", "epoch", "done", "images/s", "loss", "accuracy"]
+    assert set(training(100)) >= {"images/s", "left", "replicas", "elapsed"}
+    assert set(training(200)) >= {"images", "staleness", "waited", "checkpoint", "on disk"}
 
 
 def test_an_asynchronous_run_shows_no_clock() -> None:
@@ -352,12 +404,12 @@ async def test_the_table_goes_when_the_run_fails() -> None:
 
 
 def test_the_summary_repeats_no_event_from_before_the_training() -> None:
-    progress, stream, printed = Progress(), io.StringIO(), list[str]()
+    progress, stream = Progress(), io.StringIO()
     table = LiveTable(progress, stream=stream)
-    table.on_event(printed.append, "run r goes on from the disks of its servers, in epoch 2")
+    printed = ["run r goes on from the disks of its servers, in epoch 2", "worker-1 died"]
+    table.on_event(Noted(text=printed[0]))
     progress.epoch = 2
-    table.on_event(printed.append, "worker-1 died")
-    assert printed == ["run r goes on from the disks of its servers, in epoch 2", "worker-1 died"]
+    table.on_event(Noted(text=printed[1]))
     events = [EventReport(s=0.1, event=printed[0]), EventReport(s=1.5, event=printed[1])]
     table.finish(msgspec.structs.replace(small_report(), events=events))
     found = [line for line in stream.getvalue().splitlines() if line.startswith("event")]
@@ -437,7 +489,9 @@ async def test_a_real_run_is_shown_from_its_first_to_its_last_line() -> None:
         progress = cluster.driver.progress
         async with LiveTable(progress, stream=stream) as table:
             result = await cluster.train(table.on_epoch)
-        assert (progress.epoch, progress.images, progress.replicas) == (2, 160, 1)
+        assert (progress.epoch, progress.images) == (2, 160)
+        assert progress.status is not None
+        assert progress.status.condition.live == 1
         await cluster.driver.look()
         assert (progress.images, progress.loss) == (160, pytest.approx(result.epochs[-1].train_loss))
         report = build_report(
@@ -475,4 +529,5 @@ def test_the_line_names_shards_that_lack_copies_and_pushes_that_wait_for_them(in
     copies = copies_of(bundle_map({"ps-0": in_sync}, copies=3))
     assert copies is not None
     assert copies_text(copies) == text
-    assert consistency_line(Progress(copies=copies)).endswith(f"; {text}")
+    progress = Progress(status=structs.replace(status_with(), copies=copies))
+    assert consistency_line(progress).endswith(f"; {text}")

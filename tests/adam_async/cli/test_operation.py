@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.cli.operation import age_text
+from adam_async.cli.terminal import age_text
 
 
 @pytest.mark.parametrize(

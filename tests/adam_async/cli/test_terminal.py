@@ -6,10 +6,14 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.table import Table
 
 from adam_async.cli.live_table import LiveTable
 from adam_async.cli.terminal import EscapingConsole, Terminal, log_to_stderr, printable, printable_lines
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_status import status_of
+from adam_async.run.condition import Condition, Wait
 from adam_async.run.progress import Progress
 
 HOSTILE = "ps-0\x1b]0;owned\x07\x9b31m\u202e[red]:bug:\nadam-async: forged"
@@ -68,7 +72,10 @@ async def test_the_table_of_a_run_escapes_phases_lines_and_names(drawn: bool) ->
     stream = io.StringIO()
     progress = Progress(last_epoch=1)
     progress.phase = progress.missing = HOSTILE
-    progress.consistency, progress.waiting_for = "bsp", [HOSTILE]
+    wait = Wait(who=HOSTILE, what=HOSTILE, deadline_s=None, cure=HOSTILE)
+    status = status_of(ClusterMap(), {}, leading="")
+    condition = Condition(verdict="well", waits=(wait,), weakest=HOSTILE, survives=0)
+    progress.status = structs.replace(status, condition=condition)
 
     async with LiveTable(progress, stream=stream, terminal=drawn) as table:
         table.refresh()

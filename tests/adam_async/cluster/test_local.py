@@ -18,6 +18,7 @@ from adam_async.model.named import digits, mlp
 from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.report.evaluate import evaluate
+from adam_async.report.stream import texts
 from adam_async.run.cluster_map import NUMERICS
 from adam_async.run.config import Config, Waits
 from adam_async.run.counts import ControllerCounts
@@ -353,7 +354,7 @@ async def test_a_diverging_run_that_keeps_going_warns_once():
     config = config_of(rate=1e30, images_per_group=10, in_flight=1, keep_going=True)
     async with cluster_of(config) as cluster:
         seen = []
-        cluster.driver.listen(seen.append)
+        cluster.driver.events.listen(texts(seen.append))
         result = await cluster.train(lambda epoch: seen.append(epoch.epoch))
     assert not np.isfinite(result.epochs[-1].train_loss)
     (event,) = result.events

@@ -253,6 +253,7 @@ def test_one_of_several_controllers_takes_no_map_from_servers():
             settings_of(LocalNetwork(rules=role_table())),
             peers=peers,
             alone=alone,
+            learns=True,
             wall=lambda: 1e9,
         )
         assert (node.group._first_map is not None) is learns
@@ -262,7 +263,7 @@ async def test_a_controller_with_a_folder_begins_at_once_and_asks_no_server(tmp_
     network = LocalNetwork(rules=role_table())
     async with Disk(name="log") as disk:
         setup = ConsensusSetup(file=LogFile(disk, tmp_path))
-        async with Controller(settings_of(network), setup, wall=lambda: 1e9) as node:
+        async with Controller(settings_of(network), setup, learns=True, wall=lambda: 1e9) as node:
             assert await asked(network, "ps", ReportStores(), [text_tensor({})]) == NOT_LEADER
             await until(lambda: node.group.leads)
             assert node.map == ClusterMap()
@@ -272,7 +273,7 @@ async def test_a_learning_controller_asks_servers_of_an_earlier_one_alone(monkey
     monkeypatch.setattr(learned_map, "LISTEN_S", 60.0)
     monkeypatch.setattr("adam_async.controller.service.FIND_S", 60.0)
     network = LocalNetwork(rules=role_table())
-    async with Controller(settings_of(network), wall=lambda: 1e9) as node:
+    async with Controller(settings_of(network), learns=True, wall=lambda: 1e9) as node:
         await until(lambda: node._learned is not None)
         assert await asked(network, "ps", WatchMap(after=-1, group="", wait_s=0.0)) == NOT_LEADER
         assert not node._learned.is_restart
@@ -304,7 +305,7 @@ FALSE = {
 async def test_a_false_report_is_refused_and_the_controller_goes_on(name, monkeypatch):
     monkeypatch.setattr("adam_async.controller.service.FIND_S", 0.0)
     network = LocalNetwork(rules=role_table())
-    async with Controller(settings_of(network), wall=lambda: 1e9) as node:
+    async with Controller(settings_of(network), learns=True, wall=lambda: 1e9) as node:
         await until(lambda: node._learned is not None)
         code = await asked(network, "ps", ReportStores(), FALSE[name])
         assert code in ("invalid", "malformed")

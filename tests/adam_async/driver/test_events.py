@@ -6,7 +6,10 @@ import msgspec
 import pytest
 
 from adam_async.driver.events import EVENTS_KEPT, RunEvents
+from adam_async.report.stream import EventStream, texts
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
+from adam_async.run.condition import Wait
+from adam_async.run.events import AnyEvent, IncidentBegins, IncidentEnds
 from adam_async.run.training_program import ProgramRecord
 from tests.adam_async.cluster_maps import bundle_map, node, run_record
 
@@ -35,7 +38,7 @@ def map_of(run: str = "run", *, partitions: int = 2, **nodes: NodeRecord) -> Clu
 
 async def noted(*seen: ClusterMap | Callable[[RunEvents], None]) -> list[str]:
     """Return the events of maps, and of functions called between them."""
-    events = RunEvents()
+    events = RunEvents(EventStream())
 
     async def maps() -> AsyncIterator[ClusterMap]:
         for each in seen:
@@ -57,8 +60,9 @@ async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() 
 
 async def test_the_listener_gets_each_event_as_it_is_noted() -> None:
     received: list[str] = []
-    events = RunEvents(received.append)
-    events.note("one")
+    stream = EventStream()
+    stream.listen(texts(received.append))
+    RunEvents(stream).note("one")
     assert received == ["one"]
 
 
@@ -82,10 +86,10 @@ async def test_a_death_without_a_known_cause_is_noted() -> None:
 
 async def test_a_silent_node_counts_as_dead_and_one_that_answers_again_may_die() -> None:
     def silent(events: RunEvents) -> None:
-        events.note("worker-1 has not answered for 3 s")
+        events.begins("silent", "worker-1", "worker-1 has not answered for 3 s")
 
     def heard(events: RunEvents) -> None:
-        events.note("worker-1 answers again, after 5 s")
+        events.ends("silent", "worker-1", "worker-1 answers again, after 5 s")
 
     live, dead = map_of(worker_1=worker()), map_of(worker_1=worker(live=False))
     assert (await noted(live, silent, dead))[-1] == "worker-1 counts as dead, after its silence"
@@ -145,7 +149,7 @@ async def test_a_new_run_forgets_the_places_of_an_earlier_one() -> None:
 
 
 async def test_nodes_that_the_map_forgot_are_forgotten_and_the_newest_events_kept() -> None:
-    events, count = RunEvents(), EVENTS_KEPT // 2 + 5
+    events, count = RunEvents(EventStream()), EVENTS_KEPT // 2 + 5
 
     async def maps() -> AsyncIterator[ClusterMap]:
         for number in range(count):
@@ -203,3 +207,83 @@ async def test_shards_with_one_copy_and_those_of_the_next_run_make_no_event() ->
     bundles = {key: msgspec.structs.replace(bundle, store="run-2") for key, bundle in second.bundles.items()}
     other = msgspec.structs.replace(second, run=run, stores={"run-1": store}, bundles=bundles)
     assert await noted(first, other) == []
+
+
+async def incidents(*seen: ClusterMap | Callable[[RunEvents], None]) -> list[tuple[str, str, str]]:
+    """Return the beginnings and ends of incidents of maps, and of functions called between them."""
+    found: list[AnyEvent] = []
+    clock = iter(range(1000))
+    stream = EventStream(lambda: float(next(clock)))
+    stream.listen(found.append)
+    events = RunEvents(stream)
+
+    async def maps() -> AsyncIterator[ClusterMap]:
+        for each in seen:
+            if isinstance(each, ClusterMap):
+                yield each
+            else:
+                each(events)
+
+    await events.follow(maps())
+    assert all(each.at > 0 or isinstance(each, IncidentBegins) for each in found[1:])
+    ends = [each for each in found if isinstance(each, IncidentEnds)]
+    assert all(each.lasted_s > 0 for each in ends)
+    return [
+        ("begins" if isinstance(each, IncidentBegins) else "ends", each.incident, each.subject)
+        for each in found
+        if isinstance(each, IncidentBegins | IncidentEnds)
+    ]
+
+
+async def test_a_loss_is_an_incident_until_the_role_is_back_or_another_takes_its_place() -> None:
+    place = (0, 0)
+    alive, dead = map_of(worker_1=worker(place=place)), map_of(worker_1=worker(live=False))
+    again = map_of(worker_1=worker(2))
+    taken = map_of(worker_1=worker(live=False), worker_9=worker(place=place))
+
+    begins, ends = ("begins", "lost", "worker-1"), ("ends", "lost", "worker-1")
+    assert await incidents(alive, kill, dead, again) == [begins, ends]
+    assert await incidents(alive, dead, taken) == [begins, ends]
+    assert await incidents(alive, dead, map_of()) == [begins, ends], "the controllers have forgotten it"
+
+
+async def test_a_failover_lasts_from_the_loss_of_the_primary_to_the_next_one() -> None:
+    whole = bundle_map({"ps-0": ("ps-0", "ps-1")})
+    none, moved = bundle_map({"ps-0": ()}), bundle_map({"ps-0": ("ps-1",)})
+
+    found = await incidents(whole, none, moved, whole)
+    assert [each for each in found if each[1] == "failover"] == [
+        ("begins", "failover", "ps-0"),
+        ("ends", "failover", "ps-0"),
+    ] * 2
+    assert [each for each in found if each[1] in ("copies", "pushes")] == [
+        ("begins", "pushes", "ps-0"),
+        ("begins", "copies", "ps-0"),
+        ("ends", "pushes", "ps-0"),
+        ("ends", "copies", "ps-0"),
+    ]
+
+
+def test_a_wait_is_an_incident_if_two_polls_see_it() -> None:
+    found: list[AnyEvent] = []
+    stream = EventStream()
+    stream.listen(found.append)
+    events = RunEvents(stream)
+    waits = [
+        Wait(who="worker-0", what=f"replica 1 at clock {n}", deadline_s=9.0, cure="wait") for n in range(3)
+    ]
+    events.waits(waits[:1])
+    events.waits(waits[1:2])
+    assert found == [], "the clock goes on"
+    events.waits(waits[1:2])
+    events.waits(waits[1:2])
+    events.waits([])
+    begins, ends = found
+    assert isinstance(begins, IncidentBegins)
+    assert (begins.incident, begins.subject, begins.deadline_s, begins.cure) == (
+        "wait",
+        "worker-0",
+        9.0,
+        "wait",
+    )
+    assert isinstance(ends, IncidentEnds)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from adam_async.driver.role_counts import RoleCounts, Silence
+from adam_async.driver.events import RunEvents
+from adam_async.driver.role_counts import RoleCounts
 from adam_async.messages import Statistics, pack, text_tensor
+from adam_async.report.stream import EventStream
 from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord
 from adam_async.runtime.channel import Endpoint
 from tests.adam_async.cluster_maps import node, run_record
@@ -60,13 +62,14 @@ async def dealers(lost_at: int) -> AsyncIterator[tuple[RoleCounts, list[str]]]:
         for name in ("data-0", "data-1"):
             identity = Identity(role="data", node=name, incarnation=1)
             await stack.enter_async_context(network.listen(f"local://{name}", identity, on_link))
-        driver = Identity(role="driver", node="driver", incarnation=1)
+        driver, stream = Identity(role="driver", node="driver", incarnation=1), EventStream()
         counts = RoleCounts(
             Endpoint(network, driver),
             waits=PATIENT,
             membership=member,
             run=lambda: "run-1",
-            note=lambda _: None,
+            events=RunEvents(stream),
+            stream=stream,
         )
         yield counts, asked
 
@@ -83,34 +86,3 @@ async def test_a_dealer_that_fails_twice_without_a_successor_is_an_error() -> No
         with pytest.raises(LinkBroken):
             await counts.dealer()
     assert asked == ["data-0", "data-0"]
-
-
-NODES = ("ps-0", "worker-0")
-
-
-def test_a_silent_role_is_noted_once_and_noted_again_when_it_is_back() -> None:
-    silence = Silence()
-    assert silence.observe(NODES, NODES, asked_at=9.0, now=9.1) == []
-    assert silence.observe(NODES, ["worker-0"], asked_at=10.0, now=11.0) == []
-    assert silence.shown(11.0) == ()
-    assert silence.observe(NODES, ["worker-0"], asked_at=12.0, now=13.0) == ["ps-0 has not answered for 3 s"]
-    assert silence.observe(NODES, ["worker-0"], asked_at=14.0, now=15.0) == []
-    assert silence.shown(15.0) == ("ps-0 for 5 s",)
-    assert silence.observe(NODES, NODES, asked_at=20.0, now=20.1) == ["ps-0 answers again, after 10 s"]
-    assert silence.shown(20.1) == ()
-
-
-def test_one_poll_without_an_answer_is_no_event() -> None:
-    silence = Silence()
-    events = [silence.observe(NODES, answered, asked_at=1.0, now=2.0) for answered in ((), NODES, ())]
-    assert events == [[], [], []]
-
-
-def test_a_lost_role_is_not_silent_any_more() -> None:
-    silence = Silence()
-    for _ in range(2):
-        silence.observe(NODES, (), asked_at=1.0, now=2.0)
-    assert silence.observe(["worker-0"], ["worker-0"], asked_at=3.0, now=3.0) == [
-        "worker-0 answers again, after 2 s"
-    ]
-    assert silence.shown(3.0) == ()

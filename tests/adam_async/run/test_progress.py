@@ -2,6 +2,8 @@
 
 import pytest
 
+from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_status import status_of
 from adam_async.run.config import Config
 from adam_async.run.counts import Counts, EpochCounts
 from adam_async.run.learning_rate import Schedule
@@ -11,6 +13,10 @@ from adam_async.run.series import Series
 from tests.adam_async.role_counts import counts_of
 
 EPOCH = EpochResult(epoch=1, images=100, skipped=0, train_loss=0.5, test_accuracy=0.9, train_s=4.0)
+
+
+STATUS = status_of(ClusterMap(), {}, leading="")
+"""Status of a cluster without nodes."""
 
 
 def roles(*, images: int, loss: float | None = 0.5) -> dict[str, Counts]:
@@ -38,26 +44,25 @@ def begun() -> Progress:
     return progress
 
 
-def test_a_look_takes_in_rate_staleness_clocks_and_waits() -> None:
+def test_a_look_takes_in_staleness_clocks_and_waits() -> None:
     progress = begun()
 
-    progress.update(roles(images=50), now=102.0)
+    progress.update(roles(images=50), STATUS, now=102.0)
 
-    assert (progress.images, progress.images_per_s, progress.loss) == (50, 25.0, 0.5)
+    assert (progress.images, progress.loss) == (50, 0.5)
     assert (progress.staleness_mean, progress.staleness_max) == (2.0, 5)
     assert (progress.clock, progress.waited_s) == (4, 3.5)
-    assert progress.waiting_for == ("worker-0 for replica 1 at clock 4",)
     assert [sample.s for sample in progress.series] == [2.0]
 
 
 def test_the_time_of_a_sample_is_training_only() -> None:
     progress = begun()
     ended = EpochCounts(images=100, loss=0.25, train_s=4.0)
-    progress.update(roles(images=7), now=104.5, ended=ended)  # the data server is at the next one
+    progress.update(roles(images=7), STATUS, now=104.5, ended=ended)  # the data server is at the next one
     progress.epochs.append(EPOCH)
     progress.begin_epoch(2, now=200.0)
 
-    progress.update(roles(images=10), now=201.0)
+    progress.update(roles(images=10), STATUS, now=201.0)
 
     assert [(sample.s, sample.images) for sample in progress.series] == [(4.0, 100), (5.0, 110)]
     assert [sample.loss for sample in progress.series] == [0.25, 0.5]
@@ -66,7 +71,7 @@ def test_the_time_of_a_sample_is_training_only() -> None:
 def test_a_diverged_loss_is_shown_and_left_out_of_the_series() -> None:
     progress = begun()
 
-    progress.update(roles(images=10, loss=None), now=101.0)
+    progress.update(roles(images=10, loss=None), STATUS, now=101.0)
 
     assert progress.loss != progress.loss
     assert progress.series[0].loss is None
@@ -74,7 +79,7 @@ def test_a_diverged_loss_is_shown_and_left_out_of_the_series() -> None:
 
 def test_a_run_forgets_the_one_before_it() -> None:
     progress = begun()
-    progress.update(roles(images=10), now=101.0)
+    progress.update(roles(images=10), STATUS, now=101.0)
     progress.epochs.append(EPOCH)
 
     progress.begin(Series(Schedule.of(Config()), epoch_images=100))
@@ -85,7 +90,7 @@ def test_a_run_forgets_the_one_before_it() -> None:
 def test_missing_statistics_count_as_zero() -> None:
     progress = begun()
 
-    progress.update({}, now=101.0)
+    progress.update({}, STATUS, now=101.0)
 
     assert (progress.images, progress.loss, progress.clock, progress.waited_s) == (0, 0.0, 0, 0)
     assert progress.staleness_mean == pytest.approx(0.0)
@@ -93,25 +98,12 @@ def test_missing_statistics_count_as_zero() -> None:
 
 def test_skipped_images_show_from_their_report_until_the_next_epoch() -> None:
     progress = begun()
-    progress.update({"data-0": counts_of("data", images=80, loss=0.5, skipped=20, term=1)}, now=101.0)
+    progress.update({"data-0": counts_of("data", images=80, loss=0.5, skipped=20, term=1)}, STATUS, now=101.0)
     assert progress.skipped == 20
 
     progress.begin_epoch(2, now=102.0)
 
     assert progress.skipped == 0
-
-
-def test_the_rate_is_that_of_the_last_seconds_and_falls_to_nothing() -> None:
-    progress = begun()
-    for second in range(1, 11):
-        progress.update(roles(images=10 * second), now=100.0 + second)
-    assert progress.images_per_s == 10.0
-
-    rates = []
-    for second in range(1, 5):
-        progress.update(roles(images=100), now=110.0 + second)
-        rates.append(round(progress.images_per_s, 2))
-    assert rates == [6.67, 3.33, 0.0, 0.0]
 
 
 def test_images_held_back_for_validation_are_no_part_of_an_epoch() -> None:

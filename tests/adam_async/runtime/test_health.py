@@ -122,3 +122,25 @@ async def test_a_connection_accepted_as_the_block_ends_is_closed(turns: int) -> 
         await asyncio.sleep(0)
     with client, suppress(ConnectionResetError):
         assert client.recv(1) == b""
+
+
+async def test_metrics_are_there_if_asked_for_and_one_second_old_at_most() -> None:
+    calls = list[int]()
+
+    def metrics() -> str:
+        calls.append(1)
+        return "# TYPE adam_x gauge\nadam_x 1\n"
+
+    health = Health(with_metrics=True)
+    health.metrics = metrics
+    async with health_endpoint("127.0.0.1", 0, health) as port:
+        for _ in range(3):
+            async with client(port) as (reader, writer):
+                writer.write(PROBE % b"/metrics")
+                head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+            assert "Content-Type: text/plain; version=0.0.4" in head
+            assert body == "# TYPE adam_x gauge\nadam_x 1\n"
+    assert len(calls) == 1, "further visitors get the same text"
+    assert health.answer(PROBE % b"/metrics", 1e9)[0] == 200
+    assert len(calls) == 2
+    assert Health().answer(PROBE % b"/metrics", 0.0)[0] == 404, "nobody asked for metrics"

@@ -175,6 +175,7 @@ class Cluster:
             settings,
             setup,
             peers=self.addresses if file is not None else {},
+            learns=True,
             wall=lambda: SINCE_1970_S + loop.time(),
         ) as controller:
             self.controllers[node.name] = controller

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from adam_async.driver.status import status_of
 from adam_async.run.cluster_map import NOTICE, ClusterMap, DealerRecord, EpochRecord
+from adam_async.run.cluster_status import status_of
 from adam_async.run.counts import Counts
 from tests.adam_async.cluster_maps import node, run_record
 from tests.adam_async.role_counts import counts_of

@@ -1,18 +1,19 @@
-"""The state of a cluster at one moment, for an operator: roles and machines, the run, its copies, its lags.
+"""Pure: the state of a cluster at one moment: roles and machines, the run, its copies, lags and condition.
 
 The cluster map has the members, and each role reports its counts to a member with the keys of a driver. The
 lag of a replica is the largest number of steps, over all shards, by which its clock is behind the clock of
-the fastest replica.
+the fastest replica. The command `status`, the live table and the events of a run have these values.
 """
 
 from collections.abc import Iterable, Mapping
+from math import isfinite, nan
 
 import msgspec
 
-from adam_async.controller.client import Membership
-from adam_async.driver.readiness import POLL_S
-from adam_async.driver.role_queries import RoleQueries
+from adam_async.messages import read_number
 from adam_async.run.cluster_map import NOTICE, ClusterMap, NodeRecord
+from adam_async.run.condition import Condition, condition_of, images_per_s
+from adam_async.run.config import Waits
 from adam_async.run.counts import ControllerCounts, Counts, DataCounts, ServerCounts, WorkerCounts
 from adam_async.run.run_copies import RunCopies, copies_of, store_copies
 
@@ -21,6 +22,9 @@ ROLES = ("controller", "data", "ps", "worker", "driver", "client", "reader")
 
 ASKED = ("ps", "data", "worker")
 """Roles in the map that report counts; the controllers are not in the map."""
+
+DEFAULT_WAITS = Waits()
+"""Deadlines of a cluster without a run."""
 
 
 class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +71,19 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of trained groups of the epoch."""
     groups: int
     """Number of groups of the epoch; 0 before the epoch begins."""
+    replicas: int
+    """Number of replicas that the run should have."""
+    images: int
+    """Number of trained images of the epoch."""
+    images_per_s: float
+    """Trained images per second since the poll before; without one, in the epoch so far."""
+    loss: float | None
+    """Mean loss of the epoch so far; None if unknown or not finite."""
+    left_s: float | None
+    """Time until the end of the last epoch at the rate of this one, without evaluations, in seconds; None if
+    unknown."""
     test_accuracy: float | None
-    """Test accuracy of a finished run; None for any other run."""
+    """Test accuracy of the newest evaluated epoch; None before the first one."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,41 +96,30 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of the run's shards; None before they are placed."""
     store_copies: dict[str, RunCopies]
     """Copies of the shards of each store of clients, by the store's name."""
-
-
-async def read_status(
-    membership: Membership, queries: RoleQueries | None, *, with_ended: bool
-) -> ClusterStatus:
-    """Ask all roles. A role in the map has `POLL_S` to answer, a controller `POLL_S` to connect.
-
-    The asking member itself is not in the status.
-
-    Args:
-        queries: Asks the roles; None: the status has the cluster map alone.
-        with_ended: Include nodes that have left or were lost.
-    """
-    cluster = membership.map
-    others = {name: node for name, node in cluster.nodes.items() if name != membership.node}
-    cluster = msgspec.structs.replace(cluster, nodes=others)
-    run = cluster.run.id if cluster.run is not None else ""
-    facts: dict[str, Counts] = {}
-    if queries is not None:
-        addresses = [(name, cluster.nodes[name].address) for role in ASKED for name in cluster.live(role)]
-        controllers = [("", address) for address in membership.controllers]
-        facts = await queries.answers(addresses, run, within_s=POLL_S)
-        facts |= await queries.answers(controllers, run, dial_s=POLL_S)
-    return status_of(cluster, facts, leading=membership.leading, with_ended=with_ended)
+    condition: Condition
 
 
 def status_of(
-    cluster: ClusterMap, facts: Mapping[str, Counts], *, leading: str, with_ended: bool
+    cluster: ClusterMap,
+    facts: Mapping[str, Counts],
+    *,
+    leading: str,
+    controllers: int = 0,
+    with_ended: bool = False,
+    earlier: Mapping[str, Counts] = {},
+    waits: Waits = DEFAULT_WAITS,
+    asking: str = "",
 ) -> ClusterStatus:
     """Return the status of a cluster.
 
     Args:
         facts: Counts of the roles that answered, by node id.
         leading: Node id of the leading controller.
+        controllers: Number of known controllers; 0 if no controller was asked.
         with_ended: Include nodes that have left or were lost.
+        earlier: Counts at the poll before, for rates.
+        waits: Deadlines of the run.
+        asking: Node that asks, and is not in the status.
     """
     lags = _lags(facts.values())
     roles = [
@@ -129,16 +133,27 @@ def status_of(
         if isinstance(counts, ControllerCounts)
     ]
     for node, record in cluster.nodes.items():
-        if record.live or with_ended:
+        if node != asking and (record.live or with_ended):
             roles.append(_role(node, record, facts.get(node), cluster, lags))
     roles.sort(key=lambda role: (ROLES.index(role.role) if role.role in ROLES else len(ROLES), role.node))
     of_clients = {name: store for name, store in sorted(cluster.stores.items()) if not store.program}
+    copies = copies_of(cluster)
+    by_store = {name: store_copies(cluster, store) for name, store in of_clients.items()}
+    owners = {f"store {name!r}": each for name, each in by_store.items()}
     return ClusterStatus(
-        run=_run(cluster, facts),
+        run=_run(cluster, facts, earlier),
         stores=len(cluster.stores),
         roles=tuple(roles),
-        copies=copies_of(cluster),
-        store_copies={name: store_copies(cluster, store) for name, store in of_clients.items()},
+        copies=copies,
+        store_copies=by_store,
+        condition=condition_of(
+            cluster,
+            facts,
+            owners if copies is None or not cluster.in_progress else {"the run": copies, **owners},
+            controllers=controllers,
+            earlier=earlier,
+            waits=waits,
+        ),
     )
 
 
@@ -193,15 +208,15 @@ def _state(record: NodeRecord, cluster: ClusterMap) -> str:
     return f"replica {record.replica}{part}"
 
 
-def _run(cluster: ClusterMap, facts: Mapping[str, Counts]) -> RunStatus | None:
+def _run(cluster: ClusterMap, facts: Mapping[str, Counts], earlier: Mapping[str, Counts]) -> RunStatus | None:
     run = cluster.run
     if run is None:
         return None
     dealer = facts.get(cluster.dealing)
-    epoch = cluster.epoch
-    is_now = epoch is not None and epoch.run == run.id
-    accuracy = run.evaluated[-1].test_accuracy if run.phase == "finished" and run.evaluated else None
-    epochs = run.terms.get("epochs", 0)
+    dealer = dealer if isinstance(dealer, DataCounts) else None
+    epoch = cluster.epoch if cluster.epoch is not None and cluster.epoch.run == run.id else None
+    epochs, replicas = run.terms.get("epochs", 0), run.terms.get("replicas", 0)
+    loss = read_number(dealer.loss) if dealer is not None and dealer.images else nan
     return RunStatus(
         id=run.id,
         phase=run.phase,
@@ -210,7 +225,19 @@ def _run(cluster: ClusterMap, facts: Mapping[str, Counts]) -> RunStatus | None:
         driven=cluster.driven,
         epoch=run.epoch,
         epochs=epochs if isinstance(epochs, int) else 0,
-        finished=dealer.finished if isinstance(dealer, DataCounts) else 0,
-        groups=epoch.groups if is_now and epoch is not None else 0,
-        test_accuracy=accuracy,
+        finished=dealer.finished if dealer is not None else 0,
+        groups=epoch.groups if epoch is not None else 0,
+        replicas=replicas if isinstance(replicas, int) else 0,
+        images=dealer.images if dealer is not None else 0,
+        images_per_s=0.0 if run.over else images_per_s(facts, earlier),
+        loss=loss if isfinite(loss) else None,
+        left_s=None if run.over or epoch is None else _left_s(run.epoch, epochs, epoch.groups, dealer),
+        test_accuracy=run.evaluated[-1].test_accuracy if run.evaluated else None,
     )
+
+
+def _left_s(epoch: int, epochs: int, groups: int, dealer: DataCounts | None) -> float | None:
+    if dealer is None or not dealer.finished or not dealer.train_s:
+        return None
+    left = max(groups - dealer.finished, 0) + max(epochs - epoch, 0) * groups
+    return left * dealer.train_s / dealer.finished
