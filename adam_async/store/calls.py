@@ -27,7 +27,7 @@ from adam_async.store.arrays import out_memory
 from adam_async.store.buffers import PushBuffers
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
 from adam_async.store.values import Outgoing, PushMessages, PushOutcome, ReadVersions, RefusedShard, Values
-from transport import RemoteProtocolError
+from transport import BufferPool, RemoteProtocolError
 
 LARGE_BYTES = 1 << 28
 """Size of all arrays of a store up to which a pull does not check the available memory, in bytes."""
@@ -110,7 +110,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         self._read = self.calls.layout.unread.copy()
         for record in plan.apart:
             if record.name not in self.targets:
-                self.targets[record.name] = np.empty(record.shape, record.dtype).reshape(-1)
+                lend = self.calls.memory.lend
+                self.targets[record.name] = lend(record.nbytes, np.dtype(record.dtype), (record.size,))[0]
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -344,6 +345,8 @@ class Calls:
         self.clock_s = arguments.waits.clock_s
         self.clock = 0
         """Number of steps that this client has ended."""
+        self.memory = BufferPool()
+        """Memory of pulled arrays that come in several messages."""
         self._shares = arguments.link != "tcp"
         self.is_reader = arguments.reader
         self.is_summed = store.summed_weight > 0

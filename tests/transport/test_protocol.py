@@ -188,6 +188,7 @@ def test_dropping_the_queue_releases() -> None:
         ("chunk_bytes", 2 << 20),
         ("chunk_bytes", 100_001),
         ("low_water_bytes", 1 << 30),
+        ("shared_bytes", (128 << 20) + 1),
         ("checksum", "yes"),
     ],
 )

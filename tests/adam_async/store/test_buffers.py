@@ -112,11 +112,14 @@ async def test_small_arrays_of_a_message_lie_in_a_row() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [MIB, 16 * MIB])
-async def test_a_steady_push_copies_nothing_and_allocates_no_memory_for_payloads(nbytes: int) -> None:
+@pytest.mark.parametrize("fills", [True, False])
+async def test_a_steady_push_copies_nothing_and_allocates_no_memory_for_payloads(
+    nbytes: int, fills: bool
+) -> None:
     async with store_servers(1) as where, opened(where, nbytes) as store:
         gradients = await store.buffers()
         gradients["w"][:] = 1
-        out = {"w": np.zeros(nbytes // 4, np.float32)}
+        out = {"w": np.zeros(nbytes // 4, np.float32)} if fills else None
         for _ in range(5):
             await store.push_pull(gradients, out=out)
         (server,) = where.servers
