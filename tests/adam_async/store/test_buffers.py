@@ -5,7 +5,8 @@ import os
 import tracemalloc
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,3 +227,34 @@ async def test_a_gradient_that_is_not_finite_on_its_arrival_is_refused_whole(
         assert [each.name for each in outcome.refused] == ["w"]
         assert ((await store.pull())["w"] == -0.5).all()
         assert sum(state.bundle.cut_pushes for state in where.states()) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "clients", "options"),
+    [
+        (MIB // 4, 2, {"consistency": "bsp", "replicas": 2}),
+        (MIB // 4, 1, {"copies": 3, "servers": 1}),
+        (2 * MIB, 1, {"shard_bytes": 16 * MIB}),
+    ],
+    ids=["a sum", "copies", "one shard of 8 MiB"],
+)
+async def test_a_gradient_that_a_server_still_needs_is_copied_before_the_push_returns(
+    values: int, clients: int, options: dict[str, Any]
+) -> None:
+    arrays = {"w": np.zeros(values, np.float32)}
+    async with store_servers(3) as where, AsyncExitStack() as stack:
+        stores, gradients = [], []
+        for _ in range(clients):
+            opening = ParameterStore.open(
+                where.address, arrays, name="s", rule=Sgd(rate=1.0), link="shared", **options
+            )
+            stores.append(await stack.enter_async_context(opening))
+            gradients.append(await stores[-1].buffers())
+        for step in range(1, 4):
+            for store, mine in zip(stores, gradients, strict=True):
+                mine["w"][:] = step
+                await store.push(mine)
+                mine["w"][:] = np.nan  # as a program may do once the push has returned
+            for store in stores:
+                await store.tick()
+        assert ((await stores[0].pull())["w"] == -6).all()
