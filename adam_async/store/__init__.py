@@ -14,6 +14,7 @@ A push of `ParameterStore` checks and gathers the arrays (`values.py`) by a cach
     calls.py                      calls of one client: turns, messages, answers; back-pressure, clocks
     layout.py                     plan of the messages: shards of one server and one family each
     values.py                     values of calls: messages of a push, from checked arrays by name; results
+    buffers.py                    arrays for gradients, in memory that servers of this host read
     pins.py                       states of a store under names, on the disks of its servers
     saved_file.py                 a store in a file: values, and on request the state of the rules
     survey.py                     all stores of a cluster: list, details with staleness, deletion
