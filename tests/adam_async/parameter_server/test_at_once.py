@@ -289,7 +289,6 @@ def test_factors_of_too_many_images_take_the_long_way_in_pieces(monkeypatch):
         {"pull": False},
         {"groups": (1, 3)},
         {"groups": (1, 3, 3)},
-        {"groups": (2, 0, 1)},
         {"groups": (1, 0, 4, 2, 5)},
         {"parts": (Part(factors=True, count=3),)},
         {"parts": (Part(factors=False, count=1), Part(factors=False, count=2))},
