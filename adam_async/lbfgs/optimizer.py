@@ -328,10 +328,11 @@ async def _assist_once(
             return found
 
         await GradientWorker(store, function, batches, ask, pool).run()
-    except* TransportError as errors:
-        refusals = [each for each in errors.exceptions if isinstance(each, RemoteError)]
-        if refusals:
-            raise refusals[0] from None
+    except Exception as error:
+        cause = first_cause(error)
+        # The end of the link is the end or the loss of the coordinator; its record says which.
+        if isinstance(cause, RemoteError) or not isinstance(cause, TransportError):
+            raise cause from cause.__cause__
     finally:
         channel.drop()
         # No push of this link may arrive in an evaluation of the next coordinator.

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
-from adam_async import LBFGS
+from adam_async import LBFGS, sync
 from adam_async.errors import ConfigError, DeadlineExceeded, StoreError
 from adam_async.parameter_server import members_watch
 from adam_async.run.config import Waits
@@ -310,6 +310,36 @@ async def test_a_gradient_of_another_array_is_refused_by_name():
     async with ParameterStore.open("local", arrays, name="lacking") as store:
         with pytest.raises(StoreError, match=r"gradients of \['w'\], and the store has arrays \['b', 'w'\]"):
             await LBFGS(store, lacking, batches).minimise(3)
+
+
+async def test_an_error_of_the_function_ends_the_worker_of_another_program_alone():
+    arrays, function, batches = problems.logistic()
+
+    def fails(values, batch):
+        raise ZeroDivisionError("of the user")
+
+    async with servers(1) as address:
+        async with ParameterStore.open(address, arrays, name="fails") as store:
+
+            async def other():
+                async with ParameterStore.open(address, arrays, name="fails") as mine:
+                    with pytest.raises(ZeroDivisionError, match="of the user"):
+                        await LBFGS.assist(mine, fails, batches)
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(other())
+                result = await LBFGS(store, function, batches, workers=1).minimise(
+                    200, lambda iteration: len(group._tasks) > 0
+                )
+    assert result.number > 0
+
+
+def test_a_program_without_a_loop_minimises_on_the_thread_of_its_store():
+    arrays, function, batches = problems.logistic()
+    with sync.ParameterStore.open("local", arrays, name="sync") as store:
+        result = store.begin(lambda inner: LBFGS(inner, function, batches).minimise(5)).wait()
+
+    assert result.number == 5
 
 
 async def test_without_any_worker_the_wait_ends_and_is_named():
