@@ -159,7 +159,7 @@ async def a_release_fires_when_the_link_is_lost(near: Link, far: Link) -> None:
 
 async def lent_values_of_an_answer_may_change_at_once(near: Link, far: Link) -> None:
     def lend(request: Request) -> None:
-        (values,) = request.message.tensors
+        values = request.message.tensors[0].copy()
         request.reply(Message(type="answer", tensors=(values,)), lent=True)
         values[:] = -1
 
