@@ -190,6 +190,10 @@ class Role:
         """Return the counts of the stores of clients that this role leads, by name; for servers only."""
         return {}
 
+    def led_map(self) -> ClusterMap | None:
+        """Return the map of the cluster that this role leads; None for all but the leading controller."""
+        return None
+
     def log_facts(self) -> dict[str, Any]:
         """Return role, run and stores of clients, for the lines of a log."""
         cluster = self._membership.map if self._controller else ClusterMap()

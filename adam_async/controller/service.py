@@ -500,6 +500,10 @@ class Controller(Role):
             _, name, number = incarnation
             self.group.propose(("lost", name), Lost(name, number, self._wall()))
 
+    def led_map(self) -> ClusterMap | None:
+        """Return the map, if this controller leads."""
+        return self.map if self.group.leads else None
+
     def statistics(self) -> ControllerCounts:
         """Return the version of the map, the group, the traffic of each link, and facts of the process."""
         counts = self.group.statistics()

@@ -16,7 +16,7 @@ import msgspec
 
 from adam_async.controller.role import Role
 from adam_async.report.stream import EventStream
-from adam_async.run.cluster_status import ClusterStatus
+from adam_async.run.cluster_status import ClusterStatus, status_of
 from adam_async.run.condition import Verdict
 from adam_async.run.counts import ROLES, Counts
 from adam_async.run.events import AnyEvent, Counted, StatusSeen
@@ -199,11 +199,13 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def role_metrics(role: Role) -> str:
-    """Return the metrics of a role."""
+    """Return the metrics of a role; those of the leading controller have the copies and the lost roles."""
     found = Exposition()
     add_counts(found, role.statistics())
     for name, counts in role.store_counts().items():
         add_counts(found, counts, store=name)
+    if (cluster := role.led_map()) is not None:
+        add_status(found, status_of(cluster, {}, leading=""))
     return found.text()
 
 
