@@ -21,6 +21,7 @@ CODE: Manifest = {
     "layers": ["odd=mine:Odd"],
     "stepPath": ["/srv/code"],
     "allowRules": ["mine:Lion"],
+    "metrics": True,
 }
 OTHER: Manifest = {
     "secret": "mine",
@@ -176,6 +177,13 @@ def test_probes_of_a_starting_role_leave_it_two_minutes() -> None:
             assert probe["periodSeconds"] * probe["failureThreshold"] == 120
             assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
             assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_metrics_are_a_choice_and_share_the_port_of_the_probes() -> None:
+    for role in ("controller", "ps", "data", "worker", "driver"):
+        assert "--metrics" not in command({}, role)
+        words = command({"metrics": True}, role)
+        assert words[words.index("--health") + 2] == "--metrics"
 
 
 def test_images_and_scratch_space_of_data_servers_are_volumes() -> None:

@@ -167,7 +167,9 @@ async def _train(
                     driver.progress, stream=sys.stdout, quiet=options.quiet, leader=_leader_of(driver)
                 )
                 driver.events.listen(table.on_event)
-                roles = RunMetrics(driver.events, driver.counts, with_roles=options.controller is None)
+                # Roles that ranks start, or this command, have no endpoint of their own.
+                starts_roles = ranks or options.controller is None
+                roles = RunMetrics(driver.events, driver.counts, with_roles=starts_roles)
                 health.metrics = roles.text
                 async with table:
                     terminal.give_way(table.aside)

@@ -185,6 +185,9 @@ spec:
         - {{ $values.wait | quote }}
         - --health
         - tcp://$(POD_IP):8080
+        {{- if $values.metrics }}
+        - --metrics
+        {{- end }}
         {{- if eq .role "controller" }}
         - --dir
         - /srv/adam/state
