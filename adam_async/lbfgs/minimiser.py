@@ -100,9 +100,9 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def vectors(self) -> list[str]:
-        """Names of the vectors that the store needs beside the parameters and the gradient."""
+        """Names of the vectors that the store needs beside the parameters."""
         pairs = [f"{letter}{slot}" for slot in range(self.history) for letter in "sy"]
-        return [BASE, BASE_GRADIENT, DIRECTION, *pairs]
+        return [GRADIENT, BASE, BASE_GRADIENT, DIRECTION, *pairs]
 
     @property
     def is_done(self) -> bool:
@@ -190,18 +190,14 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return Move(combine=pair, dots=tuple(self._new_products))
 
     def _take_pair(self, products: list[float]) -> None:
-        slot = self._next_slot
-        asked = self._new_products
-        others = {f"s{each}" for each in self._kept} | {f"y{each}" for each in self._kept}
-        kept = {name: each for name, each in self.products.items() if set(name.split()) <= others}
-        found = {_named(*pair): each for pair, each in zip(asked, products, strict=True)}
-        self.products = {**kept, **found}
+        slot, asked = self._next_slot, self._new_products
+        answers = {_named(*pair): each for pair, each in zip(asked, products, strict=True)}
         s, y = f"s{slot}", f"y{slot}"
-        lengths = sqrt(self._product(s, s) * self._product(y, y))
-        if self._product(s, y) > LEAST_CURVATURE * lengths > 0:
-            self.slots = (*self._kept, slot)
-        else:
-            self.slots = self._kept
+        lengths = sqrt(answers[_named(s, s)] * answers[_named(y, y)])
+        has_curvature = answers[_named(s, y)] > LEAST_CURVATURE * lengths > 0
+        self.slots = (*self._kept, slot) if has_curvature else self._kept
+        found, basis = {**self.products, **answers}, {*self._basis}
+        self.products = {name: each for name, each in found.items() if basis.issuperset(name.split())}
         self.norm = self.norm_at_trial
         self.iteration += 1
         self.phase = "turn"

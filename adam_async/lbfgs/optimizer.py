@@ -166,10 +166,13 @@ class LBFGS:
             async with AsyncExitStack() as stack:
                 was_lost = await self._open_record(stack, anew=anew)
                 await self._start_workers(stack)
-                await self._make_vectors()
-                if was_lost:
-                    await self._end_earlier_evaluations()
+                if not self._now.minimiser.is_done:
+                    await self._make_vectors()
+                    if was_lost:
+                        await self._end_earlier_evaluations()
                 result = await self._iterate(iterations, on_iteration)
+                if self._now.minimiser.is_done:
+                    await self._delete_vectors()
                 self._now.address = ""
                 await self._save()
                 return result
@@ -228,9 +231,15 @@ class LBFGS:
             await self._dealer.evaluate(self._now.evaluation, pieces=1)
 
     async def _make_vectors(self) -> None:
-        for name in (GRADIENT, *self._now.minimiser.vectors):
+        for name in self._now.minimiser.vectors:
             if stored_name(name) not in self._store.vectors:
                 await self._store.add_vector(stored_name(name), temporary=True)
+
+    async def _delete_vectors(self) -> None:
+        """Free the memory of the vectors, which have the values of two dozen models."""
+        for name in self._now.minimiser.vectors:
+            if stored_name(name) in self._store.vectors:
+                await self._store.delete_vector(stored_name(name))
 
     # --- workers ---------------------------------------------------------------------------------
 

@@ -203,6 +203,19 @@ async def test_after_the_loss_of_all_servers_only_a_durable_store_goes_on(tmp_pa
     assert (result.number == 8) == durable
 
 
+async def test_the_vectors_are_deleted_at_the_end_and_stay_before_it():
+    arrays, function, batches = problems.logistic()
+    async with ParameterStore.open("local", arrays, name="vectors") as store:
+        optimizer = LBFGS(store, function, batches, history=2)
+        await optimizer.minimise(3)
+        assert len(store.vectors) == 8
+        result = await optimizer.minimise(200)
+        assert store.vectors == {}
+        assert await optimizer.minimise(5) == result
+
+    assert "the gradient has" in result.reason
+
+
 async def test_a_second_call_goes_on_and_another_object_begins_anew():
     arrays, function, batches = problems.logistic()
     expected, _ = await run("local", problems.logistic, iterations=8)
