@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from adam_async.model.rules import Sgd as Sgd
     from adam_async.model.rules import UserRule as UserRule
     from adam_async.model.spec import ModelSpec as ModelSpec
+    from adam_async.report.stream import Callback as Callback
     from adam_async.run.arrays import ArraySpec as ArraySpec
     from adam_async.run.arrays import Factors as Factors
     from adam_async.run.config import Config as Config
@@ -94,6 +95,7 @@ _HOMES = {
     "run.arrays": ("ArraySpec", "Factors"),
     "run.config": ("Config", "Waits"),
     "run.option_sources": ("make_config",),
+    "report.stream": ("Callback",),
     "data_server.dataset": ("Dataset", "make_dataset"),
     "data_server.sources.datasets": ("load_dataset",),
     "data_server.sources.objects": ("from_object",),

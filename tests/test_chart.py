@@ -21,7 +21,6 @@ CODE: Manifest = {
     "layers": ["odd=mine:Odd"],
     "stepPath": ["/srv/code"],
     "allowRules": ["mine:Lion"],
-    "metrics": True,
 }
 OTHER: Manifest = {
     "secret": "mine",
@@ -29,6 +28,7 @@ OTHER: Manifest = {
     "storage": {"class": "fast"},
     "dataClaim": "images",
     "spill": True,
+    "metrics": True,
 }
 VARIANTS: tuple[Manifest, ...] = (
     {},

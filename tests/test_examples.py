@@ -56,6 +56,22 @@ async def test_in_the_graph_the_second_tag_overtakes_the_first() -> None:
     assert await load("01_graph.py").main() == [(2, 43), (1, 21)]
 
 
+@pytest.mark.parametrize("tool", ["print", "wandb", "mlflow"])
+async def test_a_run_is_watched_in_three_tools(
+    tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if tool != "print":
+        pytest.importorskip(tool, reason=f"needs the package {tool}")
+    result = await load("10_watch.py").main(tool, str(tmp_path), epochs=2)
+    if tool == "print":
+        written = capsys.readouterr().out
+        assert f"2 accuracy/test {result.epochs[-1].test_accuracy}" in written
+        assert written.splitlines()[0] == "RunBegins"
+        assert written.splitlines()[-1] == "RunEnds"
+    else:
+        assert list(tmp_path.iterdir())
+
+
 SERIAL = {"threads": 1, "in_flight": 1, "rate": 0.1}
 LOCKSTEP = {"replicas": 2, "servers": 2, "consistency": "bsp", "rate": 0.3}
 

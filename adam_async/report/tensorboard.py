@@ -7,6 +7,7 @@ time, the step, and a summary of one scalar; its few fields are written here, so
 """
 
 import platform
+from collections.abc import Mapping
 from os import getpid
 from pathlib import Path
 from struct import pack
@@ -17,7 +18,7 @@ from google_crc32c import value as crc32c
 from adam_async.report.stream import Callback
 from adam_async.run.events import AnyEvent, ClientCounted, Evaluated, Sampled, StatusSeen, StepsTaken
 
-Scalars = dict[str, float | None]
+Scalars = dict[str, float]
 
 
 class TensorBoard(Callback):
@@ -35,8 +36,7 @@ class TensorBoard(Callback):
         """Write the scalars of an event, if it has any."""
         step, scalars = scalars_of(event)
         for name, value in scalars.items():
-            if value is not None:
-                self._write(_event(event.at, step, name, value), event.at)
+            self._write(_event(event.at, step, name, value), event.at)
 
     def close(self) -> None:
         """Close the file."""
@@ -53,11 +53,16 @@ class TensorBoard(Callback):
 
 
 def scalars_of(event: AnyEvent) -> tuple[int, Scalars]:
-    """Return the step of an event, and its scalars by name: none if it has no scalars.
+    """Return the step of an event, and its known scalars by name: none if it has no scalars.
 
     The step is the number of trained images for samples, the epoch for accuracies, and the steps of an
     optimizer.
     """
+    step, scalars = _scalars_of(event)
+    return step, {name: float(value) for name, value in scalars.items() if value is not None}
+
+
+def _scalars_of(event: AnyEvent) -> tuple[int, Mapping[str, float | None]]:
     match event:
         case Sampled(sample=sample):
             return sample.images, {
@@ -65,7 +70,7 @@ def scalars_of(event: AnyEvent) -> tuple[int, Scalars]:
                 "train/rate": sample.rate,
                 "train/staleness": sample.staleness_mean,
                 "train/waited_s": sample.waited_s,
-                "train/sent_bytes": float(sample.bytes),
+                "train/sent_bytes": sample.bytes,
             }
         case Evaluated(evaluation=evaluation):
             return evaluation.epoch, {
@@ -73,19 +78,18 @@ def scalars_of(event: AnyEvent) -> tuple[int, Scalars]:
                 "accuracy/validation": evaluation.validation_accuracy,
             }
         case StatusSeen(status=status) if status.run is not None:
-            survives = status.condition.survives
             return int(event.at), {
                 "cluster/images_per_s": status.run.images_per_s,
-                "cluster/live_replicas": float(status.condition.live),
-                "cluster/survivable_losses": None if survives is None else float(survives),
+                "cluster/live_replicas": status.condition.live,
+                "cluster/survivable_losses": status.condition.survives,
             }
         case StepsTaken():
-            return event.steps, {"train/loss": event.loss, "store/unanswered": float(event.unanswered)}
+            return event.steps, {"train/loss": event.loss, "store/unanswered": event.unanswered}
         case ClientCounted(counts=counts):
             return event.clock or counts.acknowledged, {
-                "store/acknowledged": float(counts.acknowledged),
+                "store/acknowledged": counts.acknowledged,
                 "store/waited_s": counts.admission_wait_s,
-                "store/reconnects": float(counts.reconnects),
+                "store/reconnects": counts.reconnects,
             }
         case _:
             return 0, {}
