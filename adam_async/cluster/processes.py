@@ -29,6 +29,7 @@ from adam_async.cluster.supervision import Supervisor
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
 from adam_async.driver.driver import Driver
+from adam_async.driver.requests import AddedRole
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, first_cause
 from adam_async.report.stream import texts
@@ -49,6 +50,7 @@ from adam_async.run.user_code import (
 )
 from adam_async.run.user_rules import allow_rules, rule_words
 from adam_async.runtime.channel import StackedTaskGroup
+from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import RoleHandle
 from transport import BufferPool, Identity, Network
@@ -80,6 +82,8 @@ class ProcessCluster(Cluster):
         launcher: Starts the processes; None: as children of this process. With a launcher on other machines,
             `environment` has the variables that the roles get in addition to those of their machines.
         restarts: Limits of the restarts of each role.
+        allow_operations: Whether operators, such as the visitors of a dashboard, may kill, freeze and add
+            roles.
         inputs: See `ClusterInputs`; data servers in this process serve a `dataset`.
 
     `async with` starts the children and waits for their addresses; the end of the block asks them to end, and
@@ -102,6 +106,7 @@ class ProcessCluster(Cluster):
         step_path: Sequence[Path] = (),
         launcher: Launcher | None = None,
         restarts: RestartPolicy = RestartPolicy(),
+        allow_operations: bool = False,
         **inputs: Unpack[ClusterInputs],
     ) -> None:
         step, transforms = inputs.get("step"), inputs.get("transforms")
@@ -121,7 +126,10 @@ class ProcessCluster(Cluster):
         self._roles = Supervisor(config, self._launcher, environment=kept, restarts=restarts, on_line=on_line)
         self._worker: tuple[str, ...] = ()
         """Options of the command of every worker."""
+        self._server: tuple[str, ...] = ()
+        """Options of the command of every parameter server."""
         self._threads = 0
+        self._allow_operations = allow_operations
         self._scaling = asyncio.Lock()
 
     @property
@@ -172,7 +180,7 @@ class ProcessCluster(Cluster):
         opened = await stack.enter_async_context(Driver(config, settings, inputs))
         self._roles.driver = opened
         opened.events.listen(texts(self._on_line))
-        opened.operate(self)
+        opened.operate(self, allows_faults=self._allow_operations)
         return opened
 
     async def _start_members(
@@ -181,7 +189,7 @@ class ProcessCluster(Cluster):
         """Start data servers, parameter servers and workers, and wait until they listen."""
         config, setup = self.config, self._setup
         common = ("--controller", controller)
-        self._worker = (*common, *self._imports)
+        self._worker, self._server = (*common, *self._imports), (*common, *self._rules)
         spec = await setup.spec_of(inputs)
         size = image_size_text(setup.image_size(spec))
         images = msgspec.structs.replace(config, cache=one_of(config.cache, data_servers), size=size)
@@ -192,7 +200,7 @@ class ProcessCluster(Cluster):
                 for n in range(data_servers)
             ),
             *(
-                start("ps", f"ps-{n}", *common, *self._rules, *self._disk_words(f"ps-{n}"))
+                start("ps", f"ps-{n}", *self._server, *self._disk_words(f"ps-{n}"))
                 for n in range(config.servers)
             ),
             *(start("worker", f"worker-{n}", *self._worker, threads=threads) for n in range(config.workers)),
@@ -288,10 +296,41 @@ class ProcessCluster(Cluster):
         Raises:
             ConfigError: The cluster has no role of this name.
         """
+        return tuple(self._role(node).last_lines)
+
+    def _role(self, node: str) -> RoleHandle:
         if node not in self.children:
             there = ", ".join(sorted(self.children)) or "none"
             raise ConfigError(f"{node!r} is no role of this cluster; its roles are {there}")
-        return tuple(self.children[node].last_lines)
+        return self.children[node]
+
+    def kill(self, node: str) -> str:
+        """Kill a role with SIGKILL. See `Operations.kill`."""
+        process = self._role(node)
+        if not self._roles.survives(node):
+            raise ConfigError(f"the run would end with {node}, which has the only copy of some state")
+        process.kill()
+        return f"{node} was killed"
+
+    def freeze(self, node: str, seconds: float) -> str:
+        """Stop a role with SIGSTOP for some seconds. See `Operations.freeze`."""
+        process = self._role(node)
+        if not isinstance(process, ChildProcess):
+            raise ConfigError(f"{node} is no child of this process: stop and continue it on its machine")
+        process.freeze()
+        asyncio.get_running_loop().call_later(seconds, process.wake)
+        return f"{node} is frozen for {seconds:g} s"
+
+    async def add(self, role: AddedRole) -> str:
+        """Start one more worker, or parameter server, which takes copies. See `Operations.add`."""
+        of_role = [node for node in self.children if node.startswith(f"{role}-")]
+        if role == "worker":
+            return await self.scale(len(of_role) + 1)
+        async with self._scaling:
+            node = next(name for n in itertools.count() if (name := f"ps-{n}") not in self.children)
+            process = self._roles.start("ps", node, *self._server, *self._disk_words(node))
+            await self._roles.address_of(process)
+        return f"started {node}"
 
     async def scale(self, workers: int) -> str:
         """Start or end workers until the cluster has this number; returns what changed.

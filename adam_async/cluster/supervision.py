@@ -47,6 +47,10 @@ class ServerLosses:
             return False
         return all(len(self._left(bundle)) >= store.min_in_sync_in_force for _, bundle in bundles)
 
+    def outlive(self, cluster: ClusterMap, node: str) -> bool:
+        """Return whether each bundle of the run has a copy on another server."""
+        return all(set(self._left(bundle)) - {node} for _, bundle in _bundles_of(cluster))
+
     def successors(self, cluster: ClusterMap, node: str) -> tuple[str, ...]:
         """Return the servers that go on with the shards of which an ended server was the primary."""
         found: dict[str, None] = {}
@@ -283,6 +287,13 @@ class Supervisor:
                 if self._stopping.is_set() or process in self._given_up:
                     return
             process = self._process(spec)
+
+    def survives(self, node: str) -> bool:
+        """Return whether the run goes on if the process of a role ends."""
+        role = node.rpartition("-")[0] or node
+        if role == "ps":
+            return self._config.copies_in_force > 1 and self._losses.outlive(self._map, node)
+        return self._may_restart(role, node)
 
     def _last_death(self, spec: RoleSpec, how: str, refusal: str, *, exhausted: bool) -> RoleDied:
         """Return the error of a role that is not restarted, and that the run needs."""

@@ -15,6 +15,7 @@ Files, in reading order:
 
     training_run.py                  one run: waits, evaluations, checkpoints, the end
     evaluator.py                     accuracy on test and validation images; a pull of all parameters
+    sample_images.py                 test images with their predictions, for a page
     epoch_choice.py                  early stopping: `patience`, `keep_best`, `until_accuracy`
     divergence.py                    losses that show a diverging run, or a run that learns nothing
     epoch_checkpoints.py             checkpoints within an epoch, without a pause of the training
@@ -22,7 +23,7 @@ Files, in reading order:
     role_counts.py, role_queries.py  questions to roles: counts, profiles, logs for a replay
     cluster_watch.py                 polls of all roles, for a driver or an operator; silent roles
     events.py                        incidents: deaths, returns, successors, moved primaries; notices
-    requests.py                      an operator's `logs`, `scale` and `stop`, by way of the map
+    requests.py                      an operator's `scale`, `stop`, `kill` and others, by way of the map
 
     takeover.py                      a run of another driver: its options and record; where it goes on
     saved_run.py                     a run on the disks of its servers: found, and its shards read

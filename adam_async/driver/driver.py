@@ -42,7 +42,7 @@ from adam_async.driver.preparation import (
 )
 from adam_async.driver.readiness import Readiness, raise_failure
 from adam_async.driver.recorder import Recorder
-from adam_async.driver.requests import Operations, OperatorRequests
+from adam_async.driver.requests import Answer, Operations, OperatorRequests, Request
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.saved_run import SavedRunReader, check_disks
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
@@ -243,9 +243,17 @@ class Driver:
         """Addresses of all controllers that the driver knows."""
         return self._membership.controllers
 
-    def operate(self, operations: Operations) -> None:
-        """Set the cluster that carries out an operator's requests about roles (`driver/requests.py`)."""
-        self._requests.operations = operations
+    def operate(self, operations: Operations, *, allows_faults: bool = False) -> None:
+        """Set the cluster that carries out an operator's requests about roles (`driver/requests.py`).
+
+        Args:
+            allows_faults: Whether operators may kill, freeze and add roles.
+        """
+        self._requests.operations, self._requests.allows_faults = operations, allows_faults
+
+    async def answer(self, request: Request) -> Answer:
+        """Carry out a request of this process, as one of an operator."""
+        return await self._requests.answer(request)
 
     # --- the run -----------------------------------------------------------------------------
 

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.driver.readiness import no_data_server
+from adam_async.driver.sample_images import looked_at, sample_images
 from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, unpack
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
+from adam_async.run.events import Predicted
 from adam_async.run.shard_table import ShardTable, holders
 from adam_async.run.step_model import RunModel, StepModel
 from adam_async.runtime.channel import Endpoint
@@ -110,6 +112,21 @@ class Evaluator:
                 for a, b in pairwise(cuts)
             ]
         return sum(part.result() for part in parts) / max(len(labels), 1)
+
+    async def predicted(
+        self, model: RunModel, weights: Mapping[str, NDArray[Any]], epoch: int
+    ) -> Predicted | None:
+        """Return sample images of the test set, which `accuracy` has read; None for a step or odd images."""
+        images, labels = (part[: looked_at(len(self._sets[False][1]))] for part in self._sets[False])
+        if isinstance(model, StepModel) or not len(labels):
+            return None
+
+        def predict() -> Predicted | None:
+            """Predict on a thread of the pool."""
+            scores = model.scores(weights, images).reshape(len(labels), -1)
+            return sample_images(epoch, images, labels, scores)
+
+        return await self._pool.run(predict)
 
     async def _read_from_any(
         self, address: Callable[[], str], *, validation: bool = False, sample: int = 0

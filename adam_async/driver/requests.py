@@ -1,4 +1,4 @@
-"""Requests of an operator to the driver of a run: lines of a role, more or fewer workers, an ordered end.
+"""Requests of an operator to the driver of a run: lines of a role, more roles or fewer, an ordered end.
 
 The operator joins the cluster with the keys of a driver, and puts a request into the `info` of its own node
 record. The run's driver sees it in the cluster map, acts, and puts the answer into its own `info`. So the
@@ -49,8 +49,17 @@ MOST_ANSWER_BYTES = 8 << 10
 MOST_REFUSAL = 1000
 """Maximum length of the reason of a refusal, in characters."""
 
-Action = Literal["logs", "scale", "stop"]
+MOST_FROZEN_S = 600.0
+"""Maximum time for which a role is frozen, in seconds."""
+
+Action = Literal["logs", "scale", "stop", "kill", "freeze", "add"]
 """Action that an operator may ask for."""
+
+FAULTS = ("kill", "freeze", "add")
+"""Actions that the driver carries out only with `--allow-operations`."""
+
+AddedRole = Literal["ps", "worker"]
+"""Role that ``add`` starts."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,9 +69,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the run. The driver of another run does not act."""
     action: Action
     node: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    """Node id of the role, for ``logs``."""
+    """Node id of the role, for ``logs``, ``kill`` and ``freeze``."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=MOST_WORKERS)] = 0
     """Number of workers, for ``scale``."""
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_FROZEN_S)] = 0.0
+    """Time after which a frozen role goes on, for ``freeze``."""
+    role: AddedRole | None = None
+    """Role for ``add``."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +103,27 @@ class Operations(Protocol):
             AdamError: The number does not fit the run, or a worker could not start.
         """
 
+    def kill(self, node: str) -> str:
+        """Kill a role with SIGKILL; return a sentence.
+
+        Raises:
+            ConfigError: The cluster started no role of this name, or the run would not survive its loss.
+        """
+
+    def freeze(self, node: str, seconds: float) -> str:
+        """Stop a role with SIGSTOP, and let it go on after some seconds; return a sentence.
+
+        Raises:
+            ConfigError: The cluster started no role of this name, or the role is on another machine.
+        """
+
+    async def add(self, role: AddedRole) -> str:
+        """Start one more role of a kind; return a sentence.
+
+        Raises:
+            AdamError: The role could not start.
+        """
+
 
 class OperatorRequests:
     """The requests to one driver, and its answers.
@@ -101,12 +135,14 @@ class OperatorRequests:
 
     Attributes:
         operations: The cluster that started the roles; None if they were started by hand.
+        allows_faults: Whether operators may kill, freeze and add roles.
 
     The caller runs `serve` as a task of its group.
     """
 
     def __init__(self, membership: Membership, *, run: Callable[[], str], stop: Callable[[], None]) -> None:
         self.operations: Operations | None = None
+        self.allows_faults = False
         self._membership = membership
         self._run = run
         self._stop = stop
@@ -124,7 +160,7 @@ class OperatorRequests:
             self._since = {member: self._since[member] for member in asked if member in self._since}
             for member, request in asked.items():
                 if member not in self._since and self._has_room():
-                    self._answers[member] = await self._answer(request)
+                    self._answers[member] = await self.answer(request)
                     self._since[member] = asyncio.get_running_loop().time()
             pause_s = IDLE_S if await self._publish() else RETRY_S
             if len(self._since) < len(asked):
@@ -144,7 +180,7 @@ class OperatorRequests:
         oldest = min(self._since[member] for member in self._answers)
         return max(oldest + KEPT_S - asyncio.get_running_loop().time(), 0.0)
 
-    async def _answer(self, request: Request | str) -> Answer:
+    async def answer(self, request: Request | str) -> Answer:
         """Carry out a request; `request` is a text with the fault if the operator's request is invalid."""
         if isinstance(request, str):
             return Answer(refusal=request)
@@ -158,12 +194,25 @@ class OperatorRequests:
                 refusal="the driver did not start the roles of this run: read their lines, and start or end "
                 "workers, on their machines"
             )
+        if request.action in FAULTS and not self.allows_faults:
+            return Answer(refusal="operators may not end or add roles: start train with --allow-operations")
         try:
-            if request.action == "logs":
-                return Answer(lines=_fitting(self.operations.last_lines(request.node)))
-            return Answer(lines=(await self.operations.scale(request.workers),))
+            return Answer(lines=await self._carry_out(request, self.operations))
         except AdamError as error:
             return Answer(refusal=str(error)[:MOST_REFUSAL])
+
+    async def _carry_out(self, request: Request, operations: Operations) -> tuple[str, ...]:
+        match request.action:
+            case "logs":
+                return _fitting(operations.last_lines(request.node))
+            case "kill":
+                return (operations.kill(request.node),)
+            case "freeze":
+                return (operations.freeze(request.node, request.seconds),)
+            case "add":
+                return (await operations.add(request.role or "worker"),)
+            case _:
+                return (await operations.scale(request.workers),)
 
     async def _publish(self) -> bool:
         """Put the answers into the driver's record; return whether the controllers have them."""

@@ -339,7 +339,10 @@ class TrainingRun:
         if self._config.validation:
             validation = await evaluator.accuracy(model, weights, address, validation=True)
         evaluation = Evaluation(epoch, test, validation)
-        self._parts.stream.publish(Evaluated(evaluation=evaluation))
+        stream = self._parts.stream
+        stream.publish(Evaluated(evaluation=evaluation))
+        if stream.shows_images and (found := await evaluator.predicted(model, weights, epoch)) is not None:
+            stream.publish(found)
         return EpochResult.of(counts, evaluation)
 
     async def _next_epoch(self, epoch: int) -> None:

@@ -88,6 +88,8 @@ class EventStream:
 
     def __init__(self, wall: Clock = wall_clock) -> None:
         self._wall = wall
+        self.shows_images = False
+        """Whether a reader shows sample images, which cost the driver time (`Predicted`)."""
         self._readers: list[EventReader] = []
         self._listeners: list[Callable[[AnyEvent], object]] = []
 

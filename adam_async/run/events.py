@@ -6,6 +6,7 @@ the stream.
 
     run-begins, run-ends                a run and its result
     epoch-ends, evaluated               the counts of an ended epoch; its accuracies
+    predicted                           sample images of an evaluation, with their predictions
     sampled                             the sample of each poll: images, loss, rate, staleness, bytes, waits
     status                              roles, copies, condition: the values of `adam-async status`
     controller, data, ps, worker        the counts of one role at a poll
@@ -89,6 +90,30 @@ class Evaluated(Event, frozen=True, kw_only=True, tag="evaluated"):
     """The driver has evaluated the weights after an epoch."""
 
     evaluation: Evaluation
+
+
+class PredictedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """One test image and its prediction."""
+
+    pixels: bytes
+    """Pixels (height, width, channels), one byte each."""
+    label: int
+    predicted: int
+    confidence: float
+    """Probability of the predicted class."""
+
+
+class Predicted(Event, frozen=True, kw_only=True, tag="predicted"):
+    """Test images with the predictions of the weights after an epoch; only for streams that show them."""
+
+    epoch: int
+    height: int
+    width: int
+    channels: int
+    first: tuple[PredictedImage, ...]
+    """The first test images."""
+    mistakes: tuple[PredictedImage, ...]
+    """Wrong predictions, the most confident one first."""
 
 
 class Sampled(Event, frozen=True, kw_only=True, tag="sampled"):
@@ -204,6 +229,7 @@ AnyEvent = (
     | RunEnds
     | EpochEnds
     | Evaluated
+    | Predicted
     | Sampled
     | StatusSeen
     | ControllerCounted
@@ -254,7 +280,7 @@ def replaces(event: Event) -> str:
             return f"{type(event).__name__} {event.counts.node}"
         case StoreCounted() | ClientCounted():
             return f"{type(event).__name__} {event.store} {event.node}"
-        case StatusSeen() | StepsTaken():
+        case StatusSeen() | StepsTaken() | Predicted():
             return type(event).__name__
         case _:
             return ""
