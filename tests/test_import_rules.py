@@ -63,6 +63,7 @@ ROOMS = (
     "report",
     "checkpoint",
     "driver",
+    "dashboard",
     "cluster",
     "store",
     "sync",

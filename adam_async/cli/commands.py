@@ -31,7 +31,13 @@ from adam_async.cli.checkout import add_commands, check_command
 from adam_async.cli.checkpoint_commands import checkpoint_commands
 from adam_async.cli.files import check_model_option, check_model_path, check_present
 from adam_async.cli.launch_commands import launch_commands
-from adam_async.cli.operation_options import Action, OperatorOptions, StatusOptions, StoreOptions
+from adam_async.cli.operation_options import (
+    Action,
+    DashboardOptions,
+    OperatorOptions,
+    StatusOptions,
+    StoreOptions,
+)
 from adam_async.cli.operation_options import check_words as check_store_words
 from adam_async.cli.options import (
     WAITING,
@@ -505,6 +511,17 @@ def status(*, options: StatusOptions) -> int:
     from adam_async.cli.operation import show_status
 
     return _run(show_status, options, verbose=options.verbose)
+
+
+@app.command
+def dashboard(*, options: DashboardOptions = DashboardOptions()) -> int:
+    """Show a cluster, or past runs, on a page in a browser."""
+    from adam_async.cli.option_checks import check_dashboard
+
+    check_dashboard(options)
+    from adam_async.cli.dashboard import serve_dashboard
+
+    return _run(serve_dashboard, options, verbose=options.verbose)
 
 
 @app.command

@@ -48,6 +48,12 @@ def check_file(option: str, path: Path) -> None:
         raise ConfigError(f"{option} {path} cannot be read: {os.strerror(errno.EISDIR)}")
 
 
+def check_readable_folder(option: str, path: Path) -> None:
+    """Check that a folder can be listed. Raises ConfigError: it cannot."""
+    with failing_as(ConfigError, f"{option} {path} cannot be read"):
+        os.listdir(path)
+
+
 def check_model_path(option: str, path: Path) -> None:
     """Check that the file of a model, or its folder, has one. Raises ConfigError: there is none."""
     check_present(option, path)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
 from adam_async.cli.operation_options import OperatorOptions, StatusOptions
 from adam_async.cli.roles.serving import waits_at_start
@@ -45,7 +46,10 @@ async def show_status(options: StatusOptions, environment: Mapping[str, str], te
     """
     token = await read_token(options.token_file, environment)
     is_reader = token is not None and holds_keys_of(token, "reader")
-    async with _joined("reader" if is_reader else "driver", token, options) as (membership, queries):
+    async with joined("reader" if is_reader else "driver", token, options.controller, options.wait) as (
+        membership,
+        queries,
+    ):
         stream = EventStream()
         watch = ClusterWatch(
             None if is_reader else queries,
@@ -53,7 +57,7 @@ async def show_status(options: StatusOptions, environment: Mapping[str, str], te
             run=lambda: membership.map.run.id if membership.map.run is not None else "",
             events=RunEvents(stream, stores=None),
             stream=stream,
-            waits=_waits_of(membership.map),
+            waits=waits_of(membership.map),
         )
         status = await watch.poll(with_ended=options.all)
         while options.watch:
@@ -69,7 +73,7 @@ async def show_status(options: StatusOptions, environment: Mapping[str, str], te
     return VERDICT_CODES[status.condition.verdict] if options.check else 0
 
 
-def _waits_of(cluster: ClusterMap) -> Waits:
+def waits_of(cluster: ClusterMap) -> Waits:
     """Return the deadlines of the run; the usual ones if the cluster has none, or one of another release."""
     try:
         return read_training(cluster.run).config.waits if cluster.run is not None else DEFAULT_WAITS
@@ -95,7 +99,7 @@ async def send_request(
         RunFailed: No run is in progress, or it has no live driver.
     """
     token = await read_token(options.token_file, environment, role="driver")
-    async with _joined("driver", token, options) as (membership, _):
+    async with joined("driver", token, options.controller, options.wait) as (membership, _):
         run = membership.map.run
         if run is None or run.over:
             there = f"the last one, {run.id}, is over" if run is not None else "the cluster has had none"
@@ -111,11 +115,12 @@ async def send_request(
 
 
 @asynccontextmanager
-async def _joined(
-    role: str, token: str | None, options: OperatorOptions
+async def joined(
+    role: str, token: str | None, controller: str, wait: timedelta
 ) -> AsyncIterator[tuple[Membership, RoleQueries]]:
-    controllers = check_addresses(options.controller, "--controller")
-    waits = waits_at_start(options.wait)
+    """Join a cluster as an operator, until the block ends. See `waits_at_start` for `wait`."""
+    controllers = check_addresses(controller, "--controller")
+    waits = waits_at_start(wait)
     network = cluster_network(token, entropy=system_entropy, buffers=BufferPool())
     async with joined_as(role, network, controllers, waits) as (membership, identity):
         endpoint = Endpoint(network, identity)

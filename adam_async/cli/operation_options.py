@@ -3,8 +3,17 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from adam_async.cli.files import check_result
-from adam_async.cli.options import ONLY_ON, WAIT, JsonOptions, Wait, addresses_of, options, to_read
+from adam_async.cli.files import check_readable_folder, check_result
+from adam_async.cli.options import (
+    ONLY_ON,
+    WAIT,
+    JsonOptions,
+    Wait,
+    addresses_of,
+    options,
+    page_address,
+    to_read,
+)
 from adam_async.errors import ConfigError
 
 
@@ -36,6 +45,28 @@ class StatusOptions(OperatorOptions, JsonOptions):
     def __post_init__(self) -> None:
         if self.check and self.watch:
             raise ConfigError("--check ends with a code, and --watch does not end: leave one of them out")
+
+
+@options
+class DashboardOptions:
+    """Options of `dashboard`."""
+
+    controller: Annotated[str | None, addresses_of("--controller")] = None
+    """tcp://HOST:PORT of the controller, or of several with commas between them, of what runs."""
+    runs: Annotated[Path | None, to_read("--runs", check_readable_folder)] = None
+    """Folder with reports of train --report, and files of train --events, of past runs."""
+    bind: Annotated[str, page_address("--bind")] = "127.0.0.1:0"
+    """HOST:PORT of the page; port 0 is any free port."""
+    token_file: Annotated[Path | None, to_read("--token-file")] = None
+    """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""
+    dashboard_token_file: Annotated[Path | None, to_read("--dashboard-token-file")] = None
+    """File with the token of the page's visitors; without one the printed address has a random token."""
+    allow_operations: Annotated[bool, ONLY_ON] = False
+    """Let visitors kill, freeze and add roles, if the driver of the run permits it, too."""
+    wait: Wait = WAIT
+    """Maximum wait for a controller, such as 60s or 5m."""
+    verbose: Annotated[bool, ONLY_ON] = False
+    """Log the actions of the command."""
 
 
 Action = Literal["list", "show", "save", "delete"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.cli.files import check_spill, text_of
+from adam_async.cli.operation_options import DashboardOptions
 from adam_async.cli.options import (
     WAIT,
     DataServerOptions,
@@ -20,6 +21,7 @@ from adam_async.cli.options import (
     check_threads,
 )
 from adam_async.cli.terminal import printable
+from adam_async.dashboard.access import is_loopback
 from adam_async.data_server.sources.kinds import check_source
 from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError, failing_as
@@ -37,9 +39,29 @@ from adam_async.run.user_code import (
 )
 from adam_async.run.user_rules import allow_rules
 from adam_async.runtime.ordinary_files import read_ordinary
+from transport.sockets import parse_tcp_address
 
 MOST_REPORT_BYTES = 1 << 26
 """Maximum size of a report's file, in bytes; its objects take several times as much memory."""
+
+
+def check_page(address: str, option: str, token_file: Path | None) -> None:
+    """Check the address of a page. Raises ConfigError: other machines reach it, and it has no given token."""
+    host, _ = parse_tcp_address(f"tcp://{address}")
+    if token_file is None and not is_loopback(host):
+        raise ConfigError(
+            f"{option} {address} is open to other machines: give the page a token with "
+            "--dashboard-token-file, or serve it at 127.0.0.1"
+        )
+
+
+def check_dashboard(options: DashboardOptions) -> None:
+    """Check the options of `dashboard`. Raises ConfigError: they name nothing to show, or are unsafe."""
+    check_page(options.bind, "--bind", options.dashboard_token_file)
+    if options.controller is None and options.runs is None:
+        raise ConfigError("name what to show: --controller tcp://HOST:PORT, --runs FOLDER, or both")
+    if options.allow_operations and options.controller is None:
+        raise ConfigError("--allow-operations has no force without --controller: leave it out")
 
 
 def check_export(model: Path, options: ExportOptions) -> None:

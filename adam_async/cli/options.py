@@ -96,6 +96,11 @@ def addresses_of(option: str, *, everywhere: bool = False) -> Parameter:
     return checked_by(check)
 
 
+def page_address(option: str) -> Parameter:
+    """Return the cyclopts parameter of the address of a page, HOST:PORT, checked before modules load."""
+    return checked_by(lambda address: check_address(f"tcp://{address}", option, everywhere=True))
+
+
 def checked_by(check: Callable[[Any], object]) -> Parameter:
     """Return the cyclopts parameter of an option whose value, unless None, is checked before modules load."""
     return Parameter(validator=lambda _, value: None if value is None else check(value))
@@ -318,6 +323,14 @@ class TrainOptions(LogOptions, LayerOptions):
     (docs/how-to/watch-a-run.md)."""
     tensorboard: Annotated[Path | None, folder_of("--tensorboard")] = None
     """Write scalars of the run for TensorBoard into this folder; needs the extra `tensorboard`."""
+    dashboard: Annotated[str | None, page_address("--dashboard")] = None
+    """HOST:PORT of a page that shows the run in a browser; 127.0.0.1:0 is any free port. Needs the extra
+    `dashboard`."""
+    dashboard_token_file: Annotated[Path | None, to_read("--dashboard-token-file")] = None
+    """File with the token of the page's visitors; without one the printed address has a random token."""
+    allow_operations: Annotated[bool, ONLY_ON] = False
+    """Let visitors of the page, and operators with the keys of a driver, kill, freeze and add roles that this
+    command starts."""
     report: Path | None = None
     """Write the run's report to this file, as JSON; adds about 7 s for its baseline."""
     profile: Path | None = None
@@ -344,9 +357,6 @@ class TrainOptions(LogOptions, LayerOptions):
     (docs/how-to/train-your-own-step.md)."""
     step_args: str | None = None
     """Arguments of the factory of --step, as a JSON object such as '{"hidden": 64}'."""
-    optimizer: Literal["rule", "lbfgs"] = "rule"
-    """rule trains push by push, by --rule; lbfgs minimises by L-BFGS, whose steps use all training images: an
-    epoch is one step, and --replicas are threads of this process (docs/how-to/minimise-with-lbfgs.md)."""
     controller: Annotated[str | None, addresses_of("--controller")] = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""

@@ -39,34 +39,37 @@ async def derive_token(
     return await _write(derived_text(token, role, origin=origin), out)
 
 
-async def read_token(file: Path | None, environment: Mapping[str, str], *, role: str = "") -> str | None:
+async def read_token(
+    file: Path | None, environment: Mapping[str, str], *, role: str = "", option: str = "--token-file"
+) -> str | None:
     """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
 
     Args:
         role: Role of the command; keys of another role are refused. Empty if the command has no role or
             several.
+        option: Option that names the file.
 
     Raises:
         ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or has a
             secret that this command cannot use.
     """
-    token = await _token_text(file, environment)
+    token = await _token_text(file, environment, option)
     if token and role:
-        check_token_is_for(token, role, origin=f"--token-file {file}" if file else "ADAM_TOKEN")
+        check_token_is_for(token, role, origin=f"{option} {file}" if file else "ADAM_TOKEN")
     return token
 
 
-async def _token_text(file: Path | None, environment: Mapping[str, str]) -> str | None:
+async def _token_text(file: Path | None, environment: Mapping[str, str], option: str) -> str | None:
     if file is None:
         return environment.get("ADAM_TOKEN", "").strip() or None
     async with Disk() as disk:
         try:
-            with failing_as(ConfigError, f"--token-file {file} cannot be used"):
+            with failing_as(ConfigError, f"{option} {file} cannot be used"):
                 token = (await disk.read_secret(file)).decode("utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise ConfigError(f"--token-file {file} cannot be used: it is not text in UTF-8") from None
+            raise ConfigError(f"{option} {file} cannot be used: it is not text in UTF-8") from None
     if not token:
-        raise ConfigError(f"--token-file {file} is empty")
+        raise ConfigError(f"{option} {file} is empty")
     return token
 
 

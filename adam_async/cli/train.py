@@ -27,6 +27,7 @@ from adam_async.checkpoint.manifest import (
 )
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.checkpoint.trained_model import Model
+from adam_async.cli.dashboard import train_page
 from adam_async.cli.data import check_data_named, load_data
 from adam_async.cli.files import check_spill, is_file, make_folder, read_file
 from adam_async.cli.live_table import LiveTable
@@ -44,7 +45,6 @@ from adam_async.cli.train_checks import (
     config_file,
     result_files,
 )
-from adam_async.cli.train_lbfgs import check_lbfgs, minimise
 from adam_async.cluster.launcher import Launcher
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
@@ -151,22 +151,8 @@ async def _train(
     async with Disk() as disk:
         options, resumed = await _resumed(options, disk)
         config = await configure(options, environment, disk, resumed, launched=ranks or launcher is not None)
-        if is_lbfgs := options.optimizer == "lbfgs":
-            check_lbfgs(options, config, is_launched=ranks or launcher is not None)
         imports = import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, imports, terminal)
-        if is_lbfgs:
-            return await minimise(
-                options,
-                config,
-                await _load_dataset(config, contents, environment, disk, resumed),
-                model_text=contents.model_text,
-                layers=import_layers(imports.layers),
-                step=imports.step.step if imports.step is not None else None,
-                environment=environment,
-                disk=disk,
-                terminal=terminal,
-            )
         timeline = Timeline() if options.profile is not None else None
         dataset = None
         if needs_data(options, config) and (launcher is None or is_import_path(config.data)):
@@ -186,7 +172,7 @@ async def _train(
                 starts_roles = ranks or options.controller is None
                 roles = RunMetrics(driver.events, driver.counts, with_roles=starts_roles)
                 health.metrics = roles.text
-                async with table:
+                async with table, train_page(options, driver, terminal):
                     terminal.give_way(table.aside)
                     around = await _measure_before(
                         options, driver, dataset, contents, resumed, table, imports
@@ -531,6 +517,7 @@ async def open_cluster(
             layers=imports.layers,
             step_path=options.step_path,
             launcher=launcher,
+            allow_operations=options.allow_operations,
             **shared,
         ) as processes:
             if token is not None:  # without a given token no other program can join

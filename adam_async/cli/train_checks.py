@@ -18,6 +18,7 @@ from adam_async.cli.files import (
     check_spill,
     read_file,
 )
+from adam_async.cli.option_checks import check_page
 from adam_async.cli.options import TrainOptions
 from adam_async.data_server.sources.kinds import check_source, is_import_path
 from adam_async.data_server.transforms.steps import check_steps
@@ -153,6 +154,7 @@ def check_together(options: TrainOptions, config: Config) -> None:
         ConfigError: Options contradict each other, or lack one that they need.
     """
     _check_attach(options)
+    _check_dashboard(options, config)
     other = "--resume" if options.resume is not None else "--record" if config.record else ""
     if options.init is not None and other:
         raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
@@ -176,6 +178,15 @@ def check_together(options: TrainOptions, config: Config) -> None:
             "--token-file is the token of a cluster of processes, and all roles share this one: leave it "
             "out, or give --processes"
         )
+
+
+def _check_dashboard(options: TrainOptions, config: Config) -> None:
+    if options.dashboard is not None:
+        check_page(options.dashboard, "--dashboard", options.dashboard_token_file)
+    elif options.dashboard_token_file is not None:
+        raise ConfigError("--dashboard-token-file is for the page of --dashboard, which is not given")
+    if options.allow_operations and (options.controller is not None or not config.processes):
+        raise ConfigError("--allow-operations is for processes that this command starts: give --processes")
 
 
 def _check_attach(options: TrainOptions) -> None:
