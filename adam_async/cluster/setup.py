@@ -60,7 +60,8 @@ class ClusterInputs(TypedDict, total=False):
     resume: str | Path | None
     """Folder of checkpoints, or one of them; the first training continues its run."""
     store: str | Path | None
-    """Folder in which the servers keep their shards; see `ClusterSetup`."""
+    """Folder with a folder for each server, which keeps its shards and the record of the run there; the first
+    training continues that run. None: in memory only."""
     init: TrainedModel | None
     """Saved model, from which each training takes the tensors with equal names and shapes."""
     step: TrainStep | str | None
@@ -78,20 +79,12 @@ class ClusterInputs(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterSetup:
-    """The setup of a cluster.
+    """The setup of a cluster; for attributes without a line below see `ClusterInputs`.
 
     Attributes:
         config: The run, with the number of each role.
         inputs: The run's inputs in addition to the configuration.
         hosts: Addresses of standalone data servers; empty: the cluster starts its own data servers.
-        dataset: The images; None: the images of `Config.data`, or of the standalone data servers.
-        token: Token of the cluster and of its standalone data servers.
-        entropy: Random bytes for incarnations, session ids and tokens.
-        timeline: Records the work of the roles.
-        checkpoint: Folder for checkpoints; None: that of `resume`, or no checkpoints.
-        resume: Folder of checkpoints, or one of them; the first training continues its run.
-        store: Folder with a folder for each server, which keeps its shards and the record of the run there;
-            the first training continues that run. None: in memory only.
         rules: Rules of the user that the servers may apply, by import path.
 
     Raises:
