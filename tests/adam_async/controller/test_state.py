@@ -482,6 +482,10 @@ def test_the_clocks_of_a_store_begin_with_its_wanted_number_of_clients():
         ({"slack": None, "summed_weight": 1}, "summed_weight is 1 without clocks"),
         ({"kernels": "quantum"}, "kernels must be one of auto, numpy, numba, not 'quantum'"),
         ({"in_place": True}, "in_place is for the store of a program"),
+        (
+            {"durable": True, "program": "r", "summed_weight": 1, "slack": 0},
+            "durable keeps each push, and disks keep a run in bsp at one clock",
+        ),
         ({"first_clock": -1}, "first_clock must be within 0 and 281474976710656, not -1"),
     ],
     ids=str,
