@@ -17,8 +17,10 @@ from adam_async.report.stream import EventStream
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.cluster_status import ASKED, ClusterStatus, status_of
 from adam_async.run.config import Waits
-from adam_async.run.counts import ControllerCounts, Counts, ServerCounts
+from adam_async.run.counts import ControllerCounts, Counts
 from adam_async.run.events import StatusSeen, StoreCounted, counted
+from adam_async.run.run_copies import primary_of
+from transport import TransportError
 
 RATES_S = 3.0
 """Time over which rates are measured, in seconds: three polls, one of which may be late."""
@@ -122,13 +124,17 @@ class ClusterWatch:
             return await self._queries.answers([*roles, *controllers], self._run(), within_s=POLL_S)
 
     async def _ask_store(self, name: str, cluster: ClusterMap) -> None:
-        """Publish the counts of a store on each of its servers."""
+        """Publish the counts of a store on each server that leads a bundle of it."""
         assert self._queries is not None
-        servers = [(node, cluster.nodes[node].address) for node in cluster.live("ps")]
-        found = await self._queries.answers(servers, cluster.stores[name].id, within_s=POLL_S)
-        for node, counts in found.items():
-            if isinstance(counts, ServerCounts) and counts.shards:
-                self._stream.publish(StoreCounted(store=name, node=node, counts=counts))
+        store = cluster.stores[name]
+        primaries = {primary_of(cluster, store.id, home) for home in set(store.buckets)}
+        for primary in sorted(filter(None, primaries)):
+            try:
+                async with asyncio.timeout(POLL_S):
+                    counts = await self._queries.store_counts(primary.address, store.id)
+            except (TransportError, TimeoutError, ValueError):
+                continue  # its loss, or its silence, is an incident
+            self._stream.publish(StoreCounted(store=name, node=primary.node, counts=counts))
 
     def _earlier(self, now: float) -> Mapping[str, Counts]:
         """Return the counts of the poll `RATES_S` ago; of the oldest one if all are newer."""

@@ -21,10 +21,10 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
 from adam_async.parameter_server.replay_log import MOST_PACKED_BYTES
 from adam_async.run.config import Waits
-from adam_async.run.counts import ROLES, ControllerCounts, Counts
+from adam_async.run.counts import ROLES, ControllerCounts, Counts, StoreCounts
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.trace_events import Part
-from transport import Link, RemoteProtocolError, TransportError
+from transport import Link, Message, RemoteProtocolError, TransportError
 
 PROFILE_CHUNK = 50_000
 """Number of profile events that one message requests; the answer has about 6 MB."""
@@ -60,17 +60,21 @@ class RoleQueries:
         timeout_s = self._waits.dial_s if dial_s is None else dial_s
         async with self._endpoint.connected(address, timeout_s=timeout_s) as link:
             reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
-            sender = unpack(reply, Statistics)
-            if (sender.node, sender.role) != (link.peer.node, link.peer.role):
-                raise RemoteProtocolError(
-                    "statistics", f"{link.peer} sent those of {sender.role} {sender.node}"
-                )
+            sender = _check_sender(reply, link)
             kind = ROLES.get(sender.role, Counts)
             counts: Counts = read_text_tensor(reply, kind, MOST_STATISTICS_BYTES)
             if counts.node != sender.node or counts.traffic is UNSET:
                 raise RemoteProtocolError(
                     "statistics", f"the counts of {sender.node} lack their traffic, or are of {counts.node!r}"
                 )
+            return counts
+
+    async def store_counts(self, address: str, store: str) -> StoreCounts:
+        """Return the counts of a store, by its id, on the server at an address; see `statistics`."""
+        async with self._endpoint.connected(address, timeout_s=self._waits.dial_s) as link:
+            reply = await link.call(pack(GetStatistics(run=store)), timeout_s=self._waits.call_s)
+            _check_sender(reply, link)
+            counts: StoreCounts = read_text_tensor(reply, StoreCounts, MOST_STATISTICS_BYTES)
             return counts
 
     async def answers(
@@ -162,3 +166,11 @@ class RoleQueries:
                 parts.append(part)
                 have += len(part)
         return b"".join(parts)
+
+
+def _check_sender(reply: Message, link: Link) -> Statistics:
+    """Return the head of counts. Raises RemoteProtocolError: they are those of another node."""
+    sender = unpack(reply, Statistics)
+    if (sender.node, sender.role) != (link.peer.node, link.peer.role):
+        raise RemoteProtocolError("statistics", f"{link.peer} sent those of {sender.role} {sender.node}")
+    return sender

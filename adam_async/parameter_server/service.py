@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from adam_async.controller.client import Confirmation
-from adam_async.controller.role import STATISTICS_BYTES, Role, RoleSettings, reply_or_fail
+from adam_async.controller.role import Role, RoleSettings
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed, binding, counted
 from adam_async.messages import (
     USERS,
@@ -474,23 +474,15 @@ class ParameterServer(Role):
             served.answer(request, body)
 
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
-        """Answer clients and readers with the counts of the store that they name, others with all counts."""
-        if request.link.peer.role not in USERS:
-            watched = self._led_for_clients().get(body.run)
-            if watched is None:
-                super()._report_statistics(request, body)
-                return
-            request.charge(STATISTICS_BYTES, partial(self._report_store, request, watched))
-            return
-        led = [each for each in self.served.values() if each.store.id == body.run and each.is_primary]
-        if led:
+        """Answer with the counts of the store that the request names; drivers otherwise get all counts."""
+        is_user, served = request.link.peer.role in USERS, self.served.values()
+        led = [each for each in served if each.store.id == body.run and each.is_primary]
+        if led and (is_user or not led[0].store.program):
             led[0].reports.answer(request, lambda: count_store([each.state for each in led], StoreCounts()))
+        elif not is_user:
+            super()._report_statistics(request, body)
         elif self._store_of(request, body.run, ()) is not None:
             request.fail("not-primary", f"{self._identity.node} is no primary of store {body.run}")
-
-    def _report_store(self, request: Request, led: Sequence[ServedStore]) -> None:
-        """Answer a driver or an operator that watches a store of clients."""
-        reply_or_fail(request, self._pack_statistics(self._with_common(_counted(led))))
 
     def _store_of(self, request: Request, id: str, shards: Sequence[int]) -> ServedStore | None:
         """Return the bundle of a store with these shards.
@@ -559,30 +551,17 @@ class ParameterServer(Role):
 
     def store_counts(self) -> Mapping[str, StoreCounts]:
         """Return the counts of the stores of clients whose bundles this server leads, by name."""
-        names = {store.id: name for name, store in self._membership.map.stores.items()}
-        found = {}
-        for id, led in sorted(self._led_for_clients().items())[:STORES_COUNTED]:
-            found[names.get(id, id)] = counts = _counted(led)
-            counts.node = self._identity.node
+        found: dict[str, StoreCounts] = {}
+        for name, store in sorted(self._membership.map.stores.items()):
+            led = [each for each in self.served.values() if each.store.id == store.id and each.is_primary]
+            if led and not store.program and len(found) < STORES_COUNTED:
+                found[name] = StoreCounts(node=self._identity.node)
+                for _ in count_store([each.state for each in led], found[name]):
+                    pass
         return found
-
-    def _led_for_clients(self) -> Mapping[str, list[ServedStore]]:
-        """Return the bundles of stores of clients that this server leads, by the id of the store."""
-        led: dict[str, list[ServedStore]] = {}
-        for (id, _), served in self.served.items():
-            if served.is_primary and not served.store.program:
-                led.setdefault(id, []).append(served)
-        return led
 
     def __repr__(self) -> str:
         return f"<ParameterServer {self._identity.node} at {self.address} with {len(self.served)} bundles>"
-
-
-def _counted(led: Sequence[ServedStore]) -> StoreCounts:
-    total = StoreCounts()
-    for _ in count_store([each.state for each in led], total):
-        pass
-    return total
 
 
 def _is_for_disk(body: Body) -> TypeGuard[PinShards]:

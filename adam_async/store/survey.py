@@ -11,19 +11,19 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import msgspec
 
 from adam_async.controller.client import Membership, joined_as
+from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import StoreError
-from adam_async.messages import GetStatistics, Statistics, pack, read_text_tensor, unpack
-from adam_async.messages.bounds import MOST_STATISTICS_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.counts import Histogram, StoreCounts
 from adam_async.run.run_copies import RunCopies, primary_of, store_copies
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StorePhase, StoreRecord, joined_arrays
+from adam_async.runtime.channel import Endpoint
 from adam_async.store.arguments import consistency_of
 from adam_async.store.joining import ONLY_ON_DISKS
 from adam_async.store.pins import PinSummary, list_pins, pin_summaries
-from transport import Identity, Link, Network, RemoteProtocolError, TransportError
+from transport import Identity, Link, Network, TransportError
 
 
 class StoreSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +129,7 @@ class Survey:
         arrays = joined_arrays(name, store, cluster.arrays)
         table = shard_table(arrays, shard_bytes=store.shard_bytes)
         reports, asked = [], set()
+        queries = RoleQueries(Endpoint(self._network, self._identity), waits=self._waits)
         for home in sorted(set(store.buckets)):
             primary = primary_of(cluster, store.id, home)
             if primary is None:
@@ -138,7 +139,7 @@ class Survey:
                 continue  # one report has the counts of all its bundles
             asked.add(primary)
             try:
-                reports.append(await self._counts(primary.address, store.id))
+                reports.append(await queries.store_counts(primary.address, store.id))
             except (TransportError, ValueError) as error:
                 on_silence(
                     f"{primary.node}, the primary of bundle {home}, did not report its counts: {error}"
@@ -155,17 +156,6 @@ class Survey:
 
     def _connect(self, address: str) -> AbstractAsyncContextManager[Link]:
         return self._network.connect(address, self._identity, timeout_s=self._waits.dial_s)
-
-    async def _counts(self, address: str, store: str) -> StoreCounts:
-        async with self._connect(address) as link:
-            reply = await link.call(pack(GetStatistics(run=store)), timeout_s=self._waits.call_s)
-            sender = unpack(reply, Statistics)
-            if (sender.node, sender.role) != (link.peer.node, link.peer.role):
-                raise RemoteProtocolError(
-                    "statistics", f"{link.peer} sent those of {sender.role} {sender.node}"
-                )
-            counts: StoreCounts = read_text_tensor(reply, StoreCounts, MOST_STATISTICS_BYTES)
-            return counts
 
     async def delete(self, name: str) -> None:
         """Delete a store, whatever its state.
