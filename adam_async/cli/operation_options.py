@@ -48,25 +48,19 @@ class StatusOptions(OperatorOptions, JsonOptions):
 
 
 @options
-class DashboardOptions:
+class DashboardOptions(OperatorOptions):
     """Options of `dashboard`."""
 
-    controller: Annotated[str | None, addresses_of("--controller")] = None
-    """tcp://HOST:PORT of the controller, or of several with commas between them, of what runs."""
+    controller: Annotated[str | None, addresses_of("--controller")] = None  # type: ignore[assignment]
+    """tcp://HOST:PORT of the controller, or of several with commas between them, of a cluster that runs."""
     runs: Annotated[Path | None, to_read("--runs", check_readable_folder)] = None
     """Folder with reports of train --report, and files of train --events, of past runs."""
     bind: Annotated[str, page_address("--bind")] = "127.0.0.1:0"
     """HOST:PORT of the page; port 0 is any free port."""
-    token_file: Annotated[Path | None, to_read("--token-file")] = None
-    """File with the cluster's token, or the keys of role driver; by default ADAM_TOKEN."""
     dashboard_token_file: Annotated[Path | None, to_read("--dashboard-token-file")] = None
     """File with the token of the page's visitors; without one the printed address has a random token."""
     allow_operations: Annotated[bool, ONLY_ON] = False
     """Let visitors kill, freeze and add roles, if the driver of the run permits it, too."""
-    wait: Wait = WAIT
-    """Maximum wait for a controller, such as 60s or 5m."""
-    verbose: Annotated[bool, ONLY_ON] = False
-    """Log the actions of the command."""
 
 
 Action = Literal["list", "show", "save", "delete"]

@@ -35,7 +35,7 @@ from adam_async.dashboard.past_runs import PastRuns
 from adam_async.dashboard.state import Part, State, shown
 from adam_async.driver.requests import MOST_FROZEN_S, AddedRole
 from adam_async.driver.requests import Request as DriverRequest
-from adam_async.errors import AdamError
+from adam_async.errors import AdamError, first_cause
 from adam_async.report.stream import EventStream
 from adam_async.run.events import AnyEvent
 from transport import TransportError
@@ -58,7 +58,7 @@ MOST_HEAD_BYTES = 16 << 10
 MOST_BODY_BYTES = 4096
 """Maximum size of the body of a request, in bytes."""
 
-SAME_S = 0.5
+SAME_S = 0.9
 """Time for which all visitors get the same bytes of a part, in seconds: many cost as little as one."""
 
 FILES = {
@@ -224,8 +224,11 @@ class Dashboard:
         )
         try:
             lines = await operate(whole)
-        except (AdamError, TransportError) as error:
-            return _error(409, shown(str(error)))
+        except (AdamError, TransportError, ExceptionGroup) as error:
+            cause = first_cause(error)
+            if not isinstance(cause, AdamError | TransportError):
+                raise
+            return _error(409, shown(str(cause)))
         return _json({"text": shown("; ".join(lines))})
 
     def _session(self, request: Request) -> Session | None:

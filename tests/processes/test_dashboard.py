@@ -21,6 +21,7 @@ from PIL import Image
 from tests.adam_async.dashboard_events import beginning, epochs, poll, predicted
 from tests.processes.commands import Command, children_of, roles_among
 
+httpx = pytest.importorskip("httpx")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 pytest.importorskip("uvicorn", reason="needs the extra dashboard")
 
@@ -102,7 +103,9 @@ def shot(page: Any, name: str) -> None:
     if SHOTS:
         page.evaluate("document.activeElement.blur()")
         with Image.open(BytesIO(page.screenshot(full_page=True))) as picture:
-            picture.convert("RGB").quantize(64).save(f"{SHOTS}/{name}.png", optimize=True)
+            picture.convert("RGB").quantize(method=Image.Quantize.MAXCOVERAGE).save(
+                f"{SHOTS}/{name}.png", optimize=True
+            )
 
 
 def test_ten_thousand_epochs_and_two_hundred_roles_load_in_a_second(browser: Any, tmp_path: Path) -> None:
@@ -283,3 +286,42 @@ def serious_faults(page: Any) -> list[str]:
         for each in found
         if each["impact"] in ("serious", "critical")
     ]
+
+
+def test_a_page_of_a_running_cluster_asks_its_driver(tmp_path: Path) -> None:
+    token = {"ADAM_TOKEN": "a token that nobody guesses"}
+    words = [word for word in TRAIN if word not in ("--dashboard", "127.0.0.1:0")]
+    with Command(*words, environment=token) as train:
+        where = re.search(r"status --controller (\S+)", train.wait_for("status --controller"))
+        assert where is not None
+        train.wait_for("epoch 3/")
+        there = ("--controller", where[1], "--allow-operations")
+        with Command("dashboard", *there, environment=token) as command:
+            url, _, secret = address_in(command).partition("#")
+            with httpx.Client(base_url=url, trust_env=False, timeout=60) as page:
+                offer = page.post("session", json={"token": secret}).json()
+
+                def shows(condition: Callable[[Any], object], part: str = "now") -> None:
+                    """Ask for a part until a condition on it is true."""
+                    deadline = time.monotonic() + PATIENCE_MS / 1000
+                    while not condition(found := page.get(f"view/{part}").json()):
+                        assert time.monotonic() < deadline, found
+
+                def asks(**body: object) -> httpx.Response:
+                    """Ask for an operation."""
+                    return page.post("operate", json=body, headers={"X-Session-Proof": offer["proof"]})
+
+                shows(lambda curves: len(curves["accuracy"]) > 3 and len(curves["loss"]) > 3, "curves")
+                shows(lambda now: any(worker["images_per_s"] for worker in now["workers"]))
+                assert asks(action="kill", node="worker-0").json() == {"text": "worker-0 was killed"}
+                shows(lambda now: lost_and_back(now, "worker-0"))
+                refused = asks(action="kill", node="worker-9")
+                assert (refused.status_code, "is no role of this cluster" in refused.text) == (409, True)
+                assert asks(action="add", role="ps").json() == {"text": "started ps-3"}
+                shows(lambda now: any(role["node"] == "ps-3" for role in now["status"]["roles"]))
+        assert children_of(train.pid)
+
+
+def lost_and_back(now: Any, node: str) -> bool:
+    found = [each for each in now["incidents"] if (each["kind"], each["subject"]) == ("lost", node)]
+    return any(each["lasted_s"] is not None for each in found)

@@ -97,6 +97,12 @@ def test_the_others_suffice_while_each_bundle_has_enough_copies_for_its_pushes()
     assert not losses(one, "ps-0", "ps-1", "ps-2").suffice(one)
 
 
+def test_a_server_may_be_killed_if_each_bundle_has_a_copy_on_another_one() -> None:
+    assert all(losses(WHOLE).outlive(WHOLE, node) for node in ("ps-0", "ps-1", "ps-2", "ps-3"))
+    after = losses(WHOLE, "ps-1")  # ps-2 has the only copy of ps-1, and ps-0 that of ps-0
+    assert [after.outlive(WHOLE, node) for node in ("ps-0", "ps-2", "ps-3")] == [False, False, True]
+
+
 def test_nothing_is_lost_outside_a_run_or_before_its_values_are_loaded() -> None:
     loading = bundle_map({"ps-0": ("ps-0",)}, phase="loading")
     for cluster in (ClusterMap(), loading):

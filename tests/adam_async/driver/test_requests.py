@@ -50,6 +50,15 @@ class Cluster:
         self.scaled.append(workers)
         return f"{workers} workers"
 
+    def kill(self, node: str) -> str:
+        return f"{node} was killed"
+
+    def freeze(self, node: str, seconds: float) -> str:
+        return f"{node} is frozen for {seconds:g} s"
+
+    async def add(self, role: str) -> str:
+        return f"started one more {role}"
+
 
 @asynccontextmanager
 async def member(where: str, role: str = "driver") -> AsyncIterator[Membership]:
@@ -93,6 +102,23 @@ async def test_a_driver_scales_its_cluster_and_stops_its_run() -> None:
     assert operations.scaled == [4]
     assert stops == ["stop"]
     assert line.startswith("the run ends after the groups in flight")
+
+
+FAULTS = {
+    "worker-1 was killed": Request(run="run-1", action="kill", node="worker-1"),
+    "ps-0 is frozen for 2.5 s": Request(run="run-1", action="freeze", node="ps-0", seconds=2.5),
+    "started one more ps": Request(run="run-1", action="add", role="ps"),
+}
+
+
+@pytest.mark.parametrize("line", FAULTS)
+async def test_a_driver_kills_freezes_and_adds_roles_only_if_it_is_allowed(line: str) -> None:
+    async with driven_run(Cluster()) as (where, _, driver), member(where) as operator:
+        with pytest.raises(ConfigError, match="start train with --allow-operations"):
+            await ask(operator, FAULTS[line], within_s=WITHIN_S)
+        allowed = OperatorRequests(driver, run=lambda: "run-1", stop=lambda: None)
+        allowed.operations, allowed.allows_faults = Cluster(), True
+        assert (await allowed.answer(FAULTS[line])).lines == (line,)
 
 
 @pytest.mark.parametrize(
