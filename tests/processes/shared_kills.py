@@ -3,8 +3,9 @@
     python -m tests.processes.shared_kills [--timer N] [--steps N]
 
 A kill comes after a random time, or after a random number of machine instructions (ptrace single steps) from
-the first write of a gradient into the region on. After each kill the values must have all pushes that the
-client saw acknowledged, and at most one more, whole; at the end the server maps no memory of a lost client.
+a phase of a push on: the first write of a gradient into the region, its check, the frame that names it, the
+answer. After each kill the values must have all pushes that the client saw acknowledged, and at most one
+more, whole; at the end the server maps no memory of a lost client.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,21 +33,53 @@ VALUES = 1 << 16
 MOST_S = 0.02
 """Longest time from the first acknowledgement to a kill, in seconds: some ten pushes."""
 
-MOST_STEPS = 400_000
-"""Largest number of single steps: a push of this size has some 200,000, and the next one begins."""
+MOST_STEPS = 60_000
+"""Largest number of single steps from the begin of a phase on."""
+
+PHASES = {
+    "write": "",
+    "check": "adam_async.store.values PushMessages.messages",
+    "place": "transport.regions Outbox.place",
+    "send": "transport.stream StreamLink._write_small",
+    "flush": "transport.stream StreamLink._flush",
+    "answer": "adam_async.client.session PushExchange.arrived",
+}
+"""Method with which each phase of a push begins; none for the write of the program."""
 
 _ATTACH, _STEP, _ALL = 16, 9, 0x40000000
 _CLIENTS = """
-import asyncio, os, signal, sys
+import asyncio, importlib, os, signal, sys
 import numpy as np
 from adam_async import ParameterStore
 
-async def main(stop):
+armed = []
+
+def stop():
+    if armed:
+        armed.clear()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+def stop_at(module, method):
+    owner, name = method.split(".")
+    owner = getattr(importlib.import_module(module), owner)
+    original = getattr(owner, name)
+
+    def stopping(*arguments, **options):
+        stop()
+        return original(*arguments, **options)
+
+    setattr(owner, name, stopping)
+
+async def main(steps, phase):
+    if phase:
+        stop_at(*phase)
     async with ParameterStore.open(sys.argv[1], name="kills", link="shared") as store:
         gradients = await store.buffers()
         for number in range(1 << 20):
-            if number == stop:
-                os.kill(os.getpid(), signal.SIGSTOP)
+            if steps and number == 1:
+                armed.append(1)
+            if not phase:
+                stop()
             gradients["w"][:] = 1
             await store.push(gradients)
             os.write(1, b"acknowledged\\n")
@@ -53,7 +87,8 @@ async def main(stop):
 for line in sys.stdin:
     child = os.fork()  # the imports take longer than a push
     if child == 0:
-        asyncio.run(main(int(line)))
+        steps, *phase = line.split()
+        asyncio.run(main(int(steps), phase))
     os.write(1, b"%d\\n" % child)
     os.waitpid(child, 0)
     os.write(1, b"ended\\n")
@@ -75,11 +110,14 @@ class Clients:
         self._process.kill()
         self._process.communicate()
 
-    def killed(self, kill: Callable[[int], None], stop: int = -1) -> int:
-        """Start a client, let a function kill it after its first push, and return its acknowledged pushes."""
+    def killed(self, kill: Callable[[int], None], phase: str | None = None) -> int:
+        """Start a client, let a function kill it after its first push, and return its acknowledged pushes.
+
+        With a phase, the client stops itself where the phase of the next push begins.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{stop}\n")
+        self._process.stdin.write("0\n" if phase is None else f"1 {PHASES[phase]}\n")
         self._process.stdin.flush()
         acknowledged = child = 0
         for line in self._process.stdout:
@@ -129,10 +167,10 @@ def regions_of(process: int) -> int:
     return Path(f"/proc/{process}/maps").read_text().count("memfd:adam-async")
 
 
-def run(timer: int, steps: int, seed: int = 1) -> dict[str, int]:
+def run(timer: int, steps: int, seed: int = 1) -> Counter[str]:
     """Kill clients, check the values after each, and return the counts of pushes."""
     dice = random.Random(seed)
-    counts = {"acknowledged": 0, "applied": 0}
+    counts = Counter[str]()
     with ExitStack() as stack:
         where, start = started_by_hand(stack)
         server = start("ps", "--controller")
@@ -143,8 +181,9 @@ def run(timer: int, steps: int, seed: int = 1) -> dict[str, int]:
         clients = stack.enter_context(Clients(where))
         before = 0.0
         for number in range(timer + steps):
-            kill, stop = (after_a_time(dice), -1) if number < timer else (after_steps(dice), 1)
-            acknowledged = clients.killed(kill, stop)
+            phase = None if number < timer else [*PHASES][number % len(PHASES)]
+            kill = after_a_time(dice) if phase is None else after_steps(dice)
+            acknowledged = clients.killed(kill, phase)
             store.pull()  # behind it the server has read what the client has sent
             values = store.pull()["w"]
             applied = before - float(values[0])
@@ -155,6 +194,8 @@ def run(timer: int, steps: int, seed: int = 1) -> dict[str, int]:
             before = float(values[0])
             counts["acknowledged"] += acknowledged
             counts["applied"] += int(applied)
+            counts[f"{phase or 'timer'}: kills"] += 1
+            counts[f"{phase or 'timer'}: applied without an answer"] += int(applied) - acknowledged
         until(lambda: not regions_of(server.pid), "the server to free the regions of lost clients")
     return counts
 
@@ -164,4 +205,5 @@ if __name__ == "__main__":
     parser.add_argument("--timer", type=int, default=500)
     parser.add_argument("--steps", type=int, default=500)
     options = parser.parse_args()
-    sys.stdout.write(f"{run(options.timer, options.steps)}\n")
+    for name, count in run(options.timer, options.steps).items():
+        sys.stdout.write(f"{name}: {count}\n")
