@@ -57,12 +57,12 @@ async def test_in_the_graph_the_second_tag_overtakes_the_first() -> None:
 
 
 @pytest.mark.parametrize("tool", ["print", "wandb", "mlflow"])
-async def test_a_run_is_watched_in_three_tools(
+def test_a_run_is_watched_in_three_tools(
     tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if tool != "print":
         pytest.importorskip(tool, reason=f"needs the package {tool}")
-    result = await load("10_watch.py").main(tool, str(tmp_path), epochs=2)
+    result = asyncio.run(load("10_watch.py").main(tool, str(tmp_path), epochs=2))
     if tool == "print":
         written = capsys.readouterr().out
         assert f"2 accuracy/test {result.epochs[-1].test_accuracy}" in written

@@ -131,10 +131,11 @@ def _show(status: ClusterStatus, options: StatusOptions, terminal: Terminal) -> 
     if options.json:
         print_json(status, terminal)
     else:
-        _print(status, terminal)
+        print_status(status, terminal)
 
 
-def _print(status: ClusterStatus, terminal: Terminal) -> None:
+def print_status(status: ClusterStatus, terminal: Terminal) -> None:
+    """Print the state of a cluster: run, verdict, losses and waits first, then each role and the copies."""
     run, condition = status.run, status.condition
     if run is None:
         terminal.print("no run; adam-async store list shows the stores" if status.stores else "no run")

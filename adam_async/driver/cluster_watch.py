@@ -134,7 +134,8 @@ class ClusterWatch:
                     counts = await self._queries.store_counts(primary.address, store.id)
             except (TransportError, TimeoutError, ValueError):
                 continue  # its loss, or its silence, is an incident
-            self._stream.publish(StoreCounted(store=name, node=primary.node, counts=counts))
+            if counts.shards:
+                self._stream.publish(StoreCounted(store=name, node=primary.node, counts=counts))
 
     def _earlier(self, now: float) -> Mapping[str, Counts]:
         """Return the counts of the poll `RATES_S` ago; of the oldest one if all are newer."""
