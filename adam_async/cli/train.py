@@ -45,6 +45,7 @@ from adam_async.cli.train_checks import (
     config_file,
     result_files,
 )
+from adam_async.cli.train_lbfgs import check_lbfgs, minimise
 from adam_async.cluster.launcher import Launcher
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import network_for
@@ -151,8 +152,22 @@ async def _train(
     async with Disk() as disk:
         options, resumed = await _resumed(options, disk)
         config = await configure(options, environment, disk, resumed, launched=ranks or launcher is not None)
+        if is_lbfgs := options.optimizer == "lbfgs":
+            check_lbfgs(options, config, is_launched=ranks or launcher is not None)
         imports = import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, imports, terminal)
+        if is_lbfgs:
+            return await minimise(
+                options,
+                config,
+                await _load_dataset(config, contents, environment, disk, resumed),
+                model_text=contents.model_text,
+                layers=import_layers(imports.layers),
+                step=imports.step.step if imports.step is not None else None,
+                environment=environment,
+                disk=disk,
+                terminal=terminal,
+            )
         timeline = Timeline() if options.profile is not None else None
         dataset = None
         if needs_data(options, config) and (launcher is None or is_import_path(config.data)):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError
 from adam_async.model.network import Network, Trainable
-from adam_async.run.step_model import StepModel
+from adam_async.run.step_model import RunModel, StepModel
 from adam_async.run.train_step import Batch, TrainStep
 from adam_async.run.user_code import NamedStep
 
@@ -35,6 +35,7 @@ class ImageLoss:
         batch: Number of images of a batch.
 
     Attributes:
+        model: The network, or the step in the form of one.
         batches: The images in batches.
 
     Raises:
@@ -53,14 +54,14 @@ class ImageLoss:
         if not len(images) or batch < 1:
             raise ConfigError(f"a loss needs images and batches: {len(images)} images, batch={batch}")
         if isinstance(model, Network | StepModel):
-            self._model: Trainable = model
+            self.model: RunModel = model
         else:
-            self._model = _model_of(model, images, labels)
+            self.model = _model_of(model, images, labels)
         for layer in getattr(model, "layers", ()):
             if layer.DRAWS:
                 raise ConfigError(f"layer {layer.name!r} is {layer.spec.kind}, which {_RANDOM}")
-        if self._model.frozen:
-            raise ConfigError(f"{min(self._model.frozen)!r} is frozen: L-BFGS trains all tensors of a model")
+        if self.model.frozen:
+            raise ConfigError(f"{min(self.model.frozen)!r} is frozen: L-BFGS trains all tensors of a model")
         self.batches: Sequence[Batch] = [
             Batch(images[start : start + batch], labels[start : start + batch], number=number)
             for number, start in enumerate(range(0, len(images), batch))
@@ -74,7 +75,7 @@ class ImageLoss:
         self, values: Mapping[str, NDArray[Any]], batch: Batch
     ) -> tuple[float, dict[str, NDArray[Any]]]:
         """Return the loss of a batch and its gradient, both as shares of the mean over all images."""
-        model = self._model
+        model: Trainable = self.model
         context = self._contexts.pop() if self._contexts else model.context(self._size)
         context.load(batch.images, batch.labels, keys=(batch.epoch, batch.number))
         loss = model.forward(values, context)

@@ -1,0 +1,182 @@
+"""`train --optimizer lbfgs`: a network or a step of the user is minimised by L-BFGS over all training images.
+
+The workers are threads of this process. The servers are in this process, or those of the cluster at
+``--controller``, with its copies and disks. An iteration counts as an epoch of the report: a pass over all
+images for each evaluation of the line search.
+"""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from adam_async.cli.options import TrainOptions
+from adam_async.cli.results import write_results
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.token import read_token
+from adam_async.data_server.dataset import Dataset
+from adam_async.errors import ConfigError
+from adam_async.lbfgs.image_loss import ImageLoss
+from adam_async.lbfgs.optimizer import LBFGS, Iteration
+from adam_async.model.keyed_random import Dice
+from adam_async.model.layer import Layer
+from adam_async.model.network import Network
+from adam_async.report.report import build_report
+from adam_async.run.config import GROUP_IMAGES, OPTIONS, Config
+from adam_async.run.model_selection import choose_model
+from adam_async.run.result import EpochResult, RunResult
+from adam_async.run.step_model import StepModel
+from adam_async.run.train_step import TrainStep
+from adam_async.runtime.disk import Disk
+from adam_async.runtime.machine import describe_machine
+from adam_async.store.store import ParameterStore
+from dataflow import ComputePool
+
+PIECE_IMAGES = 256
+"""Default number of images of a piece."""
+
+ITERATIONS = 100
+"""Default number of iterations."""
+
+HAS_EFFECT = frozenset(
+    "model data damaged size cache spill epochs replicas images_per_group shard_bytes seed kernels dtype "
+    "link waits".split()
+)
+"""Options of a run that have an effect with L-BFGS."""
+
+HAVE_NONE = (
+    "checkpoint",
+    "resume",
+    "store",
+    "init",
+    "attach",
+    "profile",
+    "record",
+    "replay",
+    "events",
+    "tensorboard",
+)
+"""Options of the command that have no effect with L-BFGS."""
+
+
+def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> None:
+    """Check that each given option has an effect. Raises ConfigError: one has none; names it."""
+    if is_launched:
+        raise ConfigError("launch starts roles of runs, and --optimizer lbfgs has none: use adam-async train")
+    if config.augment:
+        raise ConfigError(
+            "--augment changes images at random, and L-BFGS needs a loss that is a function of the values: "
+            "leave --augment out, or leave out --optimizer"
+        )
+    idle = [name for name, option in OPTIONS.items() if getattr(config, name) != option.default]
+    idle = [name for name in idle if name not in HAS_EFFECT]
+    idle += [name for name in HAVE_NONE if getattr(options, name) is not None]
+    if idle:
+        raise ConfigError(
+            f"--{idle[0].replace('_', '-')} has no effect with --optimizer lbfgs: leave one of them out"
+        )
+
+
+async def minimise(
+    options: TrainOptions,
+    config: Config,
+    dataset: Dataset,
+    *,
+    model_text: str | None,
+    layers: Mapping[str, type[Layer]],
+    step: TrainStep | None,
+    environment: Mapping[str, str],
+    disk: Disk,
+    terminal: Terminal,
+) -> int:
+    """Minimise, print each iteration, and write the model and the report; returns the exit code.
+
+    Raises:
+        ConfigError: An option has no effect, or the model draws random numbers or is frozen.
+        AdamError: See `LBFGS.minimise`.
+    """
+    if not isinstance(dataset.train_images, np.ndarray):
+        raise ConfigError("L-BFGS reads all images in each evaluation: give a larger --cache")
+    data = dataset.info()
+    model: Network | TrainStep | None = step
+    if model is None:
+        spec = choose_model(config.model, data, text=model_text, layers=layers)
+        model = Network(spec, config.dtype, kernels=config.kernels, layers=layers)
+    images = config.images_per_group if config.images_per_group != GROUP_IMAGES else PIECE_IMAGES
+    loss = ImageLoss(model, dataset.train_images, dataset.train_labels, batch=images)
+    network = loss.model
+    first = (
+        network.initial(config.seed)
+        if isinstance(network, StepModel)
+        else network.initial_weights(Dice(config.seed))
+    )
+    token = await read_token(options.token_file, environment, role="client")
+    epochs: list[EpochResult] = []
+    loop = asyncio.get_running_loop()
+    async with (
+        ComputePool(threads=1, name="evaluate") as pool,
+        ParameterStore.open(
+            options.controller or "local", first, name=f"lbfgs-{network.spec.name}",
+            shard_bytes=config.shard_bytes, link=config.link, token=token, waits=config.waits,
+        ) as store,
+    ):  # fmt: skip
+        begin = loop.time()
+
+        async def take(iteration: Iteration) -> None:
+            nonlocal begin
+            train_s = loop.time() - begin
+            values = await store.pull()
+            right = await pool.run(_count_right, network, values, dataset.test_images, dataset.test_labels)
+            epochs.append(
+                EpochResult(
+                    epoch=iteration.number,
+                    images=len(dataset.train_labels),
+                    skipped=0,
+                    train_loss=iteration.value,
+                    test_accuracy=right / max(len(dataset.test_labels), 1),
+                    train_s=train_s,
+                )
+            )
+            terminal.print(str(epochs[-1]))
+            begin = loop.time()
+
+        optimizer = LBFGS(store, loss, loss.batches, workers=config.replicas)
+        result = await optimizer.minimise(config.epochs or ITERATIONS, take)
+        weights = {name: np.array(array) for name, array in (await store.pull()).items()}
+        await store.delete()
+    accuracy = f"{epochs[-1].test_accuracy:.2%}" if epochs else "unknown"
+    terminal.out.print(
+        f"test accuracy {accuracy} after {result.number} iterations, loss {result.value:.6g}"
+        f"{f': {result.reason}' if result.reason else ''}"
+    )
+    await _write(options, config, environment, disk, network, weights, data, epochs)
+    return 0
+
+
+def _count_right(model: Network | StepModel, values: Any, images: Any, labels: Any) -> float:
+    if isinstance(model, StepModel):
+        return model.count_right(model.tensors(values), images, labels)
+    return int(np.count_nonzero(model.predict(values, images) == labels)) if len(labels) else 0
+
+
+async def _write(
+    options: TrainOptions,
+    config: Config,
+    environment: Mapping[str, str],
+    disk: Disk,
+    model: Network | StepModel,
+    weights: Mapping[str, Any],
+    data: dict[str, Any],
+    epochs: Sequence[EpochResult],
+) -> None:
+    result = RunResult(
+        epochs=tuple(epochs), weights=weights, model=model, data=data, statistics={}, events=(),
+        kept_epoch=epochs[-1].epoch if epochs else 0,
+    )  # fmt: skip
+    machine = describe_machine(loop=type(asyncio.get_running_loop()).__module__)
+    report = build_report(
+        result, config=config, command=("adam-async", *sys.argv[1:]), machine=machine, baseline=None
+    )
+    await write_results(options, result, report, disk, environment)

@@ -1,0 +1,87 @@
+"""`train --optimizer lbfgs`: a model, a report, servers of a cluster; idle and random options are refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from adam_async import Model
+from adam_async.cli.options import TrainOptions
+from adam_async.cli.terminal import Terminal
+from adam_async.cli.train import run_training
+from adam_async.errors import ConfigError
+from tests.adam_async.store.servers import servers
+
+DIGITS = {"data": "digits", "model": "mlp", "optimizer": "lbfgs", "kernels": "numpy"}
+
+
+async def train(**options):
+    return await run_training(TrainOptions(**{**DIGITS, **options}), {}, Terminal(quiet=True))
+
+
+async def test_a_network_is_minimised_and_its_model_and_report_are_written(tmp_path, capsys):
+    assert await train(epochs=15, replicas=2, out=tmp_path, report=tmp_path / "report.json") == 0
+
+    line = re.fullmatch(
+        r"test accuracy (\d+\.\d+)% after 15 iterations, loss \d\.\d+\n", capsys.readouterr().out
+    )
+    assert float(line[1]) > 90
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [*range(1, 16)]
+    assert report["totals"]["test_accuracy"] == pytest.approx(float(line[1]) / 100, abs=1e-4)
+    losses = [epoch["train_loss"] for epoch in report["epochs"]]
+    assert losses == sorted(losses, reverse=True)
+    assert Model.load(tmp_path).network.spec.name == report["model"]["name"]
+
+
+async def test_servers_of_a_cluster_and_this_process_give_the_same_line(capsys):
+    await train(epochs=4)
+    async with servers(2) as address:
+        await train(epochs=4, controller=address, replicas=3)
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"augment": True}, "--augment changes images at random"),
+        ({"momentum": 0.9}, "--momentum has no effect with --optimizer lbfgs"),
+        ({"consistency": "bsp"}, "--consistency has no effect"),
+        ({"processes": True}, "--processes has no effect"),
+        ({"checkpoint": Path("folder")}, "--checkpoint has no effect"),
+    ],
+)
+async def test_random_and_idle_options_are_refused_by_name(options, text):
+    with pytest.raises(ConfigError, match=text):
+        await train(**options)
+
+
+async def test_a_model_with_dropout_is_refused_by_the_name_of_its_layer(tmp_path):
+    file = tmp_path / "model.toml"
+    file.write_text(
+        """name = "drops"
+input = [1, 8, 8]
+
+[[layers]]
+name = "flat"
+kind = "flatten"
+
+[[layers]]
+name = "drop"
+kind = "dropout"
+
+[[layers]]
+name = "out"
+kind = "dense"
+outputs = 10
+
+[[layers]]
+name = "loss"
+kind = "softmax_cross_entropy"
+"""
+    )
+    with pytest.raises(ConfigError, match="layer 'drop' is dropout, which draws random numbers"):
+        await train(model=str(file))
