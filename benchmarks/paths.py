@@ -221,7 +221,7 @@ class Measurement:
     @property
     def record(self) -> BundleRecord:
         """The only bundle of the store."""
-        (bundle,) = self._store._link._membership.map.bundles.values()
+        (bundle,) = self._store.link.membership.map.bundles.values()
         return bundle
 
     @property

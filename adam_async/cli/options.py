@@ -357,9 +357,10 @@ class TrainOptions(LogOptions, LayerOptions):
     (docs/how-to/train-your-own-step.md)."""
     step_args: str | None = None
     """Arguments of the factory of --step, as a JSON object such as '{"hidden": 64}'."""
-    optimizer: Literal["rule", "lbfgs"] = "rule"
+    optimizer: Literal["rule", "lbfgs", "lbfgs-worker"] = "rule"
     """rule trains push by push, by --rule; lbfgs minimises by L-BFGS, whose steps use all training images: an
-    epoch is one step, and --replicas are threads of this process (docs/how-to/minimise-with-lbfgs.md)."""
+    epoch is one step, and --replicas are threads of this process (docs/how-to/minimise-with-lbfgs.md).
+    lbfgs-worker computes gradients for such a command with the same options at --controller."""
     controller: Annotated[str | None, addresses_of("--controller")] = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""

@@ -152,7 +152,7 @@ async def _train(
     async with Disk() as disk:
         options, resumed = await _resumed(options, disk)
         config = await configure(options, environment, disk, resumed, launched=ranks or launcher is not None)
-        if is_lbfgs := options.optimizer == "lbfgs":
+        if is_lbfgs := options.optimizer != "rule":
             check_lbfgs(options, config, is_launched=ranks or launcher is not None)
         imports = import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, imports, terminal)

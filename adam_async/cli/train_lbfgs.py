@@ -8,6 +8,7 @@ images for each evaluation of the line search.
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from adam_async.cli.results import write_results
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.data_server.dataset import Dataset
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, DeadlineExceeded
 from adam_async.lbfgs.image_loss import ImageLoss
 from adam_async.lbfgs.optimizer import LBFGS, Iteration
 from adam_async.model.keyed_random import Dice
@@ -36,6 +37,9 @@ from dataflow import ComputePool
 
 PIECE_IMAGES = 256
 """Default number of images of a piece."""
+
+LEAVE_S = 5.0
+"""Maximum wait for the workers of other processes at the end, in seconds."""
 
 ITERATIONS = 100
 """Default number of iterations."""
@@ -65,6 +69,10 @@ def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> 
     """Check that each given option has an effect. Raises ConfigError: one has none; names it."""
     if is_launched:
         raise ConfigError("launch starts roles of runs, and --optimizer lbfgs has none: use adam-async train")
+    if options.optimizer == "lbfgs-worker" and options.controller is None:
+        raise ConfigError(
+            "--optimizer lbfgs-worker works for a command at the same cluster: add --controller"
+        )
     if config.augment:
         raise ConfigError(
             "--augment changes images at random, and L-BFGS needs a loss that is a function of the values: "
@@ -122,6 +130,9 @@ async def minimise(
             shard_bytes=config.shard_bytes, link=config.link, token=token, waits=config.waits,
         ) as store,
     ):  # fmt: skip
+        if options.optimizer == "lbfgs-worker":
+            await LBFGS.assist(store, loss, loss.batches)
+            return 0
         begin = loop.time()
 
         async def take(iteration: Iteration) -> None:
@@ -145,7 +156,7 @@ async def minimise(
         optimizer = LBFGS(store, loss, loss.batches, workers=config.replicas)
         result = await optimizer.minimise(config.epochs or ITERATIONS, take)
         weights = {name: np.array(array) for name, array in (await store.pull()).items()}
-        await store.delete()
+        await _delete(store)
     accuracy = f"{epochs[-1].test_accuracy:.2%}" if epochs else "unknown"
     terminal.out.print(
         f"test accuracy {accuracy} after {result.number} iterations, loss {result.value:.6g}"
@@ -153,6 +164,14 @@ async def minimise(
     )
     await _write(options, config, environment, disk, network, weights, data, epochs)
     return 0
+
+
+async def _delete(store: ParameterStore) -> None:
+    """Delete the store once the workers have left it, so that they see the end and not a loss."""
+    membership, record = store.link.membership, store.link.store
+    with suppress(DeadlineExceeded):
+        await membership.wait_for(lambda now: len(now.pushers(record)) <= 1, "workers to leave", LEAVE_S)
+    await store.delete()
 
 
 def _count_right(model: Network | StepModel, values: Any, images: Any, labels: Any) -> float:

@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from adam_async.cluster.networks import address_towards
 from adam_async.errors import ConfigError, StoreError, first_cause
 from adam_async.lbfgs.dealer import Dealer
 from adam_async.lbfgs.minimiser import GRADIENT, Minimiser, Move, stored_name
@@ -95,8 +96,6 @@ class LBFGS:
         tolerance: Norm of the gradient at which the minimisation ends, as a share of the first norm.
         workers: Number of workers of this process; with 0, others must call `assist`.
         backups: Whether a batch that a slow worker computes goes to a second worker, too.
-        listen: Address for workers of other processes, such as ``tcp://10.0.0.1:7000``. By default other
-            processes of this machine reach the coordinator.
 
     Raises:
         ConfigError: A number is out of range, there are no batches, or the store has clocks or no name.
@@ -112,7 +111,6 @@ class LBFGS:
         tolerance: float = 1e-6,
         workers: int = 1,
         backups: bool = True,
-        listen: str = "",
     ) -> None:
         if store.consistency != "asp" or store.link.arguments.name is None:
             raise ConfigError("L-BFGS needs a store with consistency 'asp' and a name: open it with name=")
@@ -126,7 +124,6 @@ class LBFGS:
         except msgspec.ValidationError as error:
             raise ConfigError(f"LBFGS(history={history!r}, tolerance={tolerance!r}): {error}") from None
         self._workers = workers
-        self._listen = listen
         link = store.link
         self._dealer = Dealer(
             link.store.id, len(batches), backups=backups, join_s=link.arguments.waits.prepare_s
@@ -248,8 +245,9 @@ class LBFGS:
         store, link, dealer = self._store, self._store.link, self._dealer
         group = await stack.enter_async_context(StackedTaskGroup())
         network = link.endpoint.network
-        default = "local://" if isinstance(network, LocalNetwork) else "tcp://127.0.0.1:0"
-        listening = network.listen(self._listen or default, link.endpoint.identity, dealer.serve_link)
+        is_local = isinstance(network, LocalNetwork)
+        address = "local://" if is_local else await address_towards(link.arguments.where)
+        listening = network.listen(address, link.endpoint.identity, dealer.serve_link)
         self._now.address = (await stack.enter_async_context(listening)).address
         for number in range(self._workers):
             pool = await stack.enter_async_context(ComputePool(threads=1, name=f"lbfgs-{number}"))
@@ -287,9 +285,9 @@ class LBFGS:
             channel.renew()
             while True:
                 record = _read((await records.pull())["record"])
-                if record is not None and not record.address:
-                    return
-                if record is not None:
+                if record is not None and record.store == link.store.id:
+                    if not record.address:
+                        return
                     channel.address = record.address
                     await _assist_once(store, function, batches, channel, pool)
                 if channel.left_s <= 0:

@@ -77,7 +77,7 @@ class StoreLink:
         self._identity = Identity(role=role, node=f"{role}-{incarnation:014x}", incarnation=incarnation)
         traffic = Traffic(self._identity.node, timeline=None)
         self.endpoint = Endpoint(access.network, self._identity, traffic)
-        self._membership = Membership(
+        self.membership = Membership(
             network=access.network,
             controller=access.controllers,
             identity=self._identity,
@@ -109,11 +109,11 @@ class StoreLink:
     @property
     def clients(self) -> int:
         """See `ParameterStore.clients`."""
-        return max(len(self._membership.map.pushers(self.store)), 1)
+        return max(len(self.membership.map.pushers(self.store)), 1)
 
     async def start(self) -> None:
         """Join the cluster and the store, and begin to serve calls; for errors see `Joining.join`."""
-        arguments, membership = self.arguments, self._membership
+        arguments, membership = self.arguments, self.membership
         self._spawn("membership", membership.run())
         joining = Joining(self.name, arguments, self.endpoint, membership, self._entropy)
         store, arrays = await joining.join()
@@ -179,7 +179,7 @@ class StoreLink:
             for shard in bundle.shards.values():
                 tensors.take(shard)
 
-        membership, within_s = self._membership, self._waits.clock_s
+        membership, within_s = self.membership, self._waits.clock_s
         copies = ShardCopies(self.endpoint, changes=membership.changes, waits=self._waits)
         try:
             await copies.read(membership.map, pieces, put, clock=self.calls.bound, within_s=within_s)
@@ -193,7 +193,7 @@ class StoreLink:
     async def _follow(self, session: SessionIdentity, servers: ParameterClient) -> None:
         """Follow the primaries of the store; fail if the store or this client's place ends."""
         name, node = self.name, self._identity.node
-        async for cluster in self._membership.changes():
+        async for cluster in self.membership.changes():
             store = cluster.stores.get(name)
             if store is None or store.id != session.store:
                 if self._deleting:  # `delete` closes this client next
@@ -223,7 +223,7 @@ class StoreLink:
             raise StoreError("this client is a reader: open the store without reader=True to delete it")
         self._deleting = True
         try:
-            await self._membership.delete_store(self.name, self.store.id)
+            await self.membership.delete_store(self.name, self.store.id)
         except BaseException:
             self._deleting = False
             raise
@@ -245,7 +245,7 @@ class StoreLink:
             self._publish_counts()
         for caller in self._callers:
             await caller.finish()
-        await self._membership.leave()
+        await self.membership.leave()
 
 
 S = TypeVar("S")

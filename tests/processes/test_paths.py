@@ -54,11 +54,11 @@ class Cluster:
 
     @property
     def record(self) -> BundleRecord:
-        (bundle,) = self.store._link._membership.map.bundles.values()
+        (bundle,) = self.store.link.membership.map.bundles.values()
         return bundle
 
     async def until_in_sync(self, count: int) -> None:
-        membership = self.store._link._membership
+        membership = self.store.link.membership
         await membership.wait_for(lambda _: len(self.record.in_sync) == count, f"{count} in sync", 60.0)
 
     async def push(self) -> float:
@@ -125,7 +125,7 @@ async def test_entries_pass_the_pieces_of_a_catch_up_on_a_slow_path() -> None:
         await running.until_in_sync(2)
         sent = await network.sent_bytes(primary, COPIES)
         await asyncio.to_thread(running.start_server, gone)
-        await running.store._link._membership.wait_for(
+        await running.store.link.membership.wait_for(
             lambda _: bool(running.record.joining), "a joining server", 30.0
         )
         seconds = []

@@ -44,7 +44,7 @@ def forget_peak(pid: int) -> None:
 
 def bundle_of(store: ParameterStore) -> BundleRecord:
     """Return the only bundle in the cluster map of a client."""
-    (bundle,) = store._link._membership.map.bundles.values()
+    (bundle,) = store.link.membership.map.bundles.values()
     return bundle
 
 
@@ -74,7 +74,7 @@ async def test_a_primary_with_a_stopped_secondary_stays_within_its_memory_budget
                 )
                 for _ in range(CLIENTS)
             ]
-            membership = stores[0]._link._membership
+            membership = stores[0].link.membership
             await membership.wait_for(lambda _: len(bundle_of(stores[0]).in_sync) == 3, "three copies", 30.0)
             primary, stopped, _ = (servers[node] for node, _ in bundle_of(stores[0]).in_sync)
             before = memory_of(primary.pid, "VmRSS")

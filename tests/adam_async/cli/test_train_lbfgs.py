@@ -1,5 +1,6 @@
 """`train --optimizer lbfgs`: a model, a report, servers of a cluster; idle and random options are refused."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -44,9 +45,22 @@ async def test_servers_of_a_cluster_and_this_process_give_the_same_line(capsys):
     assert first == second
 
 
+async def test_a_worker_of_another_process_helps_and_ends_with_the_command(capsys):
+    await train(epochs=4)
+    async with servers(2) as address, asyncio.TaskGroup() as group:
+        worker = group.create_task(train(optimizer="lbfgs-worker", controller=address))
+        assert await train(epochs=4, controller=address) == 0
+        async with asyncio.timeout(10):
+            assert await worker == 0
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"optimizer": "lbfgs-worker"}, "add --controller"),
         ({"augment": True}, "--augment changes images at random"),
         ({"momentum": 0.9}, "--momentum has no effect with --optimizer lbfgs"),
         ({"consistency": "bsp"}, "--consistency has no effect"),

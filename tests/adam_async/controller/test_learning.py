@@ -129,7 +129,7 @@ async def test_a_client_pushes_through_the_restart_and_each_push_counts_once(cop
             restart = asyncio.create_task(cluster.start_controller())
             await restart
             await pusher.push(lambda: cluster.controller.map.version > before.version)
-            await pusher.push(lambda: cluster.controller.map == store._link._membership.map)
+            await pusher.push(lambda: cluster.controller.map == store.link.membership.map)
             await pusher.push_times(20)
 
             values = await store.pull()

@@ -54,7 +54,7 @@ async def test_a_client_gets_the_statistics_of_the_store_that_it_names():
 
 async def statistics_of(store):
     link = store._link
-    address = link._membership.map.nodes["ps-0"].address
+    address = link.membership.map.nodes["ps-0"].address
     async with link._network.connect(address, link._identity, timeout_s=10.0) as asked:
         ask = GetStatistics(run=link.store.id)
         return read_text_tensor(await asked.call(pack(ask), timeout_s=10.0), dict, 1 << 20)

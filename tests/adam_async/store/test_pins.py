@@ -281,7 +281,7 @@ async def test_a_pin_that_is_sent_again_succeeds_while_its_server_writes_it_or_a
     async with (
         fleet(monkeypatch, "ps-0", network="local", disks=tmp_path) as running,
         running.open(ARRAYS, **OPTIONS) as store,
-        store._link.endpoint.network.connect(
+        store.link.endpoint.network.connect(
             running.servers["ps-0"].address, store._link._identity, timeout_s=5.0
         ) as link,
     ):
@@ -600,7 +600,7 @@ async def test_a_reader_lists_pins_and_neither_makes_nor_reads_them(monkeypatch,
         for call in (reader.pin, reader.unpin, reader.read_pin):
             with pytest.raises(StoreError, match="this client is a reader"):
                 await call("a-name")
-        network, address = reader._link.endpoint.network, running.servers["ps-0"].address
+        network, address = reader.link.endpoint.network, running.servers["ps-0"].address
         async with network.connect(address, reader._link._identity, timeout_s=5.0) as link:
             body = PinShards(store=store._link.store.id, home="ps-0", name="forged", pin=1)
             with pytest.raises(LocalProtocolError, match="no row for 'PinShards' from reader"):
@@ -616,7 +616,7 @@ async def test_a_forged_pin_costs_its_link_or_is_refused(monkeypatch, tmp_path):
         fleet(monkeypatch, "ps-0", network="tcp", disks=tmp_path) as running,
         running.open(ARRAYS, **OPTIONS) as store,
     ):
-        network, address = store._link.endpoint.network, running.servers["ps-0"].address
+        network, address = store.link.endpoint.network, running.servers["ps-0"].address
         known = {"store": store._link.store.id, "home": "ps-0"}
         for forged in (
             {**known, "name": "../../etc", "pin": 1},
@@ -660,7 +660,7 @@ def test_of_several_pins_of_a_name_the_newest_valid_one_is_listed():
 
 async def asked(store, server, body):
     """The answer of a server to one message of the client of a store."""
-    network, identity = store._link.endpoint.network, store._link._identity
+    network, identity = store.link.endpoint.network, store._link._identity
     async with network.connect(server.address, identity, timeout_s=5.0) as link:
         return await link.call(pack(body), timeout_s=5.0)
 

@@ -127,7 +127,7 @@ async def test_a_client_that_the_controllers_lose_for_longer_than_the_grace_has_
         network, node = networks[0], cut._link._identity.node
         network.faults = Faults(cut=1.0)
         network.cut_all()
-        await other._link._membership.wait_for(
+        await other.link.membership.wait_for(
             lambda cluster: node not in cluster.nodes or not cluster.nodes[node].live, "its loss", 20.0
         )
         network.faults = Faults()
