@@ -10,7 +10,7 @@ rules of parameter servers need no tape: `batches.py` calls their kernels.
     compiling.py                    a process that compiles kernels while training runs without them
 Layers:
     compiled.py                     the interface of a layer with such kernels
-    dense.py, conv2d.py, locally_connected.py, layers.py
+    dense.py, sliding.py, layers.py
                                     the layers; the table of all layers with compiled kernels
 Kernels:
     memory.py                       the kernels' view of memory, and their compiler

@@ -11,9 +11,8 @@ import numpy as np
 
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
-from adam_async.model.fast.conv2d import FastConv2d
 from adam_async.model.fast.dense import FastDense
-from adam_async.model.fast.locally_connected import FastLocallyConnected
+from adam_async.model.fast.sliding import FastConv2d, FastLocallyConnected
 from adam_async.model.fast.tape import Op, same_memory
 from adam_async.model.layer import Array, Layer, ScratchSpec, Slots
 from adam_async.model.layers import (

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("numba", reason="compiled kernels need numba")
 
 from adam_async.model import LayerSpec, ModelSpec, Network
-from adam_async.model.fast.conv2d import LANES
+from adam_async.model.fast.sliding import LANES
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.model.passes import error_of
 
