@@ -1,11 +1,11 @@
 """Pure: how well a cluster is: losses that it survives, what limits it, who takes part, waits, a verdict.
 
-Status, live table, events and dashboard have these values from here. They are those of two polls of the
-roles: the counts now, and earlier ones, of which the differences are rates. Without earlier counts the rates
-are those since the start of the run.
+Status, live table, events and metrics have these values from here. They are those of two polls of the roles:
+the counts now, and earlier ones, of which the differences are rates. Without earlier counts the rates are
+those since the start of the run.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.counts import ControllerCounts, Counts, DataCounts, ServerCounts, WorkerCounts
-from adam_async.run.run_copies import BundleCopies, RunCopies
+from adam_async.run.run_copies import RunCopies
 
 Verdict = Literal["well", "degraded", "ending"]
 
@@ -29,6 +29,12 @@ LATE_S = 0.1
 
 BUSY = 0.8
 """Share of a core that a server's process uses, above which the server limits waits for pushes."""
+
+CopiesOf = Mapping[str, RunCopies]
+"""Copies of the shards of the run, and of each store, by the words for them."""
+
+CountsOf = Mapping[str, Counts]
+"""Counts of the roles that answered, by node."""
 
 _Counts = TypeVar("_Counts", bound=Counts)
 
@@ -94,153 +100,142 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 def condition_of(
     cluster: ClusterMap,
-    counts: Mapping[str, Counts],
-    copies: Mapping[str, RunCopies],
+    counts: CountsOf,
+    copies: CopiesOf,
     *,
     controllers: int,
-    earlier: Mapping[str, Counts] = {},
+    earlier: CountsOf,
     waits: Waits,
 ) -> Condition:
     """Return the condition of a cluster.
 
     Args:
-        counts: Counts of the roles that answered, by node.
-        copies: Copies of the shards of the run, and of each store, by the words for them.
         controllers: Number of controllers that should run; 0 if unknown.
         earlier: Counts at the poll before.
         waits: Deadlines of the run.
     """
-    replicas = cluster.live_replicas()
-    lost = _lost_roles(cluster, replicas)
-    ending, degraded = _faults(cluster, counts, copies, lost=lost, controllers=controllers)
-    survives, weakest = _survived(copies, counts, controllers=controllers)
+    lost = tuple(_lost_roles(cluster))
+    ending = tuple(_ends(cluster, copies))
+    lacking = tuple(_lacks(cluster, counts, copies, lost, controllers))
+    survives, weakest = _survived(copies, len(_of(ControllerCounts, counts)), controllers)
     return Condition(
-        verdict="ending" if ending else "degraded" if degraded else "well",
-        reasons=(*ending, *degraded),
+        verdict="ending" if ending else "degraded" if lacking else "well",
+        reasons=ending + lacking,
         survives=survives,
         weakest=weakest,
         limited_by=limit_of(counts, earlier) if cluster.in_progress else "",
-        live=len(replicas),
+        live=len(cluster.live_replicas()),
         taking_part=_taking_part(cluster, counts, earlier),
-        waits=_waits(cluster, counts, copies, waits) if cluster.in_progress or copies else (),
+        waits=tuple(_waits(cluster, counts, copies, waits)),
         lost=lost,
     )
 
 
-def _lost_roles(cluster: ClusterMap, replicas: Iterable[int]) -> tuple[LostRole, ...]:
-    """Return the lost roles; a worker whose replica is whole again counts as replaced."""
-    wanted = cluster.run.terms.get("replicas", 0) if cluster.run is not None else 0
-    complete = not cluster.in_progress or len(tuple(replicas)) >= wanted
-    return tuple(
-        LostRole(node=name, role=node.role, since=node.lost_at or None)
-        for name, node in sorted(cluster.nodes.items())
-        if not node.live and not node.left and node.role in ("ps", "data", *(() if complete else ("worker",)))
+def _of(kind: type[_Counts], counts: CountsOf) -> list[_Counts]:
+    return [each for each in counts.values() if isinstance(each, kind)]
+
+
+def _wanted(cluster: ClusterMap) -> int:
+    """Return the number of replicas that should be live."""
+    run = cluster.run
+    return (
+        run.terms.get("replicas", 0) if run is not None and run.phase not in ("preparing", "finished") else 0
     )
 
 
-def _faults(
-    cluster: ClusterMap,
-    counts: Mapping[str, Counts],
-    copies: Mapping[str, RunCopies],
-    *,
-    lost: Iterable[LostRole],
-    controllers: int,
-) -> tuple[list[str], list[str]]:
-    """Return the reasons why run or stores end, and the things that are lacking."""
-    ending, lacking, run = [], [], cluster.run
+def _lost_roles(cluster: ClusterMap) -> Iterator[LostRole]:
+    """Yield the lost roles; a worker counts as replaced if all replicas are live."""
+    workers = ("worker",) if len(cluster.live_replicas()) < _wanted(cluster) else ()
+    for name, node in sorted(cluster.nodes.items()):
+        if not node.live and not node.left and node.role in ("ps", "data", *workers):
+            yield LostRole(node=name, role=node.role, since=node.lost_at or None)
+
+
+def _ends(cluster: ClusterMap, copies: CopiesOf) -> Iterator[str]:
+    """Yield the reasons why the run or stores end."""
+    run = cluster.run
     if run is not None and run.phase == "failed":
-        ending.append(f"run {run.id} has failed: {run.reason}")
+        yield f"run {run.id} has failed: {run.reason}"
     for name, store in sorted(cluster.stores.items()):
         if store.phase == "failed" and not (run is not None and store.id == run.id):
-            ending.append(f"store {name} has failed: {store.reason}")
+            yield f"store {name} has failed: {store.reason}"
     for owner, each in copies.items():
-        ending += [f"all copies of {bundle.home} of {owner} are lost" for bundle in _without_copy(each)]
-        lacking += [
-            f"bundle {bundle.home} of {owner} has {len(bundle.in_sync)} of {each.copies} copies in sync"
-            for bundle in each.lagging
-            if bundle.in_sync
-        ]
-    lacking += [f"{each.node} is lost" for each in lost]
-    answering = len(_of(ControllerCounts, counts))
+        yield from (
+            f"all copies of {one.home} of {owner} are lost" for one in each.bundles if not one.in_sync
+        )
+
+
+def _lacks(
+    cluster: ClusterMap, counts: CountsOf, copies: CopiesOf, lost: tuple[LostRole, ...], controllers: int
+) -> Iterator[str]:
+    """Yield the things that are lacking."""
+    for owner, each in copies.items():
+        for bundle in each.lagging:
+            if bundle.in_sync:
+                have = f"{len(bundle.in_sync)} of {each.copies} copies in sync"
+                yield f"bundle {bundle.home} of {owner} has {have}"
+    yield from (f"{each.node} is lost" for each in lost)
+    answering, live = len(_of(ControllerCounts, counts)), len(cluster.live_replicas())
     if 0 < answering < controllers:
-        lacking.append(f"{answering} of {controllers} controllers answer")
-    if run is not None and not run.over:
-        wanted, live = run.terms.get("replicas", 0), len(cluster.live_replicas())
-        if run.phase != "preparing" and live < wanted:
-            lacking.append(f"{live} of {wanted} replicas are live")
+        yield f"{answering} of {controllers} controllers answer"
+    if cluster.run is not None and cluster.in_progress:
+        if live < _wanted(cluster):
+            yield f"{live} of {_wanted(cluster)} replicas are live"
         if not cluster.driven:
-            lacking.append(f"the driver of run {run.id}, {run.driver}, is lost")
-    return ending, lacking
+            yield f"the driver of run {cluster.run.id}, {cluster.run.driver}, is lost"
 
 
-def _without_copy(copies: RunCopies) -> list[BundleCopies]:
-    return [bundle for bundle in copies.bundles if not bundle.in_sync]
-
-
-def _survived(
-    copies: Mapping[str, RunCopies], counts: Mapping[str, Counts], *, controllers: int
-) -> tuple[int | None, str]:
+def _survived(copies: CopiesOf, answering: int, controllers: int) -> tuple[int | None, str]:
     """Return the number of losses that run and stores survive, and the roles that survive the fewest."""
     found = [
         (max(len(bundle.in_sync) - 1, 0), f"the servers of {bundle.home} of {owner}")
         for owner, each in copies.items()
         for bundle in each.bundles
     ]
-    answering = len(_of(ControllerCounts, counts))
     if found and answering:
-        total = max(controllers, answering)
-        found.append((max(answering - total // 2 - 1, 0), "the controllers"))
+        majority = max(controllers, answering) // 2 + 1
+        found.append((max(answering - majority, 0), "the controllers"))
     return min(found, default=(None, ""), key=lambda each: each[0])
 
 
-def limit_of(counts: Mapping[str, Counts], earlier: Mapping[str, Counts]) -> Limit:
+def limit_of(counts: CountsOf, earlier: CountsOf) -> Limit:
     """Return what limits the rate of a run: the largest of the shares of the time of its workers.
 
     A worker computes, waits for servers, for images or for clocks, or its event loop is late. A wait for
     servers is one of the wire, unless a server uses `BUSY` of a core.
     """
     workers = _of(WorkerCounts, counts)
-    compute, server, image, clock, passed_s = 0.0, 0.0, 0.0, 0.0, 0.0
+    spent = [0.0] * 4
     for each in workers:
         before = earlier.get(each.node)
-        before = before if isinstance(before, WorkerCounts) and before.pid == each.pid else None
-        span_s = each.age_s - (before.age_s if before is not None else 0.0)
-        passed_s += span_s
-        if each.pool is not None:
-            busy_s = each.pool.busy_s - (before.pool.busy_s if before is not None and before.pool else 0.0)
-            compute += busy_s / max(each.pool.threads, 1)
-        spent = [
-            max(now - then, 0.0)
-            for now, then in zip(
-                each.waited_s, before.waited_s if before is not None else (0.0,) * 3, strict=True
-            )
-        ]
-        server, image, clock = server + spent[0], image + spent[1], clock + spent[2]
-    if passed_s <= 0.0 or not compute + server + image + clock:
-        return ""
+        now = _spent(each)
+        then = _spent(before) if isinstance(before, WorkerCounts) and before.pid == each.pid else (0.0,) * 4
+        spent = [total + max(new - old, 0.0) for total, new, old in zip(spent, now, then, strict=True)]
     late = sorted(each.lag_s.p50 for each in workers if each.lag_s is not None)
+    if not any(spent):
+        return ""
     if late and late[len(late) // 2] > LATE_S:
         return "loop"
-    named: tuple[tuple[float, Limit], ...] = (
-        (compute, "compute"),
-        (server, _push_limit(counts, earlier)),
-        (image, "input"),
-        (clock, "clock"),
-    )
-    return max(named, key=lambda each: each[0])[1]
+    limits: tuple[Limit, ...] = ("compute", _push_limit(counts, earlier), "input", "clock")
+    return limits[spent.index(max(spent))]
 
 
-def _push_limit(counts: Mapping[str, Counts], earlier: Mapping[str, Counts]) -> Limit:
+def _spent(counts: WorkerCounts) -> tuple[float, ...]:
+    """Return the time in which a worker computed, and waited for servers, images and clocks, in seconds."""
+    pool = counts.pool
+    return (pool.busy_s / max(pool.threads, 1) if pool is not None else 0.0, *counts.waited_s)
+
+
+def _push_limit(counts: CountsOf, earlier: CountsOf) -> Limit:
     """Return whether pushes wait for a busy server or for the wire."""
-    busiest = 0.0
     for each in _of(ServerCounts, counts):
         before = earlier.get(each.node, Counts())
-        span_s = each.age_s - before.age_s
-        busiest = max(busiest, (each.cpu_s - before.cpu_s) / span_s if span_s > 0 else 0.0)
-    return "server" if busiest >= BUSY else "wire"
+        if each.cpu_s - before.cpu_s > BUSY * max(each.age_s - before.age_s, 0.1):
+            return "server"
+    return "wire"
 
 
-def _taking_part(cluster: ClusterMap, counts: Mapping[str, Counts], earlier: Mapping[str, Counts]) -> int:
+def _taking_part(cluster: ClusterMap, counts: CountsOf, earlier: CountsOf) -> int:
     """Return the number of replicas with a worker that has trained a group since the earlier counts."""
     found = set()
     for each in _of(WorkerCounts, counts):
@@ -255,75 +250,42 @@ def _groups(counts: WorkerCounts) -> int:
     return counts.data.groups if counts.data is not None else 0
 
 
-def _waits(
-    cluster: ClusterMap, counts: Mapping[str, Counts], copies: Mapping[str, RunCopies], waits: Waits
-) -> tuple[Wait, ...]:
-    found = [
-        Wait(
-            who=each.node,
-            what=each.waiting_for,
-            deadline_s=waits.clock_s,
-            cure="restart the worker of that replica, or allow more steps with --consistency ssp:N",
-        )
-        for each in sorted(_of(WorkerCounts, counts), key=lambda each: each.node)
-        if each.waiting_for
-    ]
-    for owner, each in copies.items():
-        found += [
-            Wait(
-                who=f"pushes to {bundle.home} of {owner}",
-                what=f"{each.min_in_sync - len(bundle.in_sync)} more copies in sync",
-                deadline_s=waits.copies_s,
-                cure="start a parameter server: adam-async ps --controller",
-            )
-            for bundle in each.lagging
-            if 0 < len(bundle.in_sync) < each.min_in_sync
-        ]
-    if cluster.run is not None and cluster.run.phase == "training":
-        run = f"run {cluster.run.id}"
-        start = "start one: adam-async "
+def _waits(cluster: ClusterMap, counts: CountsOf, copies: CopiesOf, waits: Waits) -> Iterator[Wait]:
+    """Yield each wait with its deadline and its cure."""
+    cure = "restart the worker of that replica, or allow more steps with --consistency ssp:N"
+    for each in sorted(_of(WorkerCounts, counts), key=lambda each: each.node):
+        if each.waiting_for and cluster.in_progress:
+            yield Wait(who=each.node, what=each.waiting_for, deadline_s=waits.clock_s, cure=cure)
+    start = "start one: adam-async"
+    for owner, copied in copies.items():
+        for bundle in copied.lagging:
+            lacking = copied.min_in_sync - len(bundle.in_sync)
+            if bundle.in_sync and lacking > 0:
+                who, what = f"pushes to {bundle.home} of {owner}", f"{lacking} more copies in sync"
+                yield Wait(who=who, what=what, deadline_s=waits.copies_s, cure=f"{start} ps --controller")
+    run = cluster.run
+    if run is None or run.over:
+        return
+    who = f"run {run.id}"
+    if run.phase == "training":
         if not cluster.live_replicas():
-            found.append(
-                Wait(
-                    who=run,
-                    what="a live replica",
-                    deadline_s=waits.replica_s,
-                    cure=f"{start}worker --join",
-                )
-            )
+            cure = f"{start} worker --join"
+            yield Wait(who=who, what="a live replica", deadline_s=waits.replica_s, cure=cure)
         if not cluster.dealing:
-            found.append(
-                Wait(
-                    who=run,
-                    what="a data server",
-                    deadline_s=waits.replica_s,
-                    cure=f"{start}data --controller",
-                )
-            )
-    if cluster.in_progress and not cluster.driven:
-        found.append(
-            Wait(
-                who=f"run {cluster.run.id}" if cluster.run is not None else "",
-                what="a driver",
-                deadline_s=None,
-                cure="adam-async train --attach takes the run over",
-            )
-        )
-    return tuple(found)
+            cure = f"{start} data --controller"
+            yield Wait(who=who, what="a data server", deadline_s=waits.replica_s, cure=cure)
+    if not cluster.driven:
+        cure = "adam-async train --attach takes the run over"
+        yield Wait(who=who, what="a driver", deadline_s=None, cure=cure)
 
 
-def images_per_s(counts: Mapping[str, Counts], earlier: Mapping[str, Counts]) -> float:
+def images_per_s(counts: CountsOf, earlier: CountsOf) -> float:
     """Return the images per second between two polls of an epoch; without earlier counts, of the epoch."""
     dealer = next((each for each in _of(DataCounts, counts) if each.term), None)
     if dealer is None:
         return 0.0
     before = earlier.get(dealer.node)
     if isinstance(before, DataCounts) and (before.term, before.epoch) == (dealer.term, dealer.epoch):
-        span_s = dealer.age_s - before.age_s
-        if span_s > 0:
+        if (span_s := dealer.age_s - before.age_s) > 0:
             return max(dealer.images - before.images, 0) / span_s
     return dealer.images / dealer.train_s if dealer.train_s else 0.0
-
-
-def _of(kind: type[_Counts], counts: Mapping[str, Counts]) -> list[_Counts]:
-    return [each for each in counts.values() if isinstance(each, kind)]

@@ -221,7 +221,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         if now < self._reported_at + REPORT_S:
             return
         self._reported_at = now
-        number = nan if loss is None else float(loss)
+        number = nan if loss is None else float(torch.as_tensor(loss).detach())
         self._store.publish(
             StepsTaken(
                 store=self._store.name,
