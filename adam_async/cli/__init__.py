@@ -17,6 +17,7 @@ Files, in reading order:
     option_checks.py             options of single commands, checked before their modules are imported
     train_checks.py              options of `train`, checked before the modules of a training are imported
     train.py                     `train`: options merged, a cluster started or joined, training, results
+    train_lbfgs.py               `train --optimizer lbfgs`: a program of its own, on a store
     live_table.py                progress on a terminal as a table, elsewhere as lines; the summary
     results.py                   model, report, profile and record of a run, also of an interrupted one; the
                                  bare kernels measured before and after training, for a report
