@@ -64,8 +64,9 @@ class StoredPieces:
         )
 
     def new_tensors(self) -> WholeTensors:
-        """Allocate all tensors of the store, with the state of its rules."""
-        return WholeTensors(self.catalogue.arrays, self.table, self._rules)
+        """Allocate all tensors of the store, with the state of its rules, and its lasting vectors."""
+        vectors = self.catalogue.record.lasting_vectors
+        return WholeTensors(self.catalogue.arrays, self.table, self._rules, vectors=vectors)
 
     def bundle(self, specs: Sequence[ShardSpec]) -> Bundle:
         """Return a bundle with some new shards."""

@@ -2,7 +2,8 @@
 
 The file has the values by tensor, as the file of a trained model, and the state of the update rules under
 names of their own (`model_head.RULE_STATE`): elementwise arrays in the shape of their tensor, and counts with
-one number per shard of the tensor. Larger types come first, so each array is aligned.
+one number per shard of the tensor; then the vectors of a store (`tensors.VECTOR`). Larger types come first,
+so each array is aligned.
 """
 
 import json
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.model_head import RULE_STATE
-from adam_async.checkpoint.tensors import ShardSource, WholeTensors
+from adam_async.checkpoint.tensors import VECTOR, ShardSource, WholeTensors
 from adam_async.model.rules import Rule
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.store_record import ArrayRecord, VectorRecord
 
 _TYPES = {"<f8": "F64", "<i8": "I64", "<f4": "F32"}
 """Names of types in the format, by those of NumPy."""
@@ -36,6 +37,7 @@ class Export:
     nbytes: int
     _source: ShardSource
     _rules: Sequence[Rule]
+    _vectors: Sequence[VectorRecord]
     _tensors: tuple[ArrayRecord, ...]
     """The tensors in the order of the file."""
     _counts: Mapping[str, NDArray[Any]]
@@ -46,7 +48,7 @@ class Export:
         for _, counts in sorted(self._counts.items()):
             yield counts.tobytes()
         for record in self._tensors:
-            whole = await _read(self._source, record, self._rules)
+            whole = await _read(self._source, record, self._rules, self._vectors)
             for _, array in _arrays(whole):
                 yield array.tobytes()
 
@@ -54,12 +56,19 @@ class Export:
 def _arrays(whole: WholeTensors) -> list[tuple[str, NDArray[Any]]]:
     """Return the arrays of one tensor by their names in a file, without counts."""
     ((name, values),) = whole.weights.items()
-    state = [(RULE_STATE + key, array) for key, array in whole.state.items() if array.shape == values.shape]
+    state = [(state_name(key), array) for key, array in whole.state.items() if array.shape == values.shape]
     return [(name, values), *(each for each in state if not each[1].dtype.kind == "i")]
 
 
-async def _read(source: ShardSource, record: ArrayRecord, rules: Sequence[Rule]) -> WholeTensors:
-    whole = WholeTensors([record], source.table, rules)
+def state_name(key: str) -> str:
+    """Return the name in a file of an array of `WholeTensors.state`."""
+    return key if key.startswith(VECTOR) else RULE_STATE + key
+
+
+async def _read(
+    source: ShardSource, record: ArrayRecord, rules: Sequence[Rule], vectors: Sequence[VectorRecord]
+) -> WholeTensors:
+    whole = WholeTensors([record], source.table, rules, vectors=vectors)
     async with aclosing(source.shards_of(source.table.by_tensor.get(record.name, ()))) as parts:
         async for shards in parts:
             for shard in shards:
@@ -73,6 +82,7 @@ async def export_of(
     rules: Sequence[Rule],
     metadata: Mapping[str, str],
     *,
+    vectors: Sequence[VectorRecord] = (),
     check: Callable[[str, NDArray[Any]], None] = lambda name, values: None,
 ) -> Export:
     """Return the file that the shards of a store become.
@@ -89,17 +99,25 @@ async def export_of(
     entries: dict[str, NDArray[Any]] = {}
     tensors = tuple(sorted(arrays, key=lambda each: (-np.dtype(each.dtype).itemsize, each.name)))
     for record in tensors:
-        whole = await _read(source, record, rules)
+        whole = await _read(source, record, rules, vectors)
         check(record.name, whole.weights[record.name])
         found = _arrays(whole)
         names = {name for name, _ in found}
         # Only the shapes are kept.
         entries |= {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in found}
-        counts |= {RULE_STATE + k: each for k, each in whole.state.items() if RULE_STATE + k not in names}
+        counts |= {name: v for key, v in whole.state.items() if (name := state_name(key)) not in names}
     entries = {**dict(sorted(counts.items())), **entries}
     head = _head_of(entries, metadata)
     nbytes = len(head) + sum([each.nbytes for each in entries.values()])
-    return Export(head=head, nbytes=nbytes, _source=source, _rules=rules, _tensors=tensors, _counts=counts)
+    return Export(
+        head=head,
+        nbytes=nbytes,
+        _source=source,
+        _rules=rules,
+        _vectors=vectors,
+        _tensors=tensors,
+        _counts=counts,
+    )
 
 
 def _head_of(entries: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

@@ -15,7 +15,7 @@ from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.store_record import ArrayRecord, VectorRecord, is_vector_key
 
 
 class ShardSource(Protocol):
@@ -35,6 +35,15 @@ class ShardSource(Protocol):
         ...
 
 
+VECTOR = "vector/"
+"""Beginning of the names of vectors in a file, such as ``vector/mean/fc1.weight``."""
+
+
+def vector_name(vector: VectorRecord, array: str) -> str:
+    """Return the name of a vector's values for one array."""
+    return f"{VECTOR}{vector.name}/{array}"
+
+
 class WholeTensors:
     """Whole tensors, and the range of each shard in them.
 
@@ -42,6 +51,7 @@ class WholeTensors:
         table: Shards of the arrays.
         rules: The rules of the store; none for values alone.
         values: Contiguous values by array; by default new arrays, which are not filled.
+        vectors: Vectors of the store to have beside the values.
     """
 
     def __init__(
@@ -50,6 +60,7 @@ class WholeTensors:
         table: ShardTable,
         rules: Sequence[Rule] = (),
         values: Mapping[str, NDArray[Any]] | None = None,
+        vectors: Sequence[VectorRecord] = (),
     ) -> None:
         self.table = table
         self.arrays = tuple(arrays)
@@ -60,18 +71,25 @@ class WholeTensors:
         }
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays of the rules: elementwise ones in the shape of their tensor, counts with one entry per shard
-        of the tensor."""
-        self._keys: dict[str, tuple[str, ...]] = {}
-        """Names of the arrays of the rule of each tensor."""
+        of the tensor. Then vectors, see `vector_name`."""
+        self.vectors = vectors
+        self._keys: dict[str, dict[str, str]] = {}
+        """Names of the arrays of the state of each tensor's shards, with their names in `state`."""
         for each in arrays if rules else ():
             rule = rules[each.rule]
-            self._keys[each.name] = (*rule.state_names, *rule.scalar_names)
+            names = (*rule.state_names, *rule.scalar_names)
+            self._keys[each.name] = {name: f"{name}/{each.name}" for name in names}
             made = rule.new_state((1,), np.dtype(each.dtype))
             for name in rule.state_names:
                 self.state[f"{name}/{each.name}"] = np.empty(each.shape, made[name].dtype)
             for name in rule.scalar_names:
                 shards = len(table.by_tensor.get(each.name, ()))
                 self.state[f"{name}/{each.name}"] = np.empty(shards, made[name].dtype)
+        for each in arrays if vectors else ():
+            for vector in vectors:
+                if vector.covers(each.name, frozen=each.frozen):
+                    name = self._keys.setdefault(each.name, {})[vector.key] = vector_name(vector, each.name)
+                    self.state[name] = np.zeros(each.shape, each.dtype)
         self._place = {
             shard.id: place for shards in table.by_tensor.values() for place, shard in enumerate(shards)
         }
@@ -86,13 +104,14 @@ class WholeTensors:
         spec = shard.spec
         self.values_of(spec)[:] = shard.values
         for name, part in self._state_of(spec).items():
-            part[:] = shard.rule_state[name]
+            if name in shard.rule_state or not is_vector_key(name):  # a vector may be younger than a shard
+                part[:] = shard.rule_state[name]
 
     def _state_of(self, spec: ShardSpec) -> dict[str, NDArray[Any]]:
         """Return the arrays of the rule of a shard by name, flat views."""
         parts = {}
-        for name in self._keys.get(spec.tensor, ()):
-            whole = self.state[f"{name}/{spec.tensor}"]
+        for name, key in self._keys.get(spec.tensor, {}).items():
+            whole = self.state[key]
             if whole.shape == self.weights[spec.tensor].shape:
                 parts[name] = whole.reshape(-1)[spec.start : spec.stop]
             else:
@@ -158,7 +177,8 @@ def _cut(spec: ShardSpec, origins: Sequence[Shard]) -> Shard:
         return np.concatenate(parts)
 
     state = {}
-    for name in origins[0].rule_state:
+    # A vector may be younger than the state of some shards on a disk.
+    for name in [each for each in origins[0].rule_state if all(each in one.rule_state for one in origins)]:
         arrays = [each.rule_state[name] for each in origins]
         # Pushes may have reached some shards only. From step 13 on a lower count makes Adam's steps shorter.
         is_count = arrays[0].dtype.kind == "i"

@@ -190,7 +190,7 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
 
 
 def _change_of_vectors(attempt: Attempt, old: StoreRecord, cluster: ClusterMap) -> str:
-    """Return whether a client may change the vectors of a store: each client that is in it."""
+    """Return whether a client may change the vectors of a store: its creator, and each client in it."""
     if attempt.expected != old.changed:
         return (
             RIGHT if attempt.expected < old.changed else LATER
@@ -203,7 +203,7 @@ def _change_of_vectors(attempt: Attempt, old: StoreRecord, cluster: ClusterMap) 
     if node is None or node.incarnation != attempt.peer.incarnation:
         return LATER
     is_only = msgspec.structs.replace(new, vectors=old.vectors) == old
-    return RIGHT if is_only and node.store == old.id else WRONG
+    return RIGHT if is_only and (node.store == old.id or old.creator == attempt.peer.node) else WRONG
 
 
 def _has_successor(peer: Identity, cluster: ClusterMap) -> bool:

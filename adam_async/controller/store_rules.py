@@ -181,12 +181,17 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
 def _set_vectors(
     cluster: ClusterMap, name: str, old: StoreRecord, vectors: tuple[VectorRecord, ...]
 ) -> ClusterMap | str:
-    """Add and delete vectors of an open store; a new vector has no number yet, and gets the next one."""
-    if old.phase != "open":
-        return f"store {name!r} is not open"
-    made, numbered = old.vectors_made, []
+    """Add and delete vectors of a store; a new vector has no number yet, and gets the next one.
+
+    The creator of a store that goes on from a disk, a pin or a file gives its vectors with their numbers.
+    """
+    if old.phase not in ("loading", "open"):
+        return f"store {name!r} is {old.phase}"
+    goes_on = old.phase == "loading" and not old.vectors_made
+    made = max([each.number for each in vectors], default=0) if goes_on else old.vectors_made
+    numbered = []
     for vector in vectors:
-        is_new = vector not in old.vectors
+        is_new = vector not in old.vectors and not (goes_on and vector.number)
         if is_new and vector.number:
             return f"vector {vector.name[:80]!r} was deleted, or changed: delete it, and add it again"
         made += is_new

@@ -298,7 +298,8 @@ class Bundle:
         # A server that joins has some shards of another position.
         can_save = self.keeps_pins and not self.absent and self.pinning is None
         if not (pin.removes or is_known) and can_save:
-            self.pinning = PinCopies(pin, self.shards)
+            temporary = frozenset([vector.key for vector in self.vectors if vector.temporary])
+            self.pinning = PinCopies(pin, self.shards, temporary)
 
     # --- work --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ or its link closes. A sum of many shards is split, so that a round of the loop m
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from adam_async.parameter_server.shard import Shard
@@ -154,14 +154,18 @@ class PinCopies(KeptShards):
 
     Args:
         pin: The pin (`events.Pin`).
+        without: Names of the arrays of the shards' state that the pin does not have.
 
     Attributes:
         is_given_up: Whether `end` was called.
     """
 
-    def __init__(self, pin: Any, shards: Mapping[ShardId, Shard]) -> None:
+    def __init__(
+        self, pin: Any, shards: Mapping[ShardId, Shard], without: Set[str] = frozenset()
+    ) -> None:
         super().__init__(shards)
         self.pin = pin
+        self._without = without
         self.is_given_up = False
         self._tables = {
             number: state_of(shard, clock=shard.applied_clock() if shard.pending is not None else None)
@@ -169,7 +173,7 @@ class PinCopies(KeptShards):
         }
 
     def _copy(self, shard: Shard) -> ShardCopy:
-        return copy_shard(shard, state=self._tables[shard.spec.id])
+        return copy_shard(shard, state=self._tables[shard.spec.id], without=self._without)
 
     def has_room(self, shards: Iterable[Shard]) -> bool:
         """Return whether all shards of a batch may be changed now; without other copies they always may."""

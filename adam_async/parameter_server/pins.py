@@ -190,7 +190,10 @@ class Pins:
         self._writing[key] = _Writing(catalogue.name, facts, copies, taken)
         folder, disk = self._folder_of(key), self._ports.states
         aside = folder.with_name(REMOVED + folder.name)
-        record = msgspec.structs.replace(catalogue.record, id=store_of(facts.pin))
+        record = catalogue.record
+        record = msgspec.structs.replace(
+            record, id=store_of(facts.pin), vectors=record.lasting_vectors, vector_bytes=()
+        )
         catalogue = Catalogue(catalogue.name, record, catalogue.arrays, facts.began_ms / 1000)
 
         def head() -> list[State]:

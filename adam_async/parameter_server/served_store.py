@@ -93,7 +93,7 @@ from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, served_word
+from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, newest_vector, served_word
 from transport import Link, Request
 
 logger = logging.getLogger(__name__)
@@ -183,8 +183,6 @@ class ServedStore:
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
         host = self._host
-        for shard in shards:
-            shard.set_vectors(self._vectors)
         self._answers = Answers(host.buffers, self._rules, self._drain_soon, self._is_torn, spawn=host.spawn)
         # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(
@@ -205,7 +203,7 @@ class ServedStore:
             program=bool(store.program),
         )
         self.state.bundle.keeps_pins = host.pins is not None
-        self.state.bundle.vectors = self._vectors
+        self._set_vectors()
         self._known_vectors: tuple[VectorRecord, ...] | None = None
         """Vectors that the log has from this primary; None if it has none yet."""
         self._checks = QuestionChecks(
@@ -225,6 +223,12 @@ class ServedStore:
         self._missing = {int(shard.spec.id) for shard in shards}
         self._live: dict[Replica, int] | None = None
         self._epoch = 0
+
+    def _set_vectors(self) -> None:
+        """Give the shards the vectors of the map, before the log has an entry."""
+        self.state.bundle.vectors = self._vectors
+        for shard in self.state.shards.values():
+            shard.set_vectors(self._vectors)
 
     @property
     def complete(self) -> bool:
@@ -433,6 +437,8 @@ class ServedStore:
             self._vectors, self._vectors_made = store.vectors, store.vectors_made
             if self._host.disk is not None:
                 self._host.disk.record_changed(store)
+            if self._missing:  # before the log begins, the values to load have these vectors
+                self._set_vectors()
         record = cluster.bundle(self.store.id, self.home)
         if record is not None:
             self._record = record
@@ -671,6 +677,10 @@ class ServedStore:
             newest = max(body.named_vectors(), default=0)
         elif isinstance(body, Pull):
             newest = body.vector
+        return self._lacks_vector(request, newest)
+
+    def _lacks_vector(self, request: Request, newest: int) -> bool:
+        """Refuse a question for now if the map of this server has not named a vector yet."""
         if newest > self._vectors_made:
             text = f"the map of {self._host.node} has {self._vectors_made} vectors, and not {newest} yet"
             request.fail("not-ready", text)
@@ -708,6 +718,8 @@ class ServedStore:
             return
         if body.generation != state.generation:
             request.fail("wrong-run", f"store {body.store} is in generation {state.generation} here")
+            return
+        if self._lacks_vector(request, newest_vector(body.arrays)):
             return
         if self._missing:
             self._missing -= load_states(

@@ -5,7 +5,7 @@ The message has tables of versions, clocks, sets of groups and their losses, the
 and then the vectors of the store, which are empty for a shard without them. A reader gets copies.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,18 +37,25 @@ class ShardCopy:
     rule_state: Mapping[str, NDArray[Any]]
 
 
-def copy_shard(shard: Shard, *, clock: int | None = None, state: ShardState | None = None) -> ShardCopy:
+def copy_shard(
+    shard: Shard,
+    *,
+    clock: int | None = None,
+    state: ShardState | None = None,
+    without: Set[str] = frozenset(),
+) -> ShardCopy:
     """Copy a shard.
 
     Args:
         clock: In bsp, the clock of the values: higher clocks of replicas are lowered to it. None to copy the
             replicas' clocks unchanged.
         state: Tables that were copied before; None to copy them now.
+        without: Names of the arrays of its state to leave out.
     """
     return ShardCopy(
         state=state or state_of(shard, clock=clock),
         values=shard.values.copy(),
-        rule_state={name: array.copy() for name, array in shard.rule_state.items()},
+        rule_state={name: a.copy() for name, a in shard.rule_state.items() if name not in without},
     )
 
 

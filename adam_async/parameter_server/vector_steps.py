@@ -21,6 +21,10 @@ from adam_async.run.shard_table import ShardSpec
 MOST_PROBLEMS = 8
 """Maximum number of problems in the answer to a step, whose other shards have no worse ones."""
 
+LEAST_PARTS = 3
+"""Minimum number of the parts of a sum; zeros fill it up. The sum of many shards has about as many, so the
+answer of a large model is no longer than that of a small one."""
+
 _SEVERITY = (GAP, NOT_PRIMARY, REFUSED, DUPLICATE)
 
 
@@ -114,5 +118,6 @@ def answer_to_step(queued: QueuedPush, problems: Sequence[Problem]) -> Pushed:
     of_shards = [dots for dots in kept if dots is not None]
     if len(of_shards) < len(kept):  # no dot products, or they are those of an old step
         return Pushed(versions=0, problems=tuple(worst))
-    dots = tuple([exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))])
+    parts = [exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))]
+    dots = tuple([each + (0.0,) * (LEAST_PARTS - len(each)) if each else () for each in parts])
     return Pushed(versions=0, problems=tuple(worst), dots=dots)

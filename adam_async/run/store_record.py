@@ -153,6 +153,15 @@ def vector_number(key: str) -> int:
     return int(key.removeprefix(_VECTOR))
 
 
+def newest_vector(keys: Iterable[str]) -> int:
+    """Return the highest number of a vector among arrays of a shard's state; 0 without vectors.
+
+    A peer may choose the names: one with another end counts as the highest possible number.
+    """
+    ends = [key.removeprefix(_VECTOR) for key in keys if is_vector_key(key)]
+    return max([int(end) if end.isdecimal() else 1 << 32 for end in ends], default=0)
+
+
 def is_vector_key(name: str) -> bool:
     """Return whether an array of a shard's state is a vector."""
     return name.startswith(_VECTOR)
@@ -243,6 +252,11 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     def arrays_per_value(self) -> int:
         """Maximum number of arrays that a shard has: its values, the state of its rule, and vectors."""
         return 1 + self.state_arrays + len(self.vectors)
+
+    @property
+    def lasting_vectors(self) -> tuple[VectorRecord, ...]:
+        """The vectors that pins and saved files have."""
+        return tuple([vector for vector in self.vectors if not vector.temporary])
 
     @property
     def has_log(self) -> bool:

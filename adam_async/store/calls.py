@@ -129,7 +129,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         """Send a push. In bsp it ends the step on its shards, in ssp it belongs to the step in progress."""
         calls, own = self.calls, self.own
         if calls.is_summed:
-            calls.note_pushed(messages, assign=self.assign)
+            calls.note_pushed([message.shards.shards for message in messages], assign=self.assign)
         clock = epoch = 0
         if calls.slack is not None and not self.assign:
             clock, epoch = calls.clock + calls.is_summed, 1
@@ -598,9 +598,9 @@ class Calls:
             self._settling.append(waiter)
             await waiter
 
-    def note_pushed(self, messages: Sequence[Outgoing], *, assign: bool) -> None:
+    def note_pushed(self, several: Iterable[Sequence[ShardId]], *, assign: bool) -> None:
         """Refuse a second push of an array in a step of bsp, and an assignment after a push."""
-        shards = {shard for message in messages for shard in message.shards.shards}
+        shards = {shard for each in several for shard in each}
         if again := shards & self._pushed:
             name = self.layout.table.shards[min(again)].tensor
             raise StoreError(

@@ -31,7 +31,7 @@ from adam_async.run.arrays import ArraySpec
 from adam_async.run.bundle_record import DEFAULT_COPIES
 from adam_async.run.cluster_map import ClusterMap, replica_generation
 from adam_async.run.shard_table import ShardTable, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord, joined_arrays, served_word
+from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Within
 from adam_async.store.arguments import OpenArguments, consistency_of
@@ -357,7 +357,9 @@ class Joining:
         try:
             async with Within(self._waits.prepare_s, f"servers to load store {self._name!r}"):
                 table = shard_table(arrays, shard_bytes=store.shard_bytes)
-                source = await self._first_values(store, arrays, table)
+                source, vectors = await self._first_values(store, arrays, table)
+                if vectors and not store.vectors:  # with their numbers, by which the source names them
+                    await self._membership.change_vectors(self._name, store.id, lambda _: vectors)
                 await copies.load(store, source if source.table == table else RecutShards(source, table))
         except CheckpointError as error:
             raise StoreError(str(error)) from error
@@ -367,8 +369,10 @@ class Joining:
 
     async def _first_values(
         self, store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable
-    ) -> ShardSource:
+    ) -> tuple[ShardSource, tuple[VectorRecord, ...]]:
         """Return the shards of this name's store on the disks of the servers, else those of the caller.
+
+        The second result is the vectors that these shards have.
 
         Raises:
             StoreError: The disks have a part of the store, or it has other arrays, rules or consistency.
@@ -381,13 +385,13 @@ class Joining:
             if arguments.arrays is not None:
                 _compare(self._name, arguments, found.record, found.arrays)
             logger.warning("store %r goes on from the disks of its servers", self._name)
-            return self._saved.shards(found, membership.map)
+            return self._saved.shards(found, membership.map), found.record.vectors
         if arguments.has_origin:
             origin = self._origin or await self._find_origin()
-            return origin.source
+            return origin.source, origin.record.vectors
         assert arguments.arrays is not None
         given = {each.name: _first_values(arguments.arrays[each.name], each) for each in arrays}
-        return WholeTensors(arrays, table, values=given)
+        return WholeTensors(arrays, table, values=given), ()
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
         """Return the session of this client; unless it is a reader, get a place among the store's clients."""

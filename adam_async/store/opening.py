@@ -172,7 +172,7 @@ class StoreLink:
         """Read all values with the state of their rules, see `ParameterStore.save`."""
         self.calls.check_room(1 + self.store.state_arrays)
         await self.calls.until_settled()
-        pieces = StoredPieces(Catalogue(self.name, self.store, self._arrays, 0.0))
+        pieces = StoredPieces(Catalogue(self.name, self.calls.newest, self._arrays, 0.0))
         tensors = pieces.new_tensors()
 
         async def put(_: StateName, bundle: Bundle) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.saved_shards import PAUSE_S, FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import PAUSES, ShardCopies
-from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.checkpoint.tensors import WholeTensors, vector_name
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, StoreError, counted
 from adam_async.messages import (
@@ -373,10 +373,13 @@ class StorePins:
 
     # --- reading -----------------------------------------------------------------------------
 
-    async def read(self, name: str) -> dict[str, NDArray[Any]]:
+    async def read(self, name: str, vector: str = "") -> dict[str, NDArray[Any]]:
         """See `ParameterStore.read_pin`."""
         found = await find_pin(self._saved, self._name, name, lambda: self._membership.map)
-        tensors = WholeTensors(found.arrays, found.table)
+        wanted = [each for each in found.record.vectors if each.name == vector]
+        if vector and not wanted:
+            raise StoreError(f"pin {name!r} has no vector {vector[:80]!r}")
+        tensors = WholeTensors(found.arrays, found.table, vectors=wanted)
         source = self._saved.shards(found, self._membership.map)
         try:
             async with contextlib.aclosing(source.shards_of(found.table.shards)) as parts:
@@ -385,6 +388,10 @@ class StorePins:
                         tensors.take(shard)
         except CheckpointError as error:
             raise StoreError(f"pin {name!r} cannot be read: {error}") from error
-        for array in tensors.weights.values():
-            array.flags.writeable = False
-        return tensors.weights
+        arrays = tensors.weights
+        for each in wanted:
+            names = {array: vector_name(each, array) for array in tensors.weights}
+            arrays = {array: tensors.state[key] for array, key in names.items() if key in tensors.state}
+        for values in arrays.values():
+            values.flags.writeable = False
+        return arrays

@@ -13,7 +13,7 @@ import msgspec
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from adam_async.checkpoint.export import export_of
+from adam_async.checkpoint.export import export_of, state_name
 from adam_async.checkpoint.model_head import RULE_STATE
 from adam_async.checkpoint.tensors import ShardSource, WholeTensors
 from adam_async.errors import ConfigError, StoreError
@@ -49,12 +49,14 @@ async def write_store(path: Path, record: StoreRecord, tensors: WholeTensors) ->
         OSError: The file cannot be written.
         StoreError: The file would have one name twice, or one that the format reserves.
     """
-    keys = {RULE_STATE + key for key in tensors.state}
+    keys = {*map(state_name, tensors.state)}
     for name in tensors.weights.keys() & {RESERVED, *keys}:
-        what = "is that of a rule's state" if name in keys else "safetensors reserves"
+        what = "is that of a rule's state or a vector" if name in keys else "safetensors reserves"
         raise StoreError(f"array {name!r} has a name that {what}: pull and write it apart")
+    record = msgspec.structs.replace(record, vectors=tuple(tensors.vectors))
     about = msgspec.json.encode((record, tensors.arrays)).decode()
-    export = await export_of(tensors, tensors.arrays, tensors.rules, {STORE: about})
+    about_it = {STORE: about}
+    export = await export_of(tensors, tensors.arrays, tensors.rules, about_it, vectors=tensors.vectors)
     async with Disk() as disk, aclosing(export.parts()) as parts:
         await disk.write_atomic(path, parts)
 
@@ -80,11 +82,12 @@ async def read_store(path: Path) -> SavedFile:
         each.name: flat_values(each, found.get(each.name), f"{path}: the value").reshape(each.shape)
         for each in arrays
     }
-    tensors = WholeTensors(arrays, table, record.rules if has_state else (), values=values)
+    rules = record.rules if has_state else ()
+    tensors = WholeTensors(arrays, table, rules, values=values, vectors=record.vectors)
     for key, state in tensors.state.items():
-        array = found.get(RULE_STATE + key)
+        array = found.get(state_name(key))
         if array is None or (array.shape, array.dtype) != (state.shape, state.dtype):
-            raise StoreError(f"{path} has no array {RULE_STATE + key!r} of {state.dtype}{state.shape}")
+            raise StoreError(f"{path} has no array {state_name(key)!r} of {state.dtype}{state.shape}")
         tensors.state[key] = array
     return SavedFile(record, arrays, tensors)
 

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.tensors import WholeTensors
+from adam_async.checkpoint.tensors import WholeTensors, vector_name
 from adam_async.errors import StoreError, counted
 from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec
@@ -388,6 +388,8 @@ class ParameterStore:
     async def save(self, path: str | Path, *, rule_state: bool = False) -> Path:
         """Pull all values into a file in the safetensors format, whole or not at all, and return its path.
 
+        The file has the vectors that are not temporary, under names such as ``vector/mean/w``.
+
         Args:
             rule_state: Whether the file has the state of the rules, too, for `open(init=...)`.
 
@@ -401,12 +403,16 @@ class ParameterStore:
         self._calls.check()
         layout = self._calls.layout
         if not rule_state:
-            tensors = WholeTensors([*layout.arrays.values()], layout.table, values=await self.pull())
+            arrays, lasting = [*layout.arrays.values()], self._calls.newest.lasting_vectors
+            tensors = WholeTensors(arrays, layout.table, values=await self.pull(), vectors=lasting)
+            for vector in lasting:
+                pulled = await self.pull(vector=vector.name)
+                tensors.state |= {vector_name(vector, array): values for array, values in pulled.items()}
         elif self._calls.is_reader:
             raise StoreError("this client is a reader: open the store without reader=True for rule_state")
         else:
             tensors = await self._link.read_all()
-        await write_store(Path(path), self._link.store, tensors)
+        await write_store(Path(path), self._calls.newest, tensors)
         return Path(path)
 
     # --- pins ----------------------------------------------------------------------------------
@@ -446,14 +452,14 @@ class ParameterStore:
         """Return the pins on the disks of the live servers, by name."""
         return await self._of_pins(reads=True).summaries()
 
-    async def read_pin(self, name: str) -> Mapping[str, NDArray[Any]]:
-        """Return the values of a pin by name, read-only; `assign` takes them.
+    async def read_pin(self, name: str, *, vector: str = "") -> Mapping[str, NDArray[Any]]:
+        """Return the values of a pin by name, read-only, or those of a vector in it; `assign` takes them.
 
         Raises:
             StoreError: No valid pin of this name is on the disks of the live servers; or this client is a
                 reader, or is closed.
         """
-        return await self._of_pins(reads=False).read(check_pin_name(name))
+        return await self._of_pins(reads=False).read(check_pin_name(name), vector)
 
     def _of_pins(self, *, reads: bool) -> StorePins:
         self._calls.check()

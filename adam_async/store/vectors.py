@@ -16,7 +16,7 @@ from adam_async.errors import RunFailed, StoreError
 from adam_async.messages import MOST_TERMS, REFUSED, Command, Commands, DotProduct, Pushed
 from adam_async.messages.bounds import MOST_IN_A_META
 from adam_async.model.vectors import rounded_sum
-from adam_async.run.store_record import PARAMETERS, VectorRecord
+from adam_async.run.store_record import MOST_VECTORS, PARAMETERS, VectorRecord
 from adam_async.store.calls import Call, Calls
 from transport import RemoteProtocolError
 
@@ -58,6 +58,8 @@ class StepCall(Call, kw_only=True, eq=False):
     def send(self) -> None:
         """See `Call`."""
         calls = self.calls
+        if calls.is_summed:
+            calls.note_pushed(self.shards.values(), assign=True)
         for server, shards in self.shards.items():
             last = calls.connections[server].numbers.last(shards)
             if not isinstance(last, int) and len(last) > MOST_APART:
@@ -136,6 +138,8 @@ class StoreVectors:
             # A repetition after an unknown outcome finds the vector of the first attempt.
             if there and msgspec.structs.replace(there[0], number=0) == new and there[0] not in before:
                 return vectors
+            if len(vectors) >= MOST_VECTORS:
+                raise StoreError(f"a store has at most {MOST_VECTORS} vectors: delete one")
             return (*vectors, new)
 
         before = self._calls.newest.vectors
