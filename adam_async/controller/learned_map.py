@@ -39,8 +39,8 @@ from adam_async.messages import Standing
 from adam_async.messages.bounds import MOST_MAP_BYTES
 from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import STORE_ROLES, ClusterMap
-from adam_async.run.shard_table import bytes_of_buckets, fault_of_shards, shard_sizes
-from adam_async.run.store_checks import MAX_SHARDS, check_store
+from adam_async.run.shard_table import bytes_of_buckets, bytes_of_vectors, fault_of_shards, shard_sizes
+from adam_async.run.store_checks import MAX_SHARDS, check_store, fault_of_vectors
 from adam_async.run.store_record import NUM_BUCKETS, StoreRecord, is_store_name, joined_arrays
 
 LISTEN_S = 3.0
@@ -258,7 +258,7 @@ def _fault_of_store(cluster: ClusterMap, name: str, store: StoreRecord) -> str:
         arrays = joined_arrays(name, store, cluster.arrays)
         if (store.buckets or store.phase in ("loading", "open")) and len(store.buckets) != NUM_BUCKETS:
             return f"it names the servers of {len(store.buckets)} buckets instead of {NUM_BUCKETS}"
-        if fault := fault_of_shards(arrays, store.shard_bytes):
+        if fault := fault_of_shards(arrays, store.shard_bytes) or fault_of_vectors(store, arrays):
             return fault
         sizes = shard_sizes(arrays, store.shard_bytes)
     except (ConfigError, ValueError) as error:
@@ -267,4 +267,6 @@ def _fault_of_store(cluster: ClusterMap, name: str, store: StoreRecord) -> str:
         return f"its arrays have {sizes.total()} shards; {MAX_SHARDS} are the most"
     if (store.shards, store.bucket_bytes) != (sizes.total(), bytes_of_buckets(sizes)):
         return f"its arrays have {sizes.total()} shards, and its record {store.shards}"
+    if store.vector_bytes != bytes_of_vectors(store.vectors, arrays, store.shard_bytes):
+        return f"its {len(store.vectors)} vectors have other bytes than its record"
     return ""

@@ -22,12 +22,17 @@ from adam_async.controller.bundle_rules import (
 from adam_async.errors import LOST_SHARDS, LOST_STORE, lost_copies_text
 from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.shard_table import bytes_of_buckets, fault_of_shards, shard_sizes, shard_table, spread
+from adam_async.run.shard_table import (
+    bytes_of_buckets,
+    bytes_of_vectors,
+    fault_of_shards,
+    shard_sizes,
+    spread,
+)
 from adam_async.run.store_checks import MAX_SHARDS, check_store, fault_of_vectors
 from adam_async.run.store_record import (
     NUM_BUCKETS,
     STORE_PIECES,
-    ArrayRecord,
     ArraysPiece,
     StorePhase,
     StoreRecord,
@@ -167,7 +172,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
         lost="",
         shards=shards,
         bucket_bytes=bytes_of_buckets(sizes),
-        vector_bytes=_bytes_of_vectors(new, arrays),
+        vector_bytes=bytes_of_vectors(new.vectors, arrays, new.shard_bytes),
         changed=cluster.version + 1,
     )
     problem = _placing_of(cluster, name, clean).problem
@@ -202,7 +207,7 @@ def _set_vectors(
     )
     if problem := fault_of_vectors(new, arrays):
         return problem
-    new = msgspec.structs.replace(new, vector_bytes=_bytes_of_vectors(new, arrays))
+    new = msgspec.structs.replace(new, vector_bytes=bytes_of_vectors(new.vectors, arrays, new.shard_bytes))
     before, after = (bytes_of_bundles(store, store.buckets) for store in (old, new))
     free = free_bytes(cluster, used_bytes(cluster))
     for home in sorted(after):
@@ -215,18 +220,6 @@ def _set_vectors(
                 )
             free[server] = free.get(server, more) - more
     return _with(cluster, stores={**cluster.stores, name: new})
-
-
-def _bytes_of_vectors(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> tuple[int, ...]:
-    """Return the bytes of the vectors of each bucket; empty without vectors."""
-    if not store.vectors:
-        return ()
-    named = Counter([name for vector in store.vectors for name in vector.arrays])
-    everywhere = sum([not vector.arrays for vector in store.vectors])
-    total = [0] * NUM_BUCKETS
-    for spec in shard_table(arrays, shard_bytes=store.shard_bytes).shards:
-        total[spec.bucket] += spec.nbytes * (named[spec.tensor] + everywhere * (not spec.frozen))
-    return tuple(total)
 
 
 def _share_problem(cluster: ClusterMap, new: StoreRecord) -> str:

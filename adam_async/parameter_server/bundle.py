@@ -624,11 +624,22 @@ def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bo
 
 
 def _count_step(queued: QueuedPush, shards: Sequence[Shard]) -> None:
-    """Count an applied step; shards go on sharing equal tables."""
+    """Count an applied step, as a version where it changes values; shards go on sharing equal tables."""
     push = queued.push
-    numbers = joined([of_place(push.numbers, place) for place in queued.accepted])
-    for tables, number in numbered_tables(shards, numbers):
-        tables.count_push((push.session, push.incarnation), number, push.replica, int(tables.version))
+    assert push.commands is not None
+    changed = {command.array for command in push.commands.combine if not command.into}
+    by_change: dict[bool, list[tuple[Shard, int]]] = {}
+    for place, shard in zip(queued.accepted, shards, strict=True):
+        changes = not changed.isdisjoint(("", shard.spec.tensor))
+        by_change.setdefault(changes, []).append((shard, of_place(push.numbers, place)))
+    for changes, numbered in by_change.items():
+        mine, numbers = [shard for shard, _ in numbered], joined([number for _, number in numbered])
+        for tables, number in numbered_tables(mine, numbers):
+            session: Session = (push.session, push.incarnation)
+            if changes:
+                tables.count_push(session, number, push.replica, int(tables.version))
+            else:
+                tables.last_number[session] = number
     _count_unapplied(queued)
 
 
@@ -654,7 +665,10 @@ def _count_groups(queued: QueuedPush, accepted: Sequence[Shard]) -> None:
 def _count_push(tables: ShardTables, push: Push, place: int) -> None:
     """Count an applied push on the shard at one of its places."""
     session: Session = (push.session, push.incarnation)
-    tables.count_push(session, of_place(push.numbers, place), push.replica, _read(push, place))
+    if push.vector:  # a version counts a change of the values
+        tables.last_number[session] = of_place(push.numbers, place)
+    else:
+        tables.count_push(session, of_place(push.numbers, place), push.replica, _read(push, place))
 
 
 def _read(push: Push, place: int) -> int:

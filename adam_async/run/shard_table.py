@@ -22,7 +22,7 @@ from typing import Protocol
 
 from adam_async.run.config import SHARD_BYTES
 from adam_async.run.ids import BucketId, NodeId, ShardId
-from adam_async.run.store_record import DTYPES, NUM_BUCKETS, ArrayRecord
+from adam_async.run.store_record import DTYPES, NUM_BUCKETS, ArrayRecord, VectorRecord
 
 MOST_SHARD_BYTES = (64 << 20) - (64 << 10)
 """Maximum size of a shard, in bytes: one message has its values, and tables beside them."""
@@ -239,6 +239,20 @@ def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
                 heapreplace(loads, (load + size, bucket))
             left -= min(left, NUM_BUCKETS)
     return tuple(load for load, _ in sorted(loads, key=itemgetter(1)))
+
+
+def bytes_of_vectors(
+    vectors: Sequence[VectorRecord], arrays: Sequence[ArrayRecord], shard_bytes: int
+) -> tuple[int, ...]:
+    """Return the bytes of a store's vectors of each bucket; empty without vectors."""
+    if not vectors:
+        return ()
+    named = Counter([name for vector in vectors for name in vector.arrays])
+    everywhere = sum([not vector.arrays for vector in vectors])
+    total = [0] * NUM_BUCKETS
+    for spec in shard_table(arrays, shard_bytes=shard_bytes).shards:
+        total[spec.bucket] += spec.nbytes * (named[spec.tensor] + everywhere * (not spec.frozen))
+    return tuple(total)
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:

@@ -19,7 +19,7 @@ from adam_async.model.vectors import Term, rounded
 TILE = 2048
 """Number of values of a tile of a sum."""
 
-LANES = 256
+LANES = 32
 """Number of sums of a dot product side by side."""
 
 ROWS = 8

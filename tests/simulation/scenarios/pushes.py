@@ -42,6 +42,7 @@ SLOTS = Workload(
     infinite=0.04,
     factors=0.3,
     pulls=0.3,
+    vectors=0.3,
 )
 """The store, with one group for each array."""
 

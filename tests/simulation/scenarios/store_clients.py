@@ -32,9 +32,11 @@ from adam_async.store.local_servers import ServerAccess
 from adam_async.store.opening import StoreLink
 from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
+from adam_async.store.vectors import Combine
 from tests.simulation.checkers.saved_pins import SavedPins
 from tests.simulation.checkers.saved_pushes import Losses, SavedPushes
 from tests.simulation.checkers.store_pushes import Pulled, StorePushes
+from tests.simulation.checkers.vector_sums import INBOX, TOTAL, VectorSums
 from tests.simulation.plan import Setting
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Node, Violation, World, settle
@@ -162,6 +164,7 @@ class Workload:
         deletes: Share of steps at which the client deletes the store, as it does once the store is full;
             0: a full store ends the work of all clients.
         leaves: Share of steps at which the program ends, and leaves its number to the next one.
+        vectors: Share of steps with a push to a vector or a step on vectors; none in bsp.
     """
 
     store: str
@@ -177,6 +180,7 @@ class Workload:
     pulls: float = 0.0
     deletes: float = 0.0
     leaves: float = 0.0
+    vectors: float = 0.0
 
     @cached_property
     def arrays(self) -> dict[str, Array]:
@@ -262,6 +266,8 @@ class StoreClients:
         self._pin_dice = world.dice.fork("pins")
         self._stores: dict[str, dict[str, StorePushes]] = {}
         """Pushes by id of the store and group."""
+        self._sums: dict[str, VectorSums] = {}
+        """Pushes to the vectors of each store, by its id."""
         self._open: dict[str, OpenStore] = {}
         """Open store of each client."""
         self._working: set[str] = set()
@@ -395,6 +401,8 @@ class StoreClients:
                 if dice.chance(workload.pulls):
                     pulled = dice.choose(list(opened.pushes))
                     group.create_task(self._pull(opened, pulled), name=f"{opened.name}/pull")
+                if self._slack != 0 and dice.chance(workload.vectors):
+                    group.create_task(self._use_vectors(opened), name=f"{opened.name}/vectors")
                 if dice.chance(TORN):
                     group.create_task(self._tear(opened), name=f"{opened.name}/tear")
             await ParameterStore(link).tick()
@@ -446,6 +454,36 @@ class StoreClients:
             outcome = await ParameterStore(link).push(gradients, weight=weight)
         pushes.acknowledged(column, self._refused_rows(group, outcome))
         self._ledger.counts[PUSHED] += 1
+
+    async def _use_vectors(self, opened: OpenStore) -> None:
+        """Add ones to a vector, or move it to another one; see `checkers.vector_sums`."""
+        store, array = ParameterStore(opened.link), next(iter(self._workload.arrays))
+        for name in (INBOX, TOTAL):
+            if name not in store.vectors:
+                await store.add_vector(name, like=array, temporary=name == INBOX)
+        sums = self._sums_of(opened.link.store.id)
+        with self.pending.noted(opened.name):
+            if opened.dice.chance(0.6):
+                sums.begun += 1
+                shape = opened.link.calls.layout.arrays[array].shape
+                outcome = await store.push({array: np.ones(shape, np.float32)}, vector=INBOX)
+                if outcome.refused:
+                    raise Violation(
+                        "conservation of vectors", f"a push of ones was refused: {outcome.refused}"
+                    )
+                sums.acknowledged += 1
+            else:
+                before = sums.acknowledged
+                move = Combine(TOTAL, ((1.0, TOTAL), (1.0, INBOX)))
+                (square,) = await store.step([move, Combine(INBOX, ())], [(TOTAL, TOTAL)])
+                sums.check_square(square, acknowledged=before)
+        self._ledger.counts["vectors used"] += 1
+
+    def _sums_of(self, id: str) -> VectorSums:
+        if id not in self._sums:
+            array = next(iter(self._workload.arrays.values()))
+            self._sums[id] = VectorSums(id, array.rows * self._workload.columns)
+        return self._sums[id]
 
     async def _push_infinity(self, opened: OpenStore, group: str) -> None:
         """Push finite factors whose product is not finite, which no server may apply."""
@@ -541,7 +579,7 @@ class StoreClients:
         return True
 
     async def _read_once(self, opened: OpenStore) -> None:
-        """Read all groups and pins, after the end of all pushes."""
+        """Read all groups, pins and vectors, after the end of all pushes."""
         for each in opened.pushes:
             await self._pull(opened, each)
         rotten = len(self._cluster.disks.rotten)
@@ -551,6 +589,11 @@ class StoreClients:
             except StoreError as error:
                 if self.pins.must_be_there(name, rotten):
                     raise Violation("pin kept", f"pin {name} cannot be read: {error}") from error
+        store, array = ParameterStore(opened.link), next(iter(self._workload.arrays))
+        if {INBOX, TOTAL} <= store.vectors.keys():
+            both = [(await store.pull(vector=name))[array] for name in (INBOX, TOTAL)]
+            self._sums_of(opened.link.store.id).check_values((both[0] + both[1]).reshape(-1).tolist())
+            self._ledger.counts["vectors read"] += 1
 
     async def _read(self, opened: OpenStore) -> None:
         (group,) = opened.pushes

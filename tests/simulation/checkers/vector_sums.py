@@ -1,0 +1,51 @@
+"""Pure: checks that vectors keep the sum of all pushes to them, whatever moves between them.
+
+Clients add ones to the vector `INBOX`. A step of any client adds it to `TOTAL` and empties it. So each value
+of `INBOX` plus that of `TOTAL` is the number of pushes applied to its shard: a step that was applied twice,
+or in part, or at another place than its dot product, shows as another number.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+from tests.simulation.scenario import Violation
+
+INBOX, TOTAL = "inbox", "total"
+"""Names of the vectors."""
+
+
+class VectorSums:
+    """The pushes to the vectors of one store.
+
+    Args:
+        size: Number of values of a vector.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self.begun = self.acknowledged = 0
+        """Number of pushes that began, and of those that are acknowledged."""
+
+    def check_square(self, square: float, *, acknowledged: int) -> None:
+        """Check the dot product of `TOTAL` with itself behind a step.
+
+        Args:
+            acknowledged: Number of pushes that were acknowledged before the step began.
+
+        Raises:
+            Violation: The step has missed an acknowledged push, or counts one twice.
+        """
+        self._check([(square / self._size) ** 0.5], acknowledged, "the step's total")
+
+    def check_values(self, values: Sequence[float]) -> None:
+        """Check the sum of both vectors after the end of all pushes. Raises Violation: see `check_square`."""
+        self._check(values, self.acknowledged, "inbox and total")
+
+    def _check(self, values: Sequence[float], least: int, what: str) -> None:
+        low, high = min(values, default=inf), max(values, default=0.0)
+        if not least - 1e-9 <= low <= high <= self.begun + 1e-9:
+            raise Violation(
+                "conservation of vectors",
+                f"{what} of {self._name} is {low} to {high}, of {least} to {self.begun} pushes",
+            )
