@@ -15,6 +15,7 @@ reads (`in_place.py`).
                                buffers and outcome of a step
 Updates:
     rules/                     update rules: SGD, momentum, Adagrad, Adam, AdamW; their constants and state
+    vectors.py                 sums of scaled vectors, and exactly rounded dot products
     rule_batches.py            one rule on several gradients of a server's shards, block by block
     in_place.py                steps in place without a lock (Hogwild)
 Compiled kernels, and models cut over workers:

@@ -16,6 +16,7 @@ The way of a push through its primary:
     bundle.py                                       shards after each entry: versions, clocks, staleness
     gradients.py                                    deltas and factors of a push, checked to be finite
     apply.py, store_work.py                         update rules on batches and bsp sums, in bounded pieces
+    vector_steps.py                                 steps on vectors: sums, dot products, and their answers
     user_applier.py                                 rules of users, whose results are checked as a whole
     answers.py                                      acknowledgements, copies of values, refusals
 Shards, clocks and consistency (asp, ssp, bsp):

@@ -13,6 +13,7 @@ A push of `ParameterStore` checks and gathers the arrays (`values.py`) by a cach
     opening.py                    a store before `async with`; one client from its join to its end
     calls.py                      calls of one client: turns, messages, answers; back-pressure, clocks
     layout.py                     plan of the messages: shards of one server and one family each
+    vectors.py                    vectors: commands by name, their step to all servers, and its answer
     values.py                     values of calls: messages of a push, from checked arrays by name; results
     buffers.py                    arrays for gradients, in memory that servers of this host read
     pins.py                       states of a store under names, on the disks of its servers

@@ -67,6 +67,13 @@ async def test_programs_over_failing_links_have_the_same_bits_on_one_server_and_
         assert len(one) > 20
 
 
+async def test_a_program_over_links_in_shared_memory_equals_numpy():
+    async with asyncio.timeout(50), store_servers(2) as cluster:
+        options = {"name": "model", "link": "shared", **OPTIONS}
+        async with ParameterStore.open(cluster.address, first_values(), **options) as store:
+            await Program(random.Random(5)).run(store, 40)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 async def test_a_thousand_programs_over_failing_links_equal_numpy(monkeypatch, part):
