@@ -80,7 +80,7 @@ async def on_one_server(options: Namespace, kernels: str, dtype: str) -> AsyncIt
     """Compare a store in this process with NumPy."""
     if kernels == "numba":
         CompiledVectors(np.dtype(dtype))  # so that the server only reads them
-    served_store.kernels_of = lambda store: kernels
+    vars(served_store).update(kernels_of=lambda store: kernels)
     values = np.random.default_rng(1).normal(size=options.mb * 1_000_000 // np.dtype(dtype).itemsize)
     values = values.astype(dtype)
     plain = Plain(values)

@@ -160,9 +160,7 @@ class PinCopies(KeptShards):
         is_given_up: Whether `end` was called.
     """
 
-    def __init__(
-        self, pin: Any, shards: Mapping[ShardId, Shard], without: Set[str] = frozenset()
-    ) -> None:
+    def __init__(self, pin: Any, shards: Mapping[ShardId, Shard], without: Set[str] = frozenset()) -> None:
         super().__init__(shards)
         self.pin = pin
         self._without = without

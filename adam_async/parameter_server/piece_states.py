@@ -82,7 +82,7 @@ def catalogue_of(cluster: ClusterMap, name: str, store: StoreRecord, *, began: f
 
 
 def catalogue_state(catalogue: Catalogue) -> State:
-    """Return a catalogue as a state. That of a later placement, then of a later record, is the newer one."""
+    """Return a catalogue as a state. A later placement, and then a later record, has the newer state."""
     record = catalogue.record
     key = StateKey(CATALOGUE.home, CATALOGUE.shard, 1 + record.generation, 1 + record.changed, 0)
     return State(key, [msgspec.msgpack.encode(catalogue)])

@@ -25,6 +25,7 @@ Kernels:
 Vector code (LLVM):
     vectors.py                      vector instructions, for loops that are emitted instead of compiled
     tiles.py                        the two innermost loops of all products, as vectors
+    sums.py                         sums of scaled vectors, and dot products with the errors of their sums
     squares.py                      vector code for the values under a pooling square
     registers.py                    number and width of the vector registers, which decide the shapes of loops
 """
