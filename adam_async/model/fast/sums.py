@@ -10,20 +10,72 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from adam_async.model.fast.memory import CACHE, compile_kept, exact, floats, kept_name, largest, size_of
+from adam_async.model.fast.registers import HOST
+from adam_async.model.fast.vectors import POINTER, Vectors, emit_loop, whole
 from adam_async.model.vectors import Term, rounded
 
 TILE = 2048
 """Number of values of a tile of a sum."""
 
-LANES = 32
+SUMS = 4 if HOST.number >= 32 else 2
+"""Number of vectors of sums of a dot product: each has a vector of errors and one of sizes, in registers."""
+
+WIDTH = HOST.width // 8
+"""Number of float64 of a vector register."""
+
+LANES = SUMS * WIDTH
 """Number of sums of a dot product side by side."""
 
-ROWS = 8
-"""Number of values that a lane takes at a time: its sums stay in registers for all of them."""
+
+@intrinsic
+def _dot_rounds(typing: Any, like: Any, first: Any, second: Any, rounds: Any, work: Any) -> Any:
+    """Add the products of ``rounds * LANES`` values to sums, errors and sizes, which it writes to `work`."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        emit_dot(builder, context.get_value_type(like), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(like, *([types.int64] * 4)), emit
+
+
+def emit_dot(builder: Any, element: Any, arguments: list[Any]) -> None:
+    """Emit `_dot_rounds`; `arguments` are those of `_dot_rounds`, from `first` on."""
+    sources = [builder.inttoptr(each, POINTER) for each in arguments[:2]]
+    rounds, to = arguments[2], builder.inttoptr(arguments[3], POINTER)
+    narrow = Vectors(builder, element, registers=HOST, lanes=WIDTH)
+    wide = Vectors(builder, ir.DoubleType(), registers=HOST)
+    kind = f"llvm.fabs.v{WIDTH}f64"
+    size_of_each = builder.module.declare_intrinsic(kind, (), ir.FunctionType(wide.type, [wide.type]))
+
+    def load(source: Any, at: Any) -> Any:
+        values = narrow.load(narrow.at(source, at))
+        return values if narrow.bytes == 8 else builder.fpext(values, wide.type)
+
+    def step(k: Any, kept: list[Any]) -> list[Any]:
+        """Emit the additions of one round."""
+        found = []
+        for number in range(SUMS):
+            total, error, size = kept[3 * number : 3 * number + 3]
+            at = builder.add(builder.mul(k, whole(LANES)), whole(number * WIDTH))
+            product = builder.fmul(*(load(source, at) for source in sources))
+            new = builder.fadd(total, product)
+            back = builder.fsub(new, total)
+            # The error of the sum, without an error of its own; see `vectors.py`.
+            left = builder.fadd(builder.fsub(total, builder.fsub(new, back)), builder.fsub(product, back))
+            absolute = builder.call(size_of_each, [product])
+            found += [new, builder.fadd(error, left), builder.fadd(size, absolute)]
+        return found
+
+    last = emit_loop(wide, whole(0), rounds, [wide.zero] * (3 * SUMS), step)
+    for number in range(SUMS):
+        for row, values in enumerate(last[3 * number : 3 * number + 3]):
+            wide.store(values, wide.at(to, whole(row * LANES + number * WIDTH)))
 
 
 @exact
@@ -63,37 +115,22 @@ def combine(like, n, out, terms, coefficients):
 
 
 @exact
-def dot(like, n, first, second, work):
+def dot(first, second, work):
     """Return sum, sum of its errors, and sum of absolute values of the products of two vectors.
 
     Args:
-        like: Any number of the vectors' type.
-        n: Number of values.
-        first: Address of a vector.
-        second: Address of the other one.
+        first: Array of any size.
+        second: Array of the same size and type.
         work: float64 (3 * LANES): scratch memory.
     """
-    size = size_of(like)
-    work[:] = 0.0
+    n, like = len(first), first.dtype.type(0)
+    rounds = n // LANES
     sums, errors, sizes = work[:LANES], work[LANES : 2 * LANES], work[2 * LANES :]
-    whole = n // (LANES * ROWS) * (LANES * ROWS)
-    for start in range(0, whole, LANES * ROWS):
-        x = floats(first + start * size, LANES * ROWS, like)
-        y = floats(second + start * size, LANES * ROWS, like)
-        for lane in range(LANES):
-            total, error, magnitude = sums[lane], errors[lane], sizes[lane]
-            for row in range(ROWS):
-                product = np.float64(x[row * LANES + lane]) * np.float64(y[row * LANES + lane])
-                new = total + product
-                back = new - total
-                error += (total - (new - back)) + (product - back)
-                total = new
-                magnitude += abs(product)
-            sums[lane], errors[lane], sizes[lane] = total, error, magnitude
-    x, y = floats(first + whole * size, n - whole, like), floats(second + whole * size, n - whole, like)
-    for i in range(n - whole):
+    _dot_rounds(like, first.ctypes.data, second.ctypes.data, rounds, work.ctypes.data)
+    done = rounds * LANES
+    for i in range(done, n):
         lane = i % LANES
-        product = np.float64(x[i]) * np.float64(y[i])
+        product = np.float64(first[i]) * np.float64(second[i])
         new = sums[lane] + product
         back = new - sums[lane]
         errors[lane] += (sums[lane] - (new - back)) + (product - back)
@@ -120,12 +157,12 @@ class CompiledVectors:
     def __init__(self, dtype: "np.dtype[Any]") -> None:
         like = types.float32 if dtype == np.float32 else types.float64
         whole, number = types.Array(types.int64, 1, "C"), types.Array(types.float64, 1, "C")
-        name = _kernel_name(dtype)
+        vector, name = types.Array(like, 1, "C"), _kernel_name(dtype)
 
         def compile_both() -> None:
             """Compile the kernels, or read them."""
             combine.compile((like, types.int64, types.int64, whole, number))
-            dot.compile((like, types.int64, types.int64, types.int64, number))
+            dot.compile((vector, vector, number))
 
         # Kernels on disk are only read, which needs no lock.
         with nullcontext() if CACHE.has(name) else CACHE.turn():
@@ -147,19 +184,17 @@ class CompiledVectors:
 
     def dot(self, first: NDArray[Any], second: NDArray[Any]) -> float | None:
         """See `Vectors.dot`."""
-        n = len(first)
-        addresses = self._address(first, n), self._address(second, n)
-        high, low, size = dot(self._like, n, *addresses, self._work)
-        return rounded(high, low, size, -(-n // LANES) + 2 * LANES)
+        assert first.shape == second.shape
+        assert first.dtype == second.dtype == self._dtype
+        high, low, size = dot(first, second, self._work)
+        return rounded(high, low, size, -(-len(first) // LANES) + 2 * LANES)
 
     def _address(self, vector: NDArray[Any], size: int) -> int:
         # The kernel trusts an address, from which it reads aligned values without gaps.
-        flags = vector.flags
         assert vector.shape == (size,)
         assert vector.dtype == self._dtype
-        assert flags.c_contiguous
-        assert flags.aligned
-        return int(vector.__array_interface__["data"][0])
+        assert vector.flags.carray  # writable too, as all vectors of shards are
+        return int(vector.ctypes.data)
 
 
 def _kernel_name(dtype: "np.dtype[Any]") -> str:
