@@ -151,10 +151,11 @@ def tables_of(shards: Sequence[Shard]) -> Collection[ShardTables]:
     tables = shards.own_tables() if isinstance(shards, ShardGroup) else None
     if tables is not None:
         return (tables,)
-    partly = {id(tables) for tables in partly_named(shards)}
-    for shard in shards if partly else ():
-        if id(shard.tables) in partly:
-            shard.separate()
+    for tables in partly_named(shards):
+        mine = [shard for shard in shards if shard.tables is tables]
+        new = tables.split(len(mine))
+        for shard in mine:
+            shard.tables = new
     return each_tables(shards)
 
 

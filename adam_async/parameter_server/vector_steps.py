@@ -116,7 +116,7 @@ def answer_to_step(queued: QueuedPush, problems: Sequence[Problem]) -> Pushed:
         if place not in lost
     ]
     of_shards = [dots for dots in kept if dots is not None]
-    if len(of_shards) < len(kept):  # no dot products, or they are those of an old step
+    if not of_shards or len(of_shards) < len(kept):  # no dot products, or they are those of an old step
         return Pushed(versions=0, problems=tuple(worst))
     parts = [exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))]
     dots = tuple([each + (0.0,) * (LEAST_PARTS - len(each)) if each else () for each in parts])
