@@ -47,13 +47,12 @@ class PastRuns:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._disk = disk
-        self._read: dict[str, State] = {}
+        self._read: dict[str, tuple[float, State]] = {}
+        """Times of the last changes of files, and their states."""
 
     async def names(self) -> list[str]:
         """Return the names of the files, the newest ones first. Raises OSError: the folder cannot be read."""
-        found = [name for name in await self._disk.names(self._folder) if name.endswith(ENDINGS)]
-        dated = [((await self._disk.file_facts(self._folder / name)).modified_s, name) for name in found]
-        return [name for _, name in sorted(dated, reverse=True)[:MOST_RUNS]]
+        return [*await self._disk.run(_listed, self._folder)]
 
     async def state(self, name: str) -> State | None:
         """Return the state at the end of a run; None if the folder has no file of this name.
@@ -62,15 +61,28 @@ class PastRuns:
             ValueError: The file is neither a report of this version nor a file of events.
             OSError: The file cannot be read.
         """
-        if name not in self._read:
-            if name not in await self.names():
-                return None
+        changed = (await self._disk.run(_listed, self._folder)).get(name)
+        if changed is None:
+            return None
+        if name not in self._read or self._read[name][0] != changed:
             data = await self._disk.read_bytes(self._folder / name, MOST_FILE_BYTES)
             found = await self._disk.run(state_of, name, data)
+            self._read.pop(name, None)
             while len(self._read) >= KEPT:
                 del self._read[next(iter(self._read))]
-            self._read[name] = found
-        return self._read[name]
+            self._read[name] = changed, found
+        return self._read[name][1]
+
+
+def _listed(folder: Path) -> dict[str, float]:
+    """Return the times of the last changes of the newest files by name, the newest first."""
+    dated = [
+        (file.stat().st_mtime, file.name)
+        for ending in ENDINGS
+        for file in folder.glob(f"*{ending}")
+        if file.is_file()
+    ]
+    return {name: changed for changed, name in sorted(dated, reverse=True)[:MOST_RUNS]}
 
 
 def state_of(name: str, data: bytes) -> State:

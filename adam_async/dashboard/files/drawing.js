@@ -89,7 +89,7 @@ export function drawCurves(figure, { title, lines, axis, format, from = null }) 
     );
   }
   for (const value of ticks(first, last, Math.max(width / 90, 3))) {
-    picture.append(shape("text", { x: x(value), y: height - 4, "text-anchor": "middle" }, axis ? duration(value) : count(value)));
+    picture.append(shape("text", { x: x(value), y: height - 4, "text-anchor": x(value) > width - 24 ? "end" : "middle" }, axis ? duration(value) : count(value)));
   }
   for (const line of drawn) {
     const path = line.points.map(([a, b], n) => `${n ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
@@ -121,6 +121,8 @@ export function spark(points) {
 
 const COLUMNS = [["Control", ["controller", "driver"]], ["Data", ["data"]], ["Servers", ["ps"]], ["Workers", ["worker"]], ["Clients", ["client", "reader"]]];
 
+const MOST_ROWS = 16, MOST_LINES = 120, MOST_LABELS = 14;
+
 // Draws boxes for roles and lines for links. Boxes are kept between drawings, so that they keep the focus.
 export class RoleMap {
   constructor(place, onChoose) {
@@ -134,15 +136,19 @@ export class RoleMap {
 
   draw({ roles, links, bundles, silent, detail }) {
     const columns = COLUMNS.map(([name, kinds]) => [name, roles.filter((role) => kinds.includes(role.role))]).filter(([, found]) => found.length);
-    const width = Math.max(this.place.clientWidth, 240), columnWidth = width / Math.max(columns.length, 1);
+    const width = Math.max(this.place.clientWidth, 240);
+    // A column of many roles is a grid of small boxes, and three times as wide.
+    const weights = columns.map(([, found]) => found.length > MOST_ROWS ? 3 : 1), whole = weights.reduce((sum, each) => sum + each, 0);
     const places = new Map();
     let bottom = 60;
     this.links.replaceChildren();
     columns.forEach(([name, found], number) => {
-      const across = Math.ceil(found.length / 16), small = across > 1;
+      const columnWidth = (width * weights[number]) / whole;
+      const across = Math.ceil(found.length / MOST_ROWS), small = across > 1;
       const cell = (columnWidth - (width > 600 ? 40 : 10)) / across;
       const boxWidth = Math.min(cell - 4, 150), boxHeight = small ? 20 : 38;
-      const left = number * columnWidth + (columnWidth - cell * across) / 2;
+      const before = weights.slice(0, number).reduce((sum, each) => sum + each, 0);
+      const left = (width * before) / whole + (columnWidth - cell * across) / 2;
       this.links.append(shape("text", { class: "column", x: left, y: 12 }, `${name} (${found.length})`));
       found.forEach((role, n) => {
         const x = left + (n % across) * cell, y = 22 + Math.floor(n / across) * (boxHeight + (small ? 4 : 10));
@@ -164,7 +170,7 @@ export class RoleMap {
       pair.rate += rate;
       pairs.set(key, pair);
     }
-    const shown = [...pairs.values()].sort((a, b) => b.rate - a.rate);
+    const shown = [...pairs.values()].sort((a, b) => b.rate - a.rate).slice(0, MOST_LINES);
     const labels = [];
     shown.forEach(({ a, b, rate }, n) => {
       let [from, to] = [places.get(a), places.get(b)];
@@ -178,7 +184,7 @@ export class RoleMap {
       const line = shape("path", { class: `link${same && from.role.role === "ps" ? " copy" : ""}`, d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`, "stroke-width": thick.toFixed(1) });
       line.append(shape("title", {}, `${a} – ${b}: ${bytes(rate)}/s`));
       this.links.append(line);
-      if (width < 600 || rate < 1) return;
+      if (width < 600 || rate < 1 || labels.length >= MOST_LABELS) return;
       // The first place on the line that no other text covers; the list below the map has the rest.
       for (const way of [0.5, 0.35, 0.65, 0.25, 0.75]) {
         const rest = 1 - way, inner = 3 * way * rest;
@@ -208,7 +214,7 @@ export class RoleMap {
       box.setAttribute("aria-label", `${node}: ${text}`);
       for (const [key, value] of Object.entries({ width, height, rx: 5 })) frame.setAttribute(key, value);
       const fits = (words, size) => words.length * size < width - 10 ? words : `${words.slice(0, Math.max(Math.floor((width - 14) / size), 1))}…`;
-      name.textContent = width < 30 ? "" : fits(node, 7);
+      name.textContent = width < 50 ? node.match(/\d*$/)[0] : fits(node, 7);
       name.setAttribute("y", height > 30 ? 16 : 14);
       state.textContent = height > 30 ? fits(text, 5.6) : "";
     }

@@ -4,7 +4,7 @@ import { RoleMap, bytes, clock, count, drawCurves, duration, element, sample, sh
 
 const NOW_MS = 1000; // between two requests for the state of the moment
 const CURVES_EVERY = 4; // requests for the state per request for the curves
-const HIDDEN_EVERY = 10; // seconds between requests of a page that nobody sees
+const RARELY = 10; // requests are rarer by this for a hidden page, and for a past run
 const WAIT_MS = 8000; // deadline of a request
 const STALE_S = 6; // seconds without a poll of the roles, after which the page says so
 
@@ -105,7 +105,8 @@ for (const choice of document.getElementsByName("axis")) {
 // --- polls -----------------------------------------------------------------------------------
 
 async function tick(number) {
-  if (!document.hidden || number % HIDDEN_EVERY === 0) await refresh(number % CURVES_EVERY === 0);
+  const rare = document.hidden || (page.run && page.now);
+  if (!rare || number % RARELY === 0) await refresh(rare || number % CURVES_EVERY === 0);
   if (page.offer !== null) setTimeout(tick, NOW_MS, number + 1);
 }
 

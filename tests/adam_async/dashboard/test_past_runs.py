@@ -51,6 +51,10 @@ async def test_runs_are_listed_by_age_and_other_names_are_not_read(tmp_path: Pat
         assert found is not None
         assert len(seen(found, "curves").accuracy) == 2
         assert await runs.state("old.jsonl") is found
+        (folder / "old.jsonl").write_bytes(lines(4))
+        grown = await runs.state("old.jsonl")
+        assert grown is not None
+        assert len(seen(grown, "curves").accuracy) == 4
         for name in (
             "../secret.jsonl",
             f"{tmp_path}/secret.jsonl",
