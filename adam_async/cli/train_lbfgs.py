@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -50,19 +51,11 @@ HAS_EFFECT = frozenset(
 )
 """Options of a run that have an effect with L-BFGS."""
 
-HAVE_NONE = (
-    "checkpoint",
-    "resume",
-    "store",
-    "init",
-    "attach",
-    "profile",
-    "record",
-    "replay",
-    "events",
-    "tensorboard",
+OF_COMMAND = frozenset(
+    "step_path layers log_level log_format health config report out step step_args optimizer controller "
+    "token_file quiet wait verbose".split()
 )
-"""Options of the command that have no effect with L-BFGS."""
+"""Options of the command that have an effect with L-BFGS."""
 
 
 def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> None:
@@ -80,7 +73,13 @@ def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> 
         )
     idle = [name for name, option in OPTIONS.items() if getattr(config, name) != option.default]
     idle = [name for name in idle if name not in HAS_EFFECT]
-    idle += [name for name in HAVE_NONE if getattr(options, name) is not None]
+    idle += [
+        each.name
+        for each in fields(options)
+        if each.name not in OF_COMMAND
+        and each.name not in OPTIONS
+        and getattr(options, each.name) != each.default
+    ]
     if idle:
         raise ConfigError(
             f"--{idle[0].replace('_', '-')} has no effect with --optimizer lbfgs: leave one of them out"
@@ -105,15 +104,8 @@ async def minimise(
         ConfigError: An option has no effect, or the model draws random numbers or is frozen.
         AdamError: See `LBFGS.minimise`.
     """
-    if not isinstance(dataset.train_images, np.ndarray):
-        raise ConfigError("L-BFGS reads all images in each evaluation: give a larger --cache")
     data = dataset.info()
-    model: Network | TrainStep | None = step
-    if model is None:
-        spec = choose_model(config.model, data, text=model_text, layers=layers)
-        model = Network(spec, config.dtype, kernels=config.kernels, layers=layers)
-    images = config.images_per_group if config.images_per_group != GROUP_IMAGES else PIECE_IMAGES
-    loss = ImageLoss(model, dataset.train_images, dataset.train_labels, batch=images)
+    loss = _loss_of(config, dataset, model_text=model_text, layers=layers, step=step)
     network = loss.model
     first = (
         network.initial(config.seed)
@@ -164,6 +156,25 @@ async def minimise(
     )
     await _write(options, config, environment, disk, network, weights, data, epochs)
     return 0
+
+
+def _loss_of(
+    config: Config,
+    dataset: Dataset,
+    *,
+    model_text: str | None,
+    layers: Mapping[str, type[Layer]],
+    step: TrainStep | None,
+) -> ImageLoss:
+    """Return the loss of the step, or of the network that the options name, over the training images."""
+    if not isinstance(dataset.train_images, np.ndarray):
+        raise ConfigError("L-BFGS reads all images in each evaluation: give a larger --cache")
+    model: Network | TrainStep | None = step
+    if model is None:
+        spec = choose_model(config.model, dataset.info(), text=model_text, layers=layers)
+        model = Network(spec, config.dtype, kernels=config.kernels, layers=layers)
+    images = config.images_per_group if config.images_per_group != GROUP_IMAGES else PIECE_IMAGES
+    return ImageLoss(model, dataset.train_images, dataset.train_labels, batch=images)
 
 
 async def _delete(store: ParameterStore) -> None:

@@ -65,6 +65,8 @@ async def test_a_worker_of_another_process_helps_and_ends_with_the_command(capsy
         ({"momentum": 0.9}, "--momentum has no effect with --optimizer lbfgs"),
         ({"consistency": "bsp"}, "--consistency has no effect"),
         ({"processes": True}, "--processes has no effect"),
+        ({"events": Path("file")}, "--events has no effect"),
+        ({"record": Path("file")}, "--record has no effect"),
         ({"checkpoint": Path("folder")}, "--checkpoint has no effect"),
     ],
 )
