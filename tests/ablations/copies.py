@@ -246,7 +246,7 @@ COPIES = (
     _row(
         "a piece has the ended replica generations",
         PIECES,
-        "ReplicasState(bundle.epoch, bundle.replicas.state(), len(log), pins)",
+        "ReplicasState(bundle.epoch, bundle.replicas.state(), len(log), pins, [*bundle.vectors])",
         "ReplicasState(\n"
         "            bundle.epoch, msgspec.structs.replace(bundle.replicas.state(), over=[], newest={})\n"
         "        )",

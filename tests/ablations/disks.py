@@ -121,7 +121,7 @@ DISKS = (
     _row(
         "the first durable push waits until the store is on all disks",
         SERVER + "store_disk.py",
-        "return self.is_whole and home in self._complete and self._is_run_on_disk",
+        "return self.is_whole and home in self._complete and self._has_records",
         "return home in self._complete",
         DISK + "a_primary_appends_no_entry_before_all_primaries_have_the_store_on_their_disks",
         seldom="a loss of all servers must come between the first writings of two of them",

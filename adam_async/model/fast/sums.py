@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from adam_async.model.fast.memory import CACHE, compile_kept, exact, floats, kept_name, largest, size_of
+from adam_async.model.fast.memory import CACHE, compile_kept, exact, kept_name, largest
 from adam_async.model.fast.registers import HOST
 from adam_async.model.fast.vectors import POINTER, Vectors, emit_loop, whole
 from adam_async.model.vectors import Term, rounded
@@ -79,35 +79,33 @@ def emit_dot(builder: Any, element: Any, arguments: list[Any]) -> None:
 
 
 @exact
-def combine(like, n, out, terms, coefficients):
-    """Write a sum of scaled vectors to an address; returns the largest absolute value, see `largest`.
+def combine(out, x, a, y, b, terms, adds):
+    """Write the sum of one or two scaled arrays; returns the largest absolute value, see `largest`.
 
     Args:
-        like: Any number of the vectors' type.
-        n: Number of values.
-        out: Address of the sum.
-        terms: int64 (terms): addresses of the vectors; at least one.
-        coefficients: float64 (terms).
+        out: Array for the sum, of the size and type of the others.
+        a: float64, rounded to the type of the arrays first.
+        terms: 1 for ``x a``, 2 for ``x a + y b``.
+        adds: Whether the sum begins with the values in `out`.
     """
-    size, count = size_of(like), len(terms)
-    found = floats(out, n, like).dtype.type(0)
+    n, number = len(out), out.dtype.type
+    first, second, found = number(a), number(b), number(0)
     for start in range(0, n, TILE):
-        m, behind = min(TILE, n - start), start * size
-        o, x = floats(out + behind, m, like), floats(terms[0] + behind, m, like)
-        number = o.dtype.type
-        a = number(coefficients[0])
-        if count == 1:
-            for i in range(m):
-                o[i] = x[i] * a
+        # Views, because an index that begins at 0 needs no check for a negative one.
+        o, p, q = out[start : start + TILE], x[start : start + TILE], y[start : start + TILE]
+        if adds:
+            for i in range(len(o)):
+                o[i] = o[i] + p[i] * first
+            if terms == 2:
+                for i in range(len(o)):
+                    o[i] = o[i] + q[i] * second
+        elif terms == 2:
+            for i in range(len(o)):
+                o[i] = p[i] * first + q[i] * second
         else:
-            y, b = floats(terms[1] + behind, m, like), number(coefficients[1])
-            for i in range(m):
-                o[i] = x[i] * a + y[i] * b
-        for k in range(2, count):
-            z, c = floats(terms[k] + behind, m, like), number(coefficients[k])
-            for i in range(m):
-                o[i] = o[i] + z[i] * c
-        tile = largest(out + behind, m, like)
+            for i in range(len(o)):
+                o[i] = p[i] * first
+        tile = largest(o.ctypes.data, len(o), found)
         # Not `max`: a NaN must stay, and compares false.
         if not (tile <= found or found != found):
             found = tile
@@ -156,12 +154,13 @@ class CompiledVectors:
 
     def __init__(self, dtype: "np.dtype[Any]") -> None:
         like = types.float32 if dtype == np.float32 else types.float64
-        whole, number = types.Array(types.int64, 1, "C"), types.Array(types.float64, 1, "C")
+        number = types.Array(types.float64, 1, "C")
         vector, name = types.Array(like, 1, "C"), _kernel_name(dtype)
 
         def compile_both() -> None:
             """Compile the kernels, or read them."""
-            combine.compile((like, types.int64, types.int64, whole, number))
+            scalar = types.float64
+            combine.compile((vector, vector, scalar, vector, scalar, types.int64, types.boolean))
             dot.compile((vector, vector, number))
 
         # Kernels on disk are only read, which needs no lock.
@@ -169,7 +168,6 @@ class CompiledVectors:
             compile_kept(compile_both)
         CACHE.note(name)
         self._dtype = dtype
-        self._like = dtype.type(0)
         self._work = np.empty(3 * LANES)
 
     def combine(self, out: NDArray[Any], terms: Sequence[Term]) -> bool:
@@ -177,9 +175,12 @@ class CompiledVectors:
         if not terms or not len(out):
             out[:] = 0
             return True
-        addresses = np.array([self._address(vector, len(out)) for _, vector in terms], np.int64)
-        coefficients = np.array([coefficient for coefficient, _ in terms], np.float64)
-        found = combine(self._like, len(out), self._address(out, len(out)), addresses, coefficients)
+        found = 0.0
+        for at in range(0, len(terms), 2):
+            (a, x), (b, y) = terms[at], terms[min(at + 1, len(terms) - 1)]
+            assert out.shape == x.shape == y.shape
+            assert out.dtype == x.dtype == y.dtype == self._dtype
+            found = combine(out, x, a, y, b, min(len(terms) - at, 2), at > 0)
         return bool(np.isfinite(found))
 
     def dot(self, first: NDArray[Any], second: NDArray[Any]) -> float | None:
@@ -188,13 +189,6 @@ class CompiledVectors:
         assert first.dtype == second.dtype == self._dtype
         high, low, size = dot(first, second, self._work)
         return rounded(high, low, size, -(-len(first) // LANES) + 2 * LANES)
-
-    def _address(self, vector: NDArray[Any], size: int) -> int:
-        # The kernel trusts an address, from which it reads aligned values without gaps.
-        assert vector.shape == (size,)
-        assert vector.dtype == self._dtype
-        assert vector.flags.carray  # writable too, as all vectors of shards are
-        return int(vector.ctypes.data)
 
 
 def _kernel_name(dtype: "np.dtype[Any]") -> str:
