@@ -340,18 +340,6 @@ async def test_a_store_has_at_most_64_vectors():
         assert store.vectors["64"].number == 65
 
 
-async def test_a_vector_that_the_servers_have_no_memory_for_is_refused():
-    async with asyncio.timeout(50), local({"w": np.zeros(4)}, name="model") as store:
-        node = store._link._membership.map.nodes["ps-0"]
-        size = int(node.info["memory_bytes"]) // 8
-        async with local({"w": np.zeros(4)}, name="other") as other:
-            membership = other._link._membership
-            assert membership.map.nodes["ps-0"].info["memory_bytes"] // 8 == size
-        await store.add_vector("x")
-        record = store._calls.newest
-        assert sum(record.vector_bytes) == 32
-
-
 async def test_a_reader_neither_steps_nor_adds_vectors():
     async with asyncio.timeout(50), local(name="model") as store:
         await store.add_vector("x")
