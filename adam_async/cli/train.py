@@ -471,7 +471,7 @@ async def configure(
             "--store is for servers that this command starts, and those at --controller have a --dir of "
             "their own: leave it out; --attach goes on with the run on their disks"
         )
-    if options.controller is not None and not launched:
+    if options.controller is not None and not launched and options.optimizer == "rule":
         if idle := [name for name in options.given() if BY_HAND in OPTIONS[name].idle]:
             logger.warning("no effect with --controller, whose roles have their own: %s", ", ".join(idle))
     if options.controller is None and not launched:
