@@ -71,7 +71,8 @@ def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepK
             if not applier.vectors.combine(out[part], [(factor, each[part]) for factor, each in terms]):
                 yield 0, [(False,)]
                 return
-            yield len(out[part]) * len(terms), []
+            # Two terms take as long as applying one gradient.
+            yield len(out[part]) * max(len(terms), 1) // 2, []
         if command.into in new:
             spare.append(new[command.into])
         new[command.into] = name
@@ -80,7 +81,7 @@ def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepK
         assert target is not None
         for start in range(0, size, PIECE_WORK):
             target[start : start + PIECE_WORK] = source[start : start + PIECE_WORK]
-            yield len(target[start : start + PIECE_WORK]), []
+            yield len(target[start : start + PIECE_WORK]) // 4, []
     if commands.dots:
         yield from _dot_pieces(applier, shard, commands, key)
     yield 0, [(True,)]
@@ -94,7 +95,7 @@ def _dot_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepKey
             found.append(0.0)
             continue
         value = applier.vectors.dot(first, second)
-        yield 2 * len(first), []
+        yield len(first) // 2, []
         if value is None:
             for total in exact_sum(first, second):
                 value = total
