@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from adam_async.cli.terminal import JsonLine, NodeLine, RoleLine, log_to_stderr, name_node
+from adam_async.cli.terminal import JsonLine, NodeLine, RoleLine, describe_logs, log_to_stderr, name_node
 
 HOSTILE = "ps-0\x1b]0;owned\x07\nadam-async: forged"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -85,3 +85,15 @@ def test_the_level_decides_what_is_written(
     for name in ("debug", "info", "warning"):
         logger.log(logging.getLevelNamesMapping()[name.upper()], name)
     assert capsys.readouterr().err.splitlines() == shown
+
+
+def test_a_line_of_json_has_role_run_and_stores_as_soon_as_they_are_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log_to_stderr(verbose=False, lines=JsonLine())
+    logging.getLogger("adam_async.test").warning("early")
+    describe_logs(lambda: {"role": "ps", "run": "driver-1/0", "stores": ["net"]})
+    logging.getLogger("adam_async.test").warning("late")
+    early, late = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert "run" not in early
+    assert (late["role"], late["run"], late["stores"]) == ("ps", "driver-1/0", ["net"])
