@@ -66,7 +66,7 @@ LEARNED = (
     _row(
         "a group of several controllers takes no map from servers",
         "adam_async/controller/service.py",
-        "first_map=self._learn if is_alone and wall is not None else None,",
+        "first_map=self._learn if is_alone and learns else None,",
         "first_map=self._learn,",
         "tests/adam_async/controller/test_learning.py::"
         "test_one_of_several_controllers_takes_no_map_from_servers",
