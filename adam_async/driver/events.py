@@ -167,6 +167,8 @@ class RunEvents:
                         self._note_loss(name, at=node.lost_at)
                     del self._alive[name]
                 elif node.live and known != node.incarnation:
+                    if known is not None:  # an observer may see a loss and its end in one map
+                        self.begins("lost", name)
                     if name in self._ever:
                         self.ends("lost", name, f"{name} came back as a new incarnation")
                     self._alive[name] = node.incarnation

@@ -243,6 +243,7 @@ async def test_a_loss_is_an_incident_until_the_role_is_back_or_another_takes_its
 
     begins, ends = ("begins", "lost", "worker-1"), ("ends", "lost", "worker-1")
     assert await incidents(alive, kill, dead, again) == [begins, ends]
+    assert await incidents(alive, again) == [begins, ends], "one map has both"
     assert await incidents(alive, dead, taken) == [begins, ends]
     assert await incidents(alive, dead, map_of()) == [begins, ends], "the controllers have forgotten it"
 
