@@ -12,9 +12,9 @@ Distributed Deep Networks", 4.2, Sandblaster). It holds numbers only.
 
 Before each move it writes its numbers into the *record*: a store of one array, beside the store of the
 parameters, with the same copies and disks. A coordinator that finds the record of a lost one goes on with its
-last move. The lost one may have left pushes on their way, which name its evaluation. Servers keep the pieces
-of the three newest evaluations and take those of older ones for counted, so two evaluations of one piece
-follow first.
+last move. In the midst of an evaluation, the lost one may have left pushes on their way, which name it.
+Servers keep the pieces of the three newest evaluations and take those of older ones for counted, so two
+evaluations of one piece follow first.
 """
 
 import inspect
@@ -165,7 +165,8 @@ class LBFGS:
                 await self._start_workers(stack)
                 if not self._now.minimiser.is_done:
                     await self._make_vectors()
-                    if was_lost:
+                    # A move without an evaluation needs the gradient as it is, and no piece of it is missing.
+                    if was_lost and self._now.minimiser.move.evaluates:
                         await self._end_earlier_evaluations()
                 result = await self._iterate(iterations, on_iteration)
                 if self._now.minimiser.is_done:

@@ -179,6 +179,33 @@ async def test_a_coordinator_goes_on_where_a_lost_one_was(stop_at):
     assert np.array_equal(points, expected)
 
 
+@pytest.mark.parametrize("is_made", [True, False])
+@pytest.mark.parametrize(("stop_at", "phase"), [(1, "first"), (9, "search"), (10, "pair"), (11, "turn")])
+async def test_a_coordinator_goes_on_from_each_phase(monkeypatch, stop_at, phase, is_made):
+    expected, _ = await run("local", problems.logistic, iterations=5)
+    arrays, function, batches = problems.logistic()
+    points, calls, make = [], Counter(), ParameterStore.step
+
+    async def lost(store, *args, **named):
+        calls["all"] += 1
+        if calls["all"] != stop_at:
+            return await make(store, *args, **named)
+        if is_made:
+            await make(store, *args, **named)
+        raise Stopped
+
+    async with ParameterStore.open("local", arrays, name="lbfgs", shard_bytes=SHARD_BYTES) as store:
+        take = collect(store, points, arrays)
+        first = LBFGS(store, function, batches, tolerance=1e-7)
+        with monkeypatch.context() as context, pytest.raises(Stopped):
+            context.setattr(ParameterStore, "step", lost)
+            await first.minimise(5, take)
+        assert first._now.minimiser.phase == phase
+        await LBFGS(store, function, batches, tolerance=1e-7).minimise(5 - len(points), take)
+
+    assert np.array_equal(points, expected)
+
+
 @pytest.mark.parametrize("durable", [True, False])
 async def test_after_the_loss_of_all_servers_only_a_durable_store_goes_on(tmp_path, durable):
     arrays, function, batches = problems.logistic()
