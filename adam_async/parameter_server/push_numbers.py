@@ -47,7 +47,7 @@ def order_apart(
             shard.separate().ordered[session] = number
             accepted.append(place)
         elif number <= last:
-            shard.count_duplicates()
+            shard.count_duplicate()
             problems.append(Problem(place, DUPLICATE))
         else:
             problems.append(Problem(place, GAP, last + 1))

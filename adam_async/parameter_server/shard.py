@@ -342,10 +342,10 @@ class Shard:
         for step in [step for step in self.dots if is_over(step)]:
             del self.dots[step]
 
-    def count_duplicates(self, pushes: int = 1) -> None:
-        """Count repeated pushes; tables of several shards stay shared, without the count."""
+    def count_duplicate(self) -> None:
+        """Count a repeated push; tables of several shards stay shared, without the count."""
         if self.tables.shards == 1:
-            self.tables.duplicates += pushes
+            self.tables.duplicates += 1
 
     @property
     def staleness(self) -> Counter[int]:

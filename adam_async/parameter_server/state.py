@@ -555,8 +555,9 @@ class ServerState:
         seen = [tables.ordered[session] for tables in each_tables(ours)]
         # The answer to this report was lost: the values have its steps already.
         if min(seen) >= last_step:
-            for shard in ours:
-                shard.count_duplicates(len(report.steps))
+            partly = partly_named(ours)  # these stay shared, without the count
+            for tables in each_tables(ours):
+                tables.duplicates += 0 if tables in partly else len(report.steps)
             return [Answer(event.request, StepsReported())]
         if min(seen) != max(seen) or min(seen) != report.number - 1:
             return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
