@@ -40,8 +40,8 @@ PHASES = {
     "write": "",
     "check": "adam_async.store.values PushMessages.messages",
     "place": "transport.regions Outbox.place",
-    "send": "transport.stream StreamLink._write_small",
-    "flush": "transport.stream StreamLink._flush",
+    "send": "transport.stream StreamLink._transmit",
+    "arrival": "transport.stream StreamLink.buffer_updated",
     "answer": "adam_async.client.session PushExchange.arrived",
 }
 """Method with which each phase of a push begins; none for the write of the program."""
@@ -103,11 +103,15 @@ class Clients:
             [sys.executable, "-c", _CLIENTS, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
+        self._child = 0
+
     def __enter__(self) -> "Clients":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
+        if self._child:  # a stopped client would keep the pipe open
+            os.kill(self._child, signal.SIGKILL)
         self._process.communicate()
 
     def killed(self, kill: Callable[[int], None], phase: str | None = None) -> int:
@@ -119,16 +123,17 @@ class Clients:
         assert self._process.stdout is not None
         self._process.stdin.write("0\n" if phase is None else f"1 {PHASES[phase]}\n")
         self._process.stdin.flush()
-        acknowledged = child = 0
+        acknowledged = 0
         for line in self._process.stdout:
             if line == "ended\n":
+                self._child = 0
                 break
             if line == "acknowledged\n":
                 acknowledged += 1
                 if acknowledged == 1:
-                    kill(child)
+                    kill(self._child)
             else:
-                child = int(line)
+                self._child = int(line)
         return acknowledged
 
 
