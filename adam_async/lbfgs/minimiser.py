@@ -21,15 +21,19 @@ lost one begins with the last move of the state that the lost one had stored.
 A pair without positive curvature is left out. A direction without descent, and a line search that finds no
 lower value, drop the history, and the next direction is the negative gradient. If this one fails, too, the
 values are those of the base, and the minimiser is done.
+
+Servers refuse sums that are not finite. Such a trial is too far, and such a direction or pair drops the
+history, as inner products beyond float64 do.
 """
 
 from collections.abc import Sequence
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 from typing import Annotated, Literal
 
 import msgspec
 
 from adam_async.lbfgs.line_search import LineSearch
+from adam_async.messages.bounds import Finite
 from adam_async.run.store_record import PARAMETERS
 from adam_async.store.vectors import Combine
 
@@ -42,8 +46,6 @@ LEAST_CURVATURE = 1e-12
 
 MOST_HISTORY = 10
 """Maximum number of pairs: a step of a store has at most 64 inner products."""
-
-Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
 def stored_name(vector: str) -> str:
@@ -117,9 +119,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 return Move(evaluates=True, dots=((GRADIENT, GRADIENT),))
             case "turn":
                 keep = Combine(BASE, ((1.0, POINT),)), Combine(BASE_GRADIENT, ((1.0, GRADIENT),))
-                basis = self._basis
-                sums = direction([[self._product(a, b) for b in basis] for a in basis])
-                ahead = Combine(DIRECTION, tuple(zip(sums, basis, strict=True)))
+                ahead = Combine(DIRECTION, tuple(zip(self._coefficients, self._basis, strict=True)))
                 return Move(combine=(ahead, *keep), dots=((DIRECTION, GRADIENT),))
             case "search":
                 assert self.search is not None
@@ -146,6 +146,20 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 self._take_pair(products)
             case "back":
                 self.phase = "done" if self.reason else "turn"
+
+    def refused(self) -> bool:
+        """Take note that a sum of the move is not finite; return whether another move is in reach."""
+        match self.phase:
+            case "search":
+                self._take_trial(nan, nan, nan)
+            case "turn" if self.slots:
+                # The point and the gradient are whole; some servers have changed the base.
+                self._drop_history()
+            case "pair":
+                self._take_pair([nan] * len(self._new_products))
+            case _:
+                return False
+        return True
 
     # --- the parts of an iteration ---------------------------------------------------------------
 
@@ -199,6 +213,8 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         found, basis = {**self.products, **answers}, {*self._basis}
         self.products = {name: each for name, each in found.items() if basis.issuperset(name.split())}
         self.norm = self.norm_at_trial
+        if not all(map(isfinite, [*self.products.values(), *self._coefficients])):
+            self._drop_history()
         self.iteration += 1
         self.phase = "turn"
         self._check_norm()
@@ -217,6 +233,9 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def _end(self, reason: str) -> None:
         self.phase, self.reason = "done", reason
 
+    def _drop_history(self) -> None:
+        self.slots, self.products = (), {f"{GRADIENT} {GRADIENT}": self.norm * self.norm}
+
     # --- the history -----------------------------------------------------------------------------
 
     @property
@@ -232,6 +251,12 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def _basis(self) -> list[str]:
         return [*[f"s{slot}" for slot in self.slots], *[f"y{slot}" for slot in self.slots], GRADIENT]
+
+    @property
+    def _coefficients(self) -> list[float]:
+        """The coefficients of the direction in the basis."""
+        basis = self._basis
+        return direction([[self._product(a, b) for b in basis] for a in basis])
 
     @property
     def _new_products(self) -> list[tuple[str, str]]:

@@ -37,7 +37,7 @@ from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.runtime.channel import Channel, StackedTaskGroup
 from adam_async.store.arguments import LOCAL
 from adam_async.store.store import ParameterStore
-from adam_async.store.vectors import Combine
+from adam_async.store.vectors import Combine, StepRefused
 from dataflow import ComputePool
 from transport import LocalNetwork, RemoteError, TransportError
 
@@ -154,7 +154,7 @@ class LBFGS:
             anew: Whether to begin with the values of the store in any case.
 
         Raises:
-            StoreError: A gradient does not fit the store, or a sum of vectors is not finite.
+            StoreError: A gradient does not fit the store, or another client deleted a vector.
             DeadlineExceeded: No worker was there for `prepare_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
             Exception: An error of `function` in a worker of this process.
@@ -188,12 +188,22 @@ class LBFGS:
         last = minimiser.iteration + iterations
         while not minimiser.is_done and (minimiser.iteration < last or minimiser.phase != "turn"):
             before = minimiser.iteration
-            minimiser.take(*await self._make(minimiser.move))
+            await self._advance(minimiser)
             if minimiser.iteration > before and on_iteration is not None:
                 answer = on_iteration(self._iteration())
                 if (await answer if inspect.isawaitable(answer) else answer) is False:
                     break
         return self._iteration()
+
+    async def _advance(self, minimiser: Minimiser) -> None:
+        """Make the move that is due, and give its answer to the minimiser."""
+        try:
+            answer = await self._make(minimiser.move)
+        except StepRefused:
+            if not minimiser.refused():
+                raise
+        else:
+            minimiser.take(*answer)
 
     def _iteration(self) -> Iteration:
         found = self._now.minimiser
@@ -379,10 +389,10 @@ def _written(record: CoordinatorState) -> NDArray[np.float32]:
 
 def _read(values: NDArray[Any]) -> CoordinatorState | None:
     """Return the record of an array; None if none was written yet. Raises StoreError: it is none."""
-    length = int(values[0])
-    if not length:
+    if not values[0]:
         return None
     try:
+        length = int(values[0])  # of a damaged record, perhaps no number
         return _DECODER.decode(values[1:].astype(np.uint16).tobytes()[:length])
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
         raise StoreError(f"the record of the minimisation is invalid: {error}") from None

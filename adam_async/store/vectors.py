@@ -24,6 +24,10 @@ MOST_APART = 1024
 """Maximum number of shards of a server with different push numbers, which a step then has to name."""
 
 
+class StepRefused(StoreError):
+    """A shard refused a step: a result is not finite, or another client deleted a vector."""
+
+
 class Combine(NamedTuple):
     """A sum of scaled vectors that replaces a vector: copy, zero, scale and sum are cases of it.
 
@@ -100,11 +104,12 @@ class StepCall(Call, kw_only=True, eq=False):
         """Return the dot products; call it when `done` has ended.
 
         Raises:
-            StoreError: Some shards refused the step, or keep its dot products no longer.
+            StepRefused: Some shards refused the step.
+            StoreError: Some shards keep its dot products no longer.
         """
         if refused := self.outcome().refused:
             first = refused[0]
-            raise StoreError(
+            raise StepRefused(
                 f"a shard refused the step: a result is not finite in {first.name!r} between flat indices "
                 f"{first.start} and {first.stop}, or another client deleted a vector; the shard is "
                 "unchanged, others may have taken the step"

@@ -101,6 +101,47 @@ def test_a_pair_without_curvature_is_left_out():
     assert minimiser.iteration == 1
 
 
+@pytest.mark.parametrize("phase", ["turn", "search", "pair"])
+def test_a_refused_move_leaves_values_that_fall_further(phase):
+    function, start = problems.whole(*problems.network())
+    servers, minimiser = Vectors(function, start), Minimiser(tolerance=1e-7)
+    _, minimiser = iterates(minimiser, servers, most=6)
+    while minimiser.phase != phase:
+        minimiser.take(*servers.make(minimiser.move))
+    value = minimiser.value
+
+    assert minimiser.refused()
+    DECODER.decode(msgspec.msgpack.encode(minimiser))
+    found, _ = iterates(minimiser, servers, most=12)
+
+    assert function(found[-1])[0] < value
+
+
+def test_a_refused_direction_of_the_gradient_alone_has_no_remedy():
+    function, start = problems.whole(*problems.network())
+    minimiser = Minimiser()
+    minimiser.take(*Vectors(function, start).make(minimiser.move))
+
+    assert minimiser.phase == "turn"
+    assert not minimiser.refused()
+
+
+def test_inner_products_beyond_float64_drop_the_history():
+    function, start = problems.whole(*problems.network())
+    servers, minimiser = Vectors(function, start), Minimiser()
+    _, minimiser = iterates(minimiser, servers, most=3)
+    while minimiser.phase != "pair":
+        minimiser.take(*servers.make(minimiser.move))
+    move = minimiser.move
+    _, products = servers.make(move)
+    products[move.dots.index(("s3", "s0"))] = float("nan")
+
+    minimiser.take(0.0, products)
+
+    assert minimiser.slots == ()
+    assert np.isfinite([scale for sums in minimiser.move.combine for scale, _ in sums.terms]).all()
+
+
 def test_a_value_that_is_not_finite_at_the_beginning_ends_it_with_the_reason():
     minimiser = Minimiser()
 

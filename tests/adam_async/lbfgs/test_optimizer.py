@@ -230,6 +230,19 @@ async def test_after_the_loss_of_all_servers_only_a_durable_store_goes_on(tmp_pa
     assert (result.number == 8) == durable
 
 
+async def test_trials_and_directions_beyond_the_numbers_of_the_vectors_are_too_far():
+    def falling(values, batch):
+        x = 1 + float(values["x"][0])
+        return -1e35 * x**0.2, {"x": np.array([-0.2e35 * x**-0.8])}
+
+    async with ParameterStore.open("local", {"x": np.zeros(1, np.float32)}, name="falling") as store:
+        result = await LBFGS(store, falling, [None], tolerance=0).minimise(200)
+        x = (await store.pull())["x"][0]
+
+    assert "no step" in result.reason
+    assert 3e38 < x < np.inf
+
+
 async def test_the_vectors_are_deleted_at_the_end_and_stay_before_it():
     arrays, function, batches = problems.logistic()
     async with ParameterStore.open("local", arrays, name="vectors") as store:
