@@ -254,15 +254,18 @@ class LBFGS:
     async def _start_workers(self, stack: AsyncExitStack) -> None:
         """Start the workers of this process, and listen for those of others."""
         store, link, dealer = self._store, self._store.link, self._dealer
+        # First, because the pools close behind the end of all workers.
+        pools = [
+            await stack.enter_async_context(ComputePool(threads=1, name=f"lbfgs-{number}"))
+            for number in range(self._workers)
+        ]
         group = await stack.enter_async_context(StackedTaskGroup())
         network = link.endpoint.network
         is_local = isinstance(network, LocalNetwork)
         address = "local://" if is_local else await address_towards(link.arguments.where)
         listening = network.listen(address, link.endpoint.identity, dealer.serve_link)
         self._now.address = (await stack.enter_async_context(listening)).address
-        for number in range(self._workers):
-            pool = await stack.enter_async_context(ComputePool(threads=1, name=f"lbfgs-{number}"))
-
+        for number, pool in enumerate(pools):
             ask = partial(dealer.answer, number)
             worker = GradientWorker(store, self._function, self._batches, ask, pool)
             stack.callback(group.create_task(worker.run(), name=f"lbfgs-worker-{number}").cancel)

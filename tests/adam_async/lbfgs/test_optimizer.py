@@ -230,6 +230,31 @@ async def test_after_the_loss_of_all_servers_only_a_durable_store_goes_on(tmp_pa
     assert (result.number == 8) == durable
 
 
+async def test_the_end_comes_before_a_worker_has_the_values_for_a_backup(monkeypatch):
+    arrays, function, batches = problems.logistic(batches=1)
+    pull, save, end, pulls = ParameterStore.pull, LBFGS._save, asyncio.Event(), Counter()
+
+    async def late(client):
+        values = await pull(client)
+        pulls[client.name] += 1
+        if pulls["lbfgs"] == 2:
+            await end.wait()
+        return values
+
+    async def saved(optimizer):
+        await save(optimizer)
+        if not optimizer._now.address:
+            end.set()
+
+    monkeypatch.setattr(ParameterStore, "pull", late)
+    monkeypatch.setattr(LBFGS, "_save", saved)
+    async with ParameterStore.open("local", arrays, name="lbfgs") as store:
+        result = await LBFGS(store, function, batches, workers=2).minimise(0)
+
+    assert result.evaluations == 1
+    assert pulls["lbfgs"] == 2
+
+
 async def test_trials_and_directions_beyond_the_numbers_of_the_vectors_are_too_far():
     def falling(values, batch):
         x = 1 + float(values["x"][0])
