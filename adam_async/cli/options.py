@@ -322,7 +322,7 @@ class TrainOptions(LogOptions, LayerOptions):
     """Write the events of the run to this file as they happen, one JSON object a line
     (docs/how-to/watch-a-run.md)."""
     tensorboard: Annotated[Path | None, folder_of("--tensorboard")] = None
-    """Write scalars of the run for TensorBoard into this folder; needs the extra `tensorboard`."""
+    """Write scalars of the run for TensorBoard into this folder."""
     dashboard: Annotated[str | None, page_address("--dashboard")] = None
     """HOST:PORT of a page that shows the run in a browser; 127.0.0.1:0 is any free port. Needs the extra
     `dashboard`."""

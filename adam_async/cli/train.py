@@ -548,11 +548,7 @@ async def open_cluster(
 
 
 def _callbacks(options: TrainOptions) -> tuple[Callback, ...]:
-    """Return the writers of events that options name.
-
-    Raises:
-        ConfigError: The package of TensorBoard is not installed.
-    """
+    """Return the writers of events that options name."""
     found: list[Callback] = []
     if options.events is not None:
         found.append(EventFile(options.events))

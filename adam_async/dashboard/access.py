@@ -51,7 +51,8 @@ class Access:
     def __init__(self, token: str, *, host: str, entropy: Callable[[int], bytes]) -> None:
         if len(token) < LEAST_TOKEN:
             raise ConfigError(
-                f"the token of the dashboard has {len(token)} characters; {LEAST_TOKEN} or more"
+                f"the token of --dashboard-token-file has {len(token)} characters; {LEAST_TOKEN} or more "
+                "are needed: adam-async token new writes one"
             )
         self.token = token
         self._host = host

@@ -5,6 +5,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from adam_async.errors import DataError, failing_as
 from adam_async.report.stream import Callback
 from adam_async.run.events import AnyEvent, replaces
 
@@ -26,7 +27,7 @@ class EventFile(Callback):
         most_bytes: Size at which the file is full.
 
     Raises:
-        OSError: In `on_event`, so that the run goes on without the file.
+        DataError: In `on_event`, so that the run goes on without the file, which cannot be written.
     """
 
     def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
@@ -43,10 +44,11 @@ class EventFile(Callback):
             return
         self._written_at[name] = event.at
         line = msgspec.json.encode(event) + b"\n"
-        if self._file is None or self._bytes + len(line) > self._most_bytes:
-            self._open_next()
-        assert self._file is not None, "the next file is open"
-        self._file.write(line)
+        with failing_as(DataError, f"{self._path} cannot be written"):
+            if self._file is None or self._bytes + len(line) > self._most_bytes:
+                self._open_next()
+            assert self._file is not None, "the next file is open"
+            self._file.write(line)
         self._bytes += len(line)
 
     def close(self) -> None:

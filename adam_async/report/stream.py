@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
-from adam_async.errors import ConfigError
+from adam_async.errors import AdamError, ConfigError
 from adam_async.run.events import AnyEvent, Dropped, replaces, text_of
 from adam_async.runtime.blocking_thread import BlockingThread
 from adam_async.runtime.clock import Clock, wall_clock
@@ -195,7 +195,8 @@ class Caller:
                 method(*arguments)
         except Exception as error:  # code of the user
             self._has_failed = True
-            logger.warning("%s gets no further events: %r", self.name, error)
+            why = str(error) if isinstance(error, AdamError) else repr(error)
+            logger.warning("%s gets no further events: %s", self.name, why)
 
     async def _in_thread(self, function: Callable[..., None], *arguments: object) -> None:
         # The shield: the cancellation of `run` must not drop events on their way to the thread.

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from google_crc32c import value as crc32c
 
+from adam_async.errors import DataError, failing_as
 from adam_async.report.stream import Callback
 from adam_async.run.events import AnyEvent, ClientCounted, Evaluated, Sampled, StatusSeen, StepsTaken
 
@@ -26,6 +27,9 @@ class TensorBoard(Callback):
 
     Args:
         folder: Folder of this run; TensorBoard shows each folder as one run.
+
+    Raises:
+        DataError: In `on_event`, so that the run goes on without the file, which cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,8 +39,9 @@ class TensorBoard(Callback):
     def on_event(self, event: AnyEvent) -> None:
         """Write the scalars of an event, if it has any."""
         step, scalars = scalars_of(event)
-        for name, value in scalars.items():
-            self._write(_event(event.at, step, name, value), event.at)
+        with failing_as(DataError, f"the file of TensorBoard in {self._folder} cannot be written"):
+            for name, value in scalars.items():
+                self._write(_event(event.at, step, name, value), event.at)
 
     def close(self) -> None:
         """Close the file."""

@@ -63,10 +63,10 @@ def fault_of_vectors(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> str:
     numbers: set[int] = set()
     for vector in store.vectors:
         shown = repr(vector.name[:80])
-        if not (
-            vector.name.isprintable() and 1 <= len(vector.name.encode(errors="replace")) <= MOST_VECTOR_NAME
-        ):
-            return f"the name of a vector has 1 to {MOST_VECTOR_NAME} printable bytes, not {shown}"
+        size = len(vector.name.encode(errors="replace"))
+        # A slash would give two vectors one name in a saved file, which ends with that of the array.
+        if not vector.name.isprintable() or "/" in vector.name or not 1 <= size <= MOST_VECTOR_NAME:
+            return f"the name of a vector has 1 to {MOST_VECTOR_NAME} printable bytes, no slash, not {shown}"
         if vector.name in names:
             return f"the store has a vector or an array {shown}: choose another name"
         names.add(vector.name)

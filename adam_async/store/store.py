@@ -303,7 +303,7 @@ class ParameterStore:
         """Add a vector of zeros: further values of the shapes of some arrays, on the servers of these arrays.
 
         Args:
-            name: 1 to 64 bytes, unlike the names of all arrays and vectors.
+            name: 1 to 64 bytes without a slash, unlike the names of all arrays and vectors.
             like: Name of an array, or names of several; None for all arrays that are pushed to.
             temporary: Whether pins and `save` leave the vector out.
 
@@ -362,6 +362,8 @@ class ParameterStore:
 
     async def ema(self, name: str, *, of: str = PARAMETERS, decay: float) -> None:
         """Move an exponential moving average on: ``name = decay * name + (1 - decay) * of``; see `step`."""
+        if not 0 <= decay <= 1:
+            raise StoreError(f"decay must be within 0 and 1, not {decay}")
         await self.combine(name, [(decay, name), (1 - decay, of)])
 
     async def tick(self) -> None:

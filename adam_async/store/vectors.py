@@ -132,6 +132,8 @@ class StoreVectors:
 
     async def add(self, name: str, like: str | Iterable[str] | None, *, temporary: bool) -> None:
         """See `ParameterStore.add_vector`."""
+        if not isinstance(name, str):
+            raise StoreError(f"the name of a vector is a text, not {name!r:.80}")
         arrays = () if like is None else (like,) if isinstance(like, str) else tuple(like)
         if unknown := [each for each in arrays if each not in self._pushed_to()]:
             raise StoreError(f"vector {name!r}: the store has no array {unknown[0]!r} that is pushed to")
@@ -188,6 +190,8 @@ class StoreVectors:
         return tuple([each.name for each in self._calls.layout.arrays.values() if not each.frozen])
 
     def _operand(self, name: str) -> _Operand:
+        if not isinstance(name, str):
+            raise StoreError(f"the name of an operand is a text, not {name!r:.80}")
         pushed_to = self._pushed_to()
         if name == PARAMETERS:
             return _Operand(0, "", frozenset(pushed_to))
@@ -204,10 +208,11 @@ class StoreVectors:
         target = self._operand(into)
         _check_length(f"the terms of {into[:80]!r}", terms)
         checked: list[tuple[float, int]] = []
-        for coefficient, name in terms:
+        for term in terms:
+            coefficient, name = _pair("a term is (coefficient, name)", term)
+            operand = self._operand(name)
             if not isinstance(coefficient, int | float | np.floating) or not isfinite(coefficient):
                 raise StoreError(f"the coefficient of {name[:80]!r} is a finite number, not {coefficient!r}")
-            operand = self._operand(name)
             self._check_covered(name, operand, target.arrays)
             checked.append((float(coefficient), operand.number))
         return Command(target.number, tuple(checked), target.array)
@@ -234,7 +239,8 @@ class StoreVectors:
                 f"a server has {most} shards, and steps take {MOST_IN_A_META}: raise shard_bytes"
             )
         packed = Commands(
-            tuple([self._command(*each) for each in commands]), tuple([self._dot(*each) for each in dots])
+            tuple([self._command(*_pair("a command is Combine(into, terms)", each)) for each in commands]),
+            tuple([self._dot(*_pair("a dot product is of (name, name)", each)) for each in dots]),
         )
         call = StepCall(
             calls=calls, done=calls.loop.create_future(), messages=(), commands=packed, shards=shards
@@ -247,3 +253,9 @@ class StoreVectors:
 def _check_length(what: str, given: Sequence[Any]) -> None:
     if len(given) > MOST_TERMS:
         raise StoreError(f"{what} are at most {MOST_TERMS}, not {len(given)}: make several steps")
+
+
+def _pair(what: str, given: Any) -> Sequence[Any]:
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+        raise StoreError(f"{what}, not {given!r:.80}")
+    return given

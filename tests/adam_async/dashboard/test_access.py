@@ -63,7 +63,7 @@ def test_other_names_are_refused_because_a_name_server_may_point_them_here(host:
 
 
 def test_a_short_token_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="15 characters; 16 or more"):
+    with pytest.raises(ConfigError, match="15 characters; 16 or more are needed"):
         Access("x" * 15, host="localhost", entropy=bytes)
 
 

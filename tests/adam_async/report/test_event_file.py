@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from adam_async.errors import DataError
 from adam_async.report.event_file import KEPT, EventFile
 from adam_async.run.events import Noted, WorkerCounted, read_event
 from tests.adam_async.role_counts import counts_of
@@ -47,3 +50,9 @@ def test_counts_of_a_role_have_a_line_in_ten_seconds(tmp_path: Path) -> None:
     events = [read_event(line) for line in path.read_bytes().splitlines()]
     clocks = [event.counts.clock for event in events if isinstance(event, WorkerCounted)]
     assert clocks == [0, 0, 10, 10, 20, 20]
+
+
+def test_an_error_of_the_system_names_the_file_and_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "absent" / "run.jsonl"
+    with pytest.raises(DataError, match=r"absent/run\.jsonl cannot be written: No such file"):
+        EventFile(path).on_event(Noted(at=1.0, text="one"))

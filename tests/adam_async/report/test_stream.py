@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, DataError
 from adam_async.report.stream import Callback, Caller, EventStream, check_callbacks
 from adam_async.run.events import AnyEvent, Dropped, Noted, WorkerCounted, read_event
 from adam_async.runtime.clock import fine_clock
@@ -110,6 +110,17 @@ async def test_a_callback_that_raises_gets_no_further_event(caplog: pytest.LogCa
     await passed(callback, 20)
     assert len(callback.events) == 2
     assert "events/Kept gets no further events: OSError('no space left')" in caplog.text
+
+
+async def test_the_warning_has_the_sentence_of_an_error_of_this_package(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(Kept):
+        def on_event(self, event: AnyEvent) -> None:
+            raise DataError("run.jsonl cannot be written: No space left on device")
+
+    await passed(Full(), 3)
+    assert "gets no further events: run.jsonl cannot be written: No space left on device" in caplog.text
 
 
 async def test_a_callback_that_hangs_delays_the_end_by_its_deadline_only(

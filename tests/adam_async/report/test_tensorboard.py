@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from google_crc32c import value as crc32c
 
+from adam_async.errors import DataError
 from adam_async.report.tensorboard import TensorBoard, record
 from adam_async.run.counts import Evaluation
 from adam_async.run.events import Evaluated, Noted, Sampled, StepsTaken
@@ -90,6 +91,14 @@ def test_scalars_of_samples_accuracies_and_steps_are_written(tmp_path: Path) -> 
         (3.0, 2, "accuracy/test", 0.75),
         (4.0, 70_000, "store/unanswered", 1.0),
     ]
+
+
+def test_an_error_of_the_system_names_the_folder_and_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DataError, match=r"in .*/file/run cannot be written: Not a directory"):
+        TensorBoard(tmp_path / "file" / "run").on_event(
+            Evaluated(evaluation=Evaluation(epoch=1, test_accuracy=0.5))
+        )
 
 
 def test_tensorboard_itself_reads_the_file(tmp_path: Path) -> None:

@@ -272,6 +272,10 @@ async def send(store, commands):
         ([Combine("x", [])] * 64, [], "at most 64, not 65"),
         ([], [("x", "x")] * 65, "at most 64, not 65"),
         ([], [("short", "b")], "has no values"),
+        ([Combine("x", ["*"])], [], "a term is \\(coefficient, name\\), not '\\*'"),
+        ([Combine("x", [(1.0, 3)])], [], "the name of an operand is a text, not 3"),
+        (["x"], [], "a command is Combine\\(into, terms\\), not 'x'"),
+        ([], ["x"], "a dot product is of \\(name, name\\), not 'x'"),
     ],
 )
 async def test_a_bad_step_is_refused_and_changes_nothing(commands, dots, why):
@@ -317,6 +321,8 @@ async def test_a_dot_product_beyond_float64_is_nan():
         ("", None, "1 to 64 printable bytes"),
         ("é" * 33, None, "1 to 64 printable bytes"),
         ("a\nb", None, "1 to 64 printable bytes"),
+        ("a/b", None, "printable bytes, no slash, not 'a/b'"),
+        (3, None, "the name of a vector is a text, not 3"),
         ("y", "nothing", "no array 'nothing' that is pushed to"),
         ("y", ("w", "w"), "names an array twice"),
     ],
@@ -327,6 +333,13 @@ async def test_a_bad_vector_is_refused(name, like, why):
         with pytest.raises(StoreError, match=why):
             await store.add_vector(name, like=like)
         assert [*store.vectors] == ["x"]
+
+
+async def test_the_decay_of_an_average_is_a_share():
+    async with asyncio.timeout(50), local() as store:
+        await store.add_vector("x")
+        with pytest.raises(StoreError, match=r"decay must be within 0 and 1, not 2\.0"):
+            await store.ema("x", decay=2.0)
 
 
 async def test_a_store_has_at_most_64_vectors():
