@@ -161,6 +161,11 @@ class Bundle:
             return 1
         return int(self.pinning.has_room(due.shards()))
 
+    @property
+    def writes_pin(self) -> bool:
+        """Whether a pin is being written; the disk may still remove one that was given up."""
+        return self.pinning is not None and not self.pinning.is_given_up
+
     def _kept_from(self, due: Entry | ApplySum) -> list[KeptShards]:
         """Return the kept shards that work must not change without a copy."""
         kept: list[KeptShards] = [] if self.pinning is None else [self.pinning]
@@ -296,7 +301,7 @@ class Bundle:
         if pin.removes and self.pinning is not None and self.pinning.pin.pin == pin.pin:
             self.pinning.end()
         # A server that joins has some shards of another position.
-        can_save = self.keeps_pins and not self.absent and self.pinning is None
+        can_save = self.keeps_pins and not self.absent and not self.writes_pin
         if not (pin.removes or is_known) and can_save:
             temporary = frozenset([vector.key for vector in self.vectors if vector.temporary])
             self.pinning = PinCopies(pin, self.shards, temporary)

@@ -352,7 +352,7 @@ class ServedStore:
             return f"{self._host.node} has no folder: start it again with --dir DIR"
         if body.pin in self.state.bundle.pins:
             return ""  # a repetition, perhaps to a new primary
-        if self.state.bundle.pinning is not None:
+        if self.state.bundle.writes_pin:
             return f"{self._host.node} still writes another pin: repeat the call"
         return self._host.pins.refusal(self._name_of_store, body.pin)
 
@@ -422,7 +422,8 @@ class ServedStore:
         try:
             await self._host.pins.write(copies, catalogue, facts, self._pieces, order, self._drain_soon)
         finally:
-            bundle.pinning = None
+            if bundle.pinning is copies:
+                bundle.pinning = None
         self._drain_soon()
 
     # --- the map -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ store that comes back under the same name.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
@@ -304,21 +304,21 @@ class StorePins:
     async def _until_saved(self, pin: int) -> None:
         """Wait until enough servers have saved each bundle. Raises StoreError: they cannot."""
         homes = self._homes()
-        seen: dict[str, set[str]] = {home: set() for home in homes}
+        members = {home: self._in_sync(home) for home in homes}
         for pause_s in PAUSES.waits():
             answers = await self._answers()
-            saved = [self._is_saved(pin, home, answers, seen[home]) for home in homes]
+            saved = [self._is_saved(pin, home, answers, members[home]) for home in homes]
             if all(saved):
                 return
             await asyncio.sleep(pause_s)
 
     def _is_saved(
-        self, pin: int, home: str, answers: Mapping[str, Sequence[PinState]], seen: set[str]
+        self, pin: int, home: str, answers: Mapping[str, Sequence[PinState]], members: Set[str]
     ) -> bool:
         """Return whether enough servers have saved a bundle of a pin.
 
         Args:
-            seen: Members in sync at earlier calls; the call adds those of now.
+            members: Members in sync when the pin was in the log. One that joins later does not save it.
 
         Raises:
             StoreError: Too few servers can still save it.
@@ -334,13 +334,12 @@ class StorePins:
         if sum([not states[node].writes for node in listed]) >= least:
             return True
         # A member that leaves the copies in sync before it lists the pin does not save it any more.
-        lost = dict.fromkeys(sorted(seen - in_sync - listed), "the copy was lost")
+        lost = dict.fromkeys(sorted(members - in_sync - listed), "the copy was lost")
         lost |= {node: state.fault for node, state in states.items() if state.fault}
-        if lost and len(in_sync - lost.keys() | listed) < least:
+        if lost and len(members - lost.keys() | listed) < least:
             why = "; ".join([f"{node}: {each}" for node, each in lost.items()])
             raise StoreError(f"store {self._name!r} cannot be pinned: {why}")
         self._check_servers(home)
-        seen |= in_sync
         return False
 
     # --- removing ----------------------------------------------------------------------------

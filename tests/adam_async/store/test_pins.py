@@ -20,7 +20,7 @@ from adam_async.parameter_server.saved_stores import SavedStores
 from adam_async.parameter_server.server_disk import is_saved
 from adam_async.run.config import Waits
 from adam_async.runtime.disk import Disk
-from adam_async.store.pins import pin_summaries
+from adam_async.store.pins import StorePins, pin_summaries
 from adam_async.store.survey import join
 from tests.adam_async.runs import turns, until
 from tests.adam_async.store.fleets import WAITS, fleet
@@ -431,6 +431,21 @@ async def test_a_pin_that_too_few_servers_can_save_ends_early_with_the_reason(
     monkeypatch, tmp_path, nodes, is_writing, error
 ):
     waits = msgspec.structs.replace(WAITS, call_s=1.0)
+    remove, answers, third_is_there = Disk.remove_folder, StorePins._answers, asyncio.Event()
+
+    async def remove_late(disk, path):
+        if "ps-0" in str(path) and folders(path.parent, path.name):
+            await third_is_there.wait()
+        await remove(disk, path)
+
+    async def answers_late(store_pins):
+        def has_joined():
+            return all({"ps-0", "ps-2"} == store_pins._in_sync(home) for home in store_pins._homes())
+
+        await running.until(has_joined, "another server has the copies")
+        return await answers(store_pins)
+
+    monkeypatch.setattr(Disk, "remove_folder", remove_late)
     async with (
         fleet(monkeypatch, *nodes, network="local", disks=tmp_path, waits=waits) as running,
         running.open(ARRAYS, copies=2, **OPTIONS) as store,
@@ -442,6 +457,8 @@ async def test_a_pin_that_too_few_servers_can_save_ends_early_with_the_reason(
         pinning = asyncio.create_task(store.pin("second"))
         if is_writing:
             await running.until(lambda: stuck.begun.is_set(), "a server writes the pin")
+            if nodes == NODES:
+                monkeypatch.setattr(StorePins, "_answers", answers_late)
             await running.end("ps-1")
         with pytest.raises(StoreError, match=f"store 'model' cannot be pinned: {error}"):
             async with asyncio.timeout(20):  # instead of two minutes
@@ -450,7 +467,9 @@ async def test_a_pin_that_too_few_servers_can_save_ends_early_with_the_reason(
         await running.start("ps-1")
         await store.push(STEP)
         await store.pin("third")
+        third_is_there.set()
         assert [pin.name for pin in await store.pins()] == ["first", "third"]
+        await running.until(lambda: not folders(tmp_path, "removed-"), "the second pin leaves the disk")
 
 
 @pytest.mark.parametrize("during", ["a write", "the rename"])
