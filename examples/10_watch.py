@@ -1,13 +1,11 @@
 """Watch a run in a tool of your choice: a callback gets the events, in a thread of its own, also offline.
 
-python examples/10_watch.py [print | wandb | mlflow] [FOLDER]
+python examples/10_watch.py [print | wandb | mlflow] [FOLDER]   (mlflow-skinny lacks the database of mlflow)
 """
 
 import asyncio
 import sys
 from typing import Any
-
-import uvloop
 
 from adam_async import Callback, Config, LocalCluster, RunResult
 from adam_async.report.tensorboard import scalars_of
@@ -47,6 +45,9 @@ class MLflow(Callback):
         step, scalars = scalars_of(event)
         self.mlflow.log_metrics(scalars, step=step, run_id=self.run.info.run_id)
 
+    def close(self) -> None:
+        self.mlflow.MlflowClient().set_terminated(self.run.info.run_id)
+
 
 async def main(tool: str = "print", folder: str = ".", *, epochs: int = 3) -> RunResult:
     callback = {"print": Print, "wandb": lambda: WeightsAndBiases(folder), "mlflow": lambda: MLflow(folder)}
@@ -55,5 +56,4 @@ async def main(tool: str = "print", folder: str = ".", *, epochs: int = 3) -> Ru
 
 
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(*sys.argv[1:]))
+    asyncio.run(main(*sys.argv[1:]))
