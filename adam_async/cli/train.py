@@ -61,7 +61,7 @@ from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed, first_cause
 from adam_async.report.baseline import Baseline
 from adam_async.report.event_file import EventFile
-from adam_async.report.metrics import RunMetrics
+from adam_async.report.metrics import run_metrics
 from adam_async.report.report import Report, build_report, write
 from adam_async.report.stream import Callback, texts
 from adam_async.report.tensorboard import TensorBoard
@@ -185,8 +185,9 @@ async def _train(
                 driver.events.listen(table.on_event)
                 # Roles that ranks start, or this command, have no endpoint of their own.
                 starts_roles = ranks or options.controller is None
-                roles = RunMetrics(driver.events, driver.counts, with_roles=starts_roles)
-                health.metrics = roles.text
+                health.metrics = lambda: run_metrics(
+                    driver.counts(), driver.progress, with_roles=starts_roles
+                )
                 async with table, train_page(options, driver, terminal):
                     terminal.give_way(table.aside)
                     around = await _measure_before(

@@ -85,10 +85,10 @@ class _Role:
                 rate = max(size - self.sent.get(peer, 0), 0) / span_s
                 self.sent_per_s[peer] = _smooth(self.sent_per_s.get(peer, rate), rate)
             if isinstance(counts, WorkerCounts) and isinstance(before, WorkerCounts):
-                rate = max(_groups(counts) - _groups(before), 0) / span_s
+                rate = max(counts.groups - before.groups, 0) / span_s
                 self.groups_per_s = _smooth(self.groups_per_s or rate, rate)
                 self.recent.add(at, round(self.groups_per_s * images, 1))
-                spent = zip(_spent(counts), _spent(before), strict=True)
+                spent = zip(counts.spent_s, before.spent_s, strict=True)
                 compute, servers, data, clock = (
                     min(max(now - then, 0.0) / span_s, 1.0) for now, then in spent
                 )
@@ -98,15 +98,6 @@ class _Role:
 
 def _smooth(before: float, now: float) -> float:
     return before + SMOOTHED * (now - before)
-
-
-def _groups(counts: WorkerCounts) -> int:
-    return counts.data.groups if counts.data is not None else 0
-
-
-def _spent(counts: WorkerCounts) -> _Spent:
-    computed = counts.pool.busy_s / max(counts.pool.threads, 1) if counts.pool is not None else 0.0
-    return computed, *counts.waited_s
 
 
 class State:

@@ -7,7 +7,7 @@ sent bytes: series do not grow with shards, clients or peers. The help of a metr
 meaning is in docs/reference/report.md.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from math import isfinite
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -15,11 +15,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from adam_async.controller.role import Role
-from adam_async.report.stream import EventStream
 from adam_async.run.cluster_status import ClusterStatus, status_of
 from adam_async.run.condition import Verdict
 from adam_async.run.counts import ROLES, Counts
-from adam_async.run.events import AnyEvent, Counted, StatusSeen
+from adam_async.run.progress import Progress
 from adam_async.runtime.clock import DURATIONS_S
 from adam_async.runtime.traffic import TrafficRow
 
@@ -209,36 +208,17 @@ def role_metrics(role: Role) -> str:
     return found.text()
 
 
-class RunMetrics:
-    """The newest counts and status of a run, from its stream, as metrics of its driver.
+def run_metrics(own: Counts, progress: Progress, *, with_roles: bool) -> str:
+    """Return the metrics of a driver, with the state of its run.
 
     Args:
-        stream: Has the events of the driver.
-        own: Returns the counts of the driver.
+        own: Counts of the driver.
         with_roles: Whether the metrics have the counts of the roles, which have no endpoint of their own.
     """
-
-    def __init__(self, stream: EventStream, own: Callable[[], Counts], *, with_roles: bool) -> None:
-        self._own = own
-        self._with_roles = with_roles
-        self._status: ClusterStatus | None = None
-        self._roles: dict[str, Counts] = {}
-        stream.listen(self._on_event)
-
-    def _on_event(self, event: AnyEvent) -> None:
-        if isinstance(event, StatusSeen):
-            self._status = event.status
-            here = {role.node for role in event.status.roles}
-            self._roles = {node: each for node, each in self._roles.items() if node in here}
-        elif isinstance(event, Counted) and self._with_roles:
-            self._roles[event.counts.node] = event.counts
-
-    def text(self) -> str:
-        """Return the metrics."""
-        found = Exposition()
-        add_counts(found, self._own())
-        for _, counts in sorted(self._roles.items()):
-            add_counts(found, counts)
-        if self._status is not None:
-            add_status(found, self._status)
-        return found.text()
+    found = Exposition()
+    add_counts(found, own)
+    for _, counts in sorted(progress.roles.items()) if with_roles else ():
+        add_counts(found, counts)
+    if progress.status is not None:
+        add_status(found, progress.status)
+    return found.text()

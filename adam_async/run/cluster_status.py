@@ -184,8 +184,7 @@ def _role(
         return status
     versions = facts.versions.values() if isinstance(facts, ServerCounts) else ()
     groups = facts.finished if isinstance(facts, DataCounts) else 0
-    if isinstance(facts, WorkerCounts) and facts.data is not None:
-        groups = facts.data.groups
+    groups = facts.groups if isinstance(facts, WorkerCounts) else groups
     version = (min(versions), max(versions)) if versions else None
     return msgspec.structs.replace(_reported(status, facts), groups=groups, version=version)
 

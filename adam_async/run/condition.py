@@ -208,9 +208,12 @@ def limit_of(counts: CountsOf, earlier: CountsOf) -> Limit:
     spent = [0.0] * 4
     for each in workers:
         before = earlier.get(each.node)
-        now = _spent(each)
-        then = _spent(before) if isinstance(before, WorkerCounts) and before.pid == each.pid else (0.0,) * 4
-        spent = [total + max(new - old, 0.0) for total, new, old in zip(spent, now, then, strict=True)]
+        then = (0.0,) * 4
+        if isinstance(before, WorkerCounts) and before.pid == each.pid:
+            then = before.spent_s
+        spent = [
+            total + max(new - old, 0.0) for total, new, old in zip(spent, each.spent_s, then, strict=True)
+        ]
     late = sorted(each.lag_s.p50 for each in workers if each.lag_s is not None)
     if not any(spent):
         return ""
@@ -218,12 +221,6 @@ def limit_of(counts: CountsOf, earlier: CountsOf) -> Limit:
         return "loop"
     limits: tuple[Limit, ...] = ("compute", _push_limit(counts, earlier), "input", "clock")
     return limits[spent.index(max(spent))]
-
-
-def _spent(counts: WorkerCounts) -> tuple[float, ...]:
-    """Return the time in which a worker computed, and waited for servers, images and clocks, in seconds."""
-    pool = counts.pool
-    return (pool.busy_s / max(pool.threads, 1) if pool is not None else 0.0, *counts.waited_s)
 
 
 def _push_limit(counts: CountsOf, earlier: CountsOf) -> Limit:
@@ -240,14 +237,10 @@ def _taking_part(cluster: ClusterMap, counts: CountsOf, earlier: CountsOf) -> in
     found = set()
     for each in _of(WorkerCounts, counts):
         before, node = earlier.get(each.node), cluster.nodes.get(each.node)
-        done = _groups(each) - (_groups(before) if isinstance(before, WorkerCounts) else 0)
+        done = each.groups - (before.groups if isinstance(before, WorkerCounts) else 0)
         if done > 0 and node is not None and node.live and node.replica >= 0:
             found.add(node.replica)
     return len(found)
-
-
-def _groups(counts: WorkerCounts) -> int:
-    return counts.data.groups if counts.data is not None else 0
 
 
 def _waits(cluster: ClusterMap, counts: CountsOf, copies: CopiesOf, waits: Waits) -> Iterator[Wait]:

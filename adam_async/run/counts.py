@@ -398,6 +398,17 @@ class WorkerCounts(Counts, kw_only=True):
         _check_numbers(self.buffers, self.pool, self.engine)
 
     @property
+    def groups(self) -> int:
+        """Number of groups that the worker has taken from data servers."""
+        return self.data.groups if self.data is not None else 0
+
+    @property
+    def spent_s(self) -> tuple[float, float, float, float]:
+        """Times of a compute thread, in seconds: of computing, and of the waits in `waited_s`."""
+        pool = self.pool
+        return (pool.busy_s / max(pool.threads, 1) if pool is not None else 0.0, *self.waited_s)
+
+    @property
     def waited_s(self) -> tuple[float, float, float]:
         """Waits before groups were admitted, in seconds: for servers, images and clocks."""
         servers = self.parameters.admission_wait_s if self.parameters is not None else 0.0

@@ -245,6 +245,13 @@ AnyEvent = (
     | Dropped
 )
 
+_COUNTED: dict[type[Counts], type[Any]] = {
+    ControllerCounts: ControllerCounted,
+    DataCounts: DataCounted,
+    ServerCounts: ServerCounted,
+    WorkerCounts: WorkerCounted,
+}
+
 _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
@@ -255,17 +262,8 @@ def read_event(line: bytes) -> AnyEvent:
 
 def counted(counts: Counts) -> AnyEvent | None:
     """Return the event of the counts of a role; None for a role without one, such as a driver."""
-    match counts:
-        case ControllerCounts():
-            return ControllerCounted(counts=counts)
-        case DataCounts():
-            return DataCounted(counts=counts)
-        case ServerCounts():
-            return ServerCounted(counts=counts)
-        case WorkerCounts():
-            return WorkerCounted(counts=counts)
-        case _:
-            return None
+    kind = _COUNTED.get(type(counts))
+    return kind(counts=counts) if kind is not None else None
 
 
 def text_of(event: Event) -> str:

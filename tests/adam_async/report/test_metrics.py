@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.report.metrics import Exposition, RunMetrics, add_counts, add_status
-from adam_async.report.stream import EventStream
+from adam_async.report.metrics import Exposition, add_counts, add_status, run_metrics
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.cluster_status import status_of
 from adam_async.run.counts import Counts, StoreCounts
-from adam_async.run.events import StatusSeen, WorkerCounted
-from tests.adam_async.cluster_maps import bundle_map, node, run_record
+from adam_async.run.progress import Progress
+from tests.adam_async.cluster_maps import bundle_map, run_record
 from tests.adam_async.role_counts import counts_of
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
@@ -132,15 +131,16 @@ def test_the_status_is_that_of_the_command() -> None:
 
 
 def test_a_driver_has_the_newest_counts_of_roles_that_are_there() -> None:
-    stream = EventStream()
-    metrics = RunMetrics(stream, lambda: counts_of("driver", "driver"), with_roles=True)
-    for groups in (1, 2):
-        stream.publish(WorkerCounted(counts=counts_of("worker", "worker-0", data={"groups": groups})))
-    assert 'adam_worker_data_groups_total{node="worker-0"} 2' in metrics.text().splitlines()
-    cluster = ClusterMap(nodes={"worker-1": node("worker")}, run=run_record("r", phase="training"))
-    stream.publish(StatusSeen(status=status_of(cluster, {}, leading="")))
-    assert "worker-0" not in metrics.text(), "it has left"
-    assert "adam_cluster_verdict" in metrics.text()
+    own, progress = counts_of("driver", "driver"), Progress(consistency="asp")
+    assert "adam_cluster_verdict" not in run_metrics(own, progress, with_roles=True)
+    status = status_of(ClusterMap(run=run_record("r", phase="training")), {}, leading="")
+    roles = {"worker-0": counts_of("worker", "worker-0", data={"groups": 2})}
+    progress.update(roles, status, now=1.0)
+    with_roles = run_metrics(own, progress, with_roles=True).splitlines()
+    assert 'adam_worker_data_groups_total{node="worker-0"} 2' in with_roles
+    alone = run_metrics(own, progress, with_roles=False)
+    assert "worker-0" not in alone, "its own endpoint has them"
+    assert "adam_cluster_verdict" in alone
 
 
 def names_in(text: str) -> set[str]:
