@@ -41,7 +41,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class Placed(Message, frozen=True, kw_only=True, eq=False):
     """A message whose payload is in memory of its sender, who can change it at any time.
 
-    ``tensors`` are read-only views of the memory, or empty before the link has decided what to do with it.
+    ``tensors`` are read-only views of the memory; they are empty until the link has chosen views or a copy.
     """
 
     region: int

@@ -61,7 +61,7 @@ def _arrays(whole: WholeTensors) -> list[tuple[str, NDArray[Any]]]:
 
 
 def state_name(key: str) -> str:
-    """Return the name in a file of an array of `WholeTensors.state`."""
+    """Return the name that an array of `WholeTensors.state` has in a file."""
     return key if key.startswith(VECTOR) else RULE_STATE + key
 
 

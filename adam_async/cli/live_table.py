@@ -178,7 +178,7 @@ class LiveTable:
             self._write(line)
 
     def on_event(self, event: AnyEvent) -> None:
-        """Take an event of the run, which another listener prints. The summary repeats those of the
+        """Take an event of the run. Another listener prints it; the summary repeats it if it is one of the
         training."""
         if not self._progress.epoch:
             self._announced.add(text_of(event))

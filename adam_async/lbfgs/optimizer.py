@@ -58,7 +58,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
         value: Value of the objective.
         norm: Norm of the gradient.
         evaluations: Number of evaluations of the objective.
-        reason: Why the minimisation ended; empty before, and after the last of the wanted iterations.
+        reason: Why the minimisation ended; empty before its end, and if it made all wanted iterations.
     """
 
     number: int

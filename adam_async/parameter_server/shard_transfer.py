@@ -146,7 +146,7 @@ def load_states(
 
 
 def _absent(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the array of a vector that a shard does not have."""
+    """Return an empty array, which stands for a vector that a shard does not have."""
     return values[:0]
 
 

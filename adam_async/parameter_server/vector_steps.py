@@ -19,7 +19,7 @@ from adam_async.parameter_server.shard import Shard, StepKey
 from adam_async.run.shard_table import ShardSpec
 
 MOST_PROBLEMS = 8
-"""Maximum number of problems in the answer to a step, whose other shards have no worse ones."""
+"""Maximum number of problems in the answer to a step: the worst ones of all shards."""
 
 LEAST_PARTS = 3
 """Minimum number of the parts of a sum; zeros fill it up. The sum of many shards has about as many, so the

@@ -126,7 +126,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Return a number from 0 in groups of seven bits, the lowest first."""
+    """Return a number of at least 0 in groups of seven bits, the lowest first."""
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)

@@ -31,7 +31,7 @@ BUSY = 0.8
 """Share of a core that a server's process uses, above which the server limits waits for pushes."""
 
 CopiesOf = Mapping[str, RunCopies]
-"""Copies of the shards of the run, and of each store, by the words for them."""
+"""Copies of the shards by their owner in words: the run, or a store."""
 
 CountsOf = Mapping[str, Counts]
 """Counts of the roles that answered, by node."""

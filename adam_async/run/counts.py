@@ -404,7 +404,7 @@ class WorkerCounts(Counts, kw_only=True):
 
     @property
     def spent_s(self) -> tuple[float, float, float, float]:
-        """Times of a compute thread, in seconds: of computing, and of the waits in `waited_s`."""
+        """Seconds that a compute thread computed, and the waits of `waited_s`."""
         pool = self.pool
         return (pool.busy_s / max(pool.threads, 1) if pool is not None else 0.0, *self.waited_s)
 

@@ -37,9 +37,10 @@ from adam_async.run.series import Sample
 Incident = Literal["lost", "silent", "failover", "copies", "pushes", "wait"]
 """Kind of an incident.
 
-lost: a role was lost; its end is the return of the role, or the next one in its place. silent: a live role
-does not answer. failover: a bundle had no primary, from the loss of the old one. copies: a bundle lacks
-copies in sync. pushes: pushes to a bundle wait for copies. wait: a role waits for another one.
+lost: a role was lost; the incident ends when the role returns, or another one takes its place. silent: a live
+role does not answer. failover: a bundle had no primary; the incident begins with the loss of the old one.
+copies: a bundle lacks copies in sync. pushes: pushes to a bundle wait for copies. wait: a role waits for
+another one.
 """
 
 
