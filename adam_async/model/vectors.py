@@ -41,6 +41,9 @@ LOW_BITS = 27
 """Number of the lower bits of a mantissa, whose sums are apart from those of its upper 26 bits: then float64
 has the sums of both without an error, for up to 2^26 numbers."""
 
+WHOLE = 1 << 53 - LEAST_EXPONENT
+"""The unit of whole numbers in which each float64 is one."""
+
 Term = tuple[float, NDArray[Any]]
 """Coefficient and vector."""
 
@@ -163,34 +166,44 @@ def exact_sum(first: NDArray[Any], second: NDArray[Any]) -> Iterator[float]:
         if not np.isfinite(products).all():
             yield nan
             return
-        mantissas, exponents = np.frexp(products)
-        whole = np.ldexp(mantissas, 53).astype(np.int64)
-        at = exponents - LEAST_EXPONENT
-        for bits, shift in ((whole >> LOW_BITS, LOW_BITS), (whole & (1 << LOW_BITS) - 1, 0)):
-            sums = np.bincount(at, bits)
-            total += sum([int(sums[each]) << int(each) + shift for each in np.flatnonzero(sums)])
+        total += _whole(products)
         yield 0.0
     try:
-        yield total / (1 << 53 - LEAST_EXPONENT)  # Python rounds the quotient of whole numbers once
+        yield total / WHOLE  # Python rounds the quotient of whole numbers once
     except OverflowError:
         yield nan
 
 
-def exact_parts(values: Sequence[float]) -> tuple[float, ...]:
-    """Return numbers that do not overlap, and whose exact sum is that of some values.
+def _whole(values: NDArray[Any]) -> int:
+    """Return the exact sum of finite float64, times `WHOLE`."""
+    mantissas, exponents = np.frexp(values)
+    whole = np.ldexp(mantissas, 53).astype(np.int64)
+    at, total = exponents - LEAST_EXPONENT, 0
+    for bits, shift in ((whole >> LOW_BITS, LOW_BITS), (whole & (1 << LOW_BITS) - 1, 0)):
+        sums = np.bincount(at, bits)
+        total += sum([int(sums[each]) << int(each) + shift for each in np.flatnonzero(sums)])
+    return total
 
-    Returns none if a value or the sum is not finite. After Shewchuk, "Adaptive Precision Floating-Point
-    Arithmetic and Fast Robust Geometric Predicates", 1997.
+
+def exact_parts(values: Sequence[float]) -> tuple[float, ...]:
+    """Return numbers whose exact sum is that of some values: the rounded sum, that of the rest, and so on.
+
+    Each has 53 further bits of the sum, so there are at most 41. Returns none if a value or the sum is not
+    finite.
     """
+    several = np.array(values, np.float64)
+    if not np.isfinite(several).all():
+        return ()
+    total = _whole(several)
     parts: list[float] = []
-    for value in values:
-        kept = []
-        for part in parts:
-            value, error = _two_sum(value, part)
-            if error:
-                kept.append(error)
-        parts = [*kept, value]
-    return tuple(parts) if all(map(isfinite, parts)) else ()
+    while total or not parts:
+        try:
+            parts.append(total / WHOLE)
+        except OverflowError:
+            return ()
+        above, below = parts[-1].as_integer_ratio()
+        total -= above * (WHOLE // below)
+    return tuple(parts)
 
 
 def rounded_sum(parts: Sequence[Sequence[float]]) -> float:

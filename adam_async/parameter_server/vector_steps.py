@@ -25,6 +25,13 @@ LEAST_PARTS = 3
 """Minimum number of the parts of a sum; zeros fill it up. The sum of many shards has about as many, so the
 answer of a large model is no longer than that of a small one."""
 
+MOST_PARTS = 1200
+"""Maximum number of the parts of all sums in one answer, whose meta has 16 KiB. Only numbers of extremely
+different sizes have more than some parts."""
+
+CALL_WORK = 4096
+"""Work that takes as long as the calls for one term or one dot product, however few values a shard has."""
+
 _SEVERITY = (GAP, NOT_PRIMARY, REFUSED, DUPLICATE)
 
 
@@ -72,7 +79,7 @@ def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepK
                 yield 0, [(False,)]
                 return
             # Two terms take as long as applying one gradient.
-            yield len(out[part]) * max(len(terms), 1) // 2, []
+            yield (len(out[part]) + CALL_WORK) * max(len(terms), 1) // 2, []
         if command.into in new:
             spare.append(new[command.into])
         new[command.into] = name
@@ -84,7 +91,7 @@ def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepK
             yield len(target[start : start + PIECE_WORK]) // 4, []
     if commands.dots:
         yield from _dot_pieces(applier, shard, commands, key)
-    yield 0, [(True,)]
+    yield CALL_WORK, [(True,)]
 
 
 def _dot_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepKey) -> Pieces:
@@ -95,7 +102,7 @@ def _dot_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepKey
             found.append(0.0)
             continue
         value = applier.vectors.dot(first, second)
-        yield len(first) // 2, []
+        yield (len(first) + CALL_WORK) // 2, []
         if value is None:
             for total in exact_sum(first, second):
                 value = total
@@ -120,5 +127,7 @@ def answer_to_step(queued: QueuedPush, problems: Sequence[Problem]) -> Pushed:
     if not of_shards or len(of_shards) < len(kept):  # no dot products, or they are those of an old step
         return Pushed(versions=0, problems=tuple(worst))
     parts = [exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))]
+    if sum(map(len, parts)) > MOST_PARTS:
+        return Pushed(versions=0, problems=tuple(worst))
     dots = tuple([each + (0.0,) * (LEAST_PARTS - len(each)) if each else () for each in parts])
     return Pushed(versions=0, problems=tuple(worst), dots=dots)

@@ -331,8 +331,9 @@ class ParameterStore:
         rounded to float64: the same bits on any number of servers.
 
         Args:
-            commands: At most 64 sums, each of at most 64 terms. Operands are names of vectors, names of
-                arrays for their values, and `PARAMETERS` for the values of all arrays that are pushed to.
+            commands: At most 64 sums, each of at most 64 terms, and about 500 terms in all. Operands are
+                names of vectors, names of arrays for their values, and `PARAMETERS` for the values of all
+                arrays that are pushed to.
             dots: At most 64 pairs of operands, of which one has all arrays of the other.
 
         Returns:

@@ -23,6 +23,10 @@ from transport import RemoteProtocolError
 MOST_APART = 1024
 """Maximum number of shards of a server with different push numbers, which a step then has to name."""
 
+MOST_COMMAND_BYTES = 6 << 10
+"""Maximum size of the commands of a step, in bytes of MessagePack. A frame's meta (16 KiB) has the numbers of
+`MOST_APART` shards besides."""
+
 
 class StepRefused(StoreError):
     """A shard refused a step: a result is not finite, or another client deleted a vector."""
@@ -115,7 +119,10 @@ class StepCall(Call, kw_only=True, eq=False):
                 "unchanged, others may have taken the step"
             )
         if len(self._parts) < len(self.shards):
-            raise StoreError("the servers have forgotten the dot products: make fewer steps at a time")
+            raise StoreError(
+                "the servers have forgotten the dot products, or they take too many bits for one answer: "
+                "make fewer steps at a time, with fewer dot products each"
+            )
         return [rounded_sum([dots[at] for dots in self._parts]) for at in range(len(self.commands.dots))]
 
 
@@ -242,6 +249,12 @@ class StoreVectors:
             tuple([self._command(*_pair("a command is Combine(into, terms)", each)) for each in commands]),
             tuple([self._dot(*_pair("a dot product is of (name, name)", each)) for each in dots]),
         )
+        # In the queue of the client it would be too late: the calls behind the step would wait for it.
+        if (size := len(msgspec.msgpack.encode(packed))) > MOST_COMMAND_BYTES:
+            raise StoreError(
+                f"the commands of a step take at most {MOST_COMMAND_BYTES} bytes, about 10 for each term, "
+                f"and these take {size}: make several steps"
+            )
         call = StepCall(
             calls=calls, done=calls.loop.create_future(), messages=(), commands=packed, shards=shards
         )

@@ -1,6 +1,7 @@
 """Steps on vectors at one server: numbers, answers, copies of their entries, and commands that do no harm."""
 
 import math
+from fractions import Fraction
 
 import msgspec
 import numpy as np
@@ -16,13 +17,14 @@ from adam_async.messages import (
     Commands,
     DotProduct,
     Push,
+    Pushed,
     pack,
     unpack,
 )
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.apply import PIECE_WORK, Applier
 from adam_async.parameter_server.bundle import Bundle
-from adam_async.parameter_server.events import Applied, Apply, PushArrived, VectorsChanged
+from adam_async.parameter_server.events import Applied, Apply, PushArrived, QueuedPush, VectorsChanged
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.log_entries import decode_entry, encode_entry, without_shards
 from adam_async.parameter_server.question_checks import QuestionChecks
@@ -30,7 +32,7 @@ from adam_async.parameter_server.shard import MOST_DOTS, Shard
 from adam_async.parameter_server.shard_pieces import copy_piece, load_piece, read_piece
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_work import begin_work
-from adam_async.parameter_server.vector_steps import LEAST_PARTS, MOST_PROBLEMS
+from adam_async.parameter_server.vector_steps import CALL_WORK, LEAST_PARTS, MOST_PROBLEMS, answer_to_step
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_record import VectorRecord, vector_key
@@ -232,35 +234,50 @@ def test_a_shard_forgets_the_dot_products_of_the_oldest_steps_and_of_forgotten_s
     assert shard.dots == {}
 
 
+def begun(server, commands):
+    """Return the work of a step on all shards of a server."""
+    push = push_with(commands, shards=tuple(range(len(server.specs))))
+    server.state.handle(PushArrived("step", push, PushGradients()))
+    batch, _ = server.state.take_batch()
+    return begin_work(batch, lambda spec: server.applier, 0.0)
+
+
 def test_a_large_shard_takes_several_pieces_of_work():
     spec = ShardSpec(id=ShardId(0), tensor="w", start=0, stop=3 * PIECE_WORK, row_size=1, bucket=BucketId(0))
     server = Server([Shard(spec=spec, values=np.ones(3 * PIECE_WORK, np.float32), rule_state={})])
     server.applier = Applier(Sgd(), server.specs, "float32")
-    commands = Commands((Command(1, ((2.0, 0), (1.0, 0))),), ())
-    push = Push(
-        **SENDER
-        | {
-            "shards": (0,),
-            "numbers": 1,
-            "versions": 0,
-            "own_applied": 0,
-            "clock": 0,
-            "weight": 1,
-            "rate": 0.0,
-            "parts": (),
-            "assign": True,
-            "commands": commands,
-        }
-    )
-    server.state.handle(PushArrived("step", push, PushGradients()))
-    batch, _ = server.state.take_batch()
-    current = begin_work(batch, lambda spec: server.applier, 0.0)
+    current = begun(server, Commands((Command(1, ((2.0, 0), (1.0, 0))),), ()))
     rounds = 0
     while not current.work.done:
         current.work.run(1)
         rounds += 1
     assert rounds > 6
     assert (server.vector(1) == 3).all()
+
+
+@pytest.mark.parametrize("array", ["", "no array"])
+def test_many_small_shards_take_several_pieces_of_work(array):
+    server = Server()
+    commands = (Command(1, ((2.0, 0),) * 16, array),) * MOST_TERMS
+    current = begun(server, Commands(commands, (DotProduct(1, 0, array),) * MOST_TERMS))
+    work = 0
+    while not current.work.done:
+        work += current.work.run(1)
+    assert work >= (SHARDS if array else SHARDS * MOST_TERMS * 8) * CALL_WORK
+
+
+def test_an_answer_with_numbers_of_extremely_different_sizes_fits_into_its_frame():
+    values = [(-1.0) ** n * 1.1 * 10.0**exponent for n, exponent in enumerate(range(-300, 300))]
+    for dots in (1, MOST_TERMS):
+        push = push_with(Commands((), (DotProduct(0, 0),) * dots), shards=tuple(range(len(values))))
+        shards = [new_shards()[0] for _ in values]
+        for shard, value in zip(shards, values, strict=True):
+            shard.keep_dots((push.session, push.incarnation, 1), (value,) * dots)
+        answer = answer_to_step(QueuedPush("step", push, tuple(shards), PushGradients(), (), []), ())
+        assert len(pack(answer).meta) < 12 << 10
+        unpack(pack(answer), Pushed)
+        found = [sum(map(Fraction, parts)) for parts in answer.dots]
+        assert found == ([sum(map(Fraction, values))] if dots == 1 else [])
 
 
 # --- bad messages ----------------------------------------------------------------------------

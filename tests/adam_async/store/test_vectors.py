@@ -270,6 +270,7 @@ async def send(store, commands):
         ([Combine("x", [("1", "x")])], [], "a finite number, not '1'"),
         ([Combine("x", [(1.0, "x")] * 10_000)], [], "at most 64, not 10000"),
         ([Combine("x", [])] * 64, [], "at most 64, not 65"),
+        ([Combine("x", [(1.0, "x")] * 64)] * 63, [], "make several steps"),
         ([], [("x", "x")] * 65, "at most 64, not 65"),
         ([], [("short", "b")], "has no values"),
         ([Combine("x", ["*"])], [], "a term is \\(coefficient, name\\), not '\\*'"),
