@@ -168,7 +168,7 @@ GROUP_SETS = (
         "if isinstance(body, ReportSteps) and not self.store.in_place:",
         "if self.store is None:",
         TESTS + "test_service.py::test_steps_are_reported_to_a_store_in_place_only",
-        breaks=REFUSED,
+        breaks=OWN,
     ),
     _row(
         "a loaded shard begins with its groups",

@@ -54,7 +54,8 @@ def _forgeries(state: ServerState, epoch: EpochRecord, session: int) -> Iterator
         return _Forgery(name, pack(msgspec.structs.replace(push, **fields), zeros), for_good)
 
     if not state.program:
-        yield forged("groups of a store without any", groups=(1, 0, 1))
+        name = "groups of a store with clocks" if state.clocked else "groups without an order"
+        yield forged(name, groups=(1, 0, 1) if state.clocked else (1, 2, 1))
         return
     yield forged("groups of another epoch than that of the push", epoch=number, groups=(number + 1, 0, 1))
     beyond = (number, epoch.groups, epoch.groups + 1)
