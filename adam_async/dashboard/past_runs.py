@@ -80,7 +80,7 @@ def _listed(folder: Path) -> dict[str, float]:
         (file.stat().st_mtime, file.name)
         for ending in ENDINGS
         for file in folder.glob(f"*{ending}")
-        if file.is_file()
+        if file.is_file() and file.name.isprintable()  # a name in no encoding has no JSON text
     ]
     return {name: changed for changed, name in sorted(dated, reverse=True)[:MOST_RUNS]}
 

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -192,7 +191,7 @@ class Dashboard:
         if _now() >= until:
             try:
                 state = await self._state(name)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RecursionError) as error:
                 return _error(422, f"{name} cannot be read: {shown(str(error))}")
             if state is None:
                 return _error(404, "no such run")
@@ -257,7 +256,7 @@ class _Guard:
         app = self._app
         if not self._access.names_host(host):
             app = _error(421, "this host is not served here")
-        elif origin is not None and urlsplit(origin).netloc != host:
+        elif origin is not None and origin.partition("://")[2] != host:
             app = _error(403, "the request comes from another site")
         await app(scope, receive, send_guarded)
 

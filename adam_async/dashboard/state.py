@@ -56,7 +56,9 @@ RANGES = (0, 1, 2, 3, 4, 8, 16, 32, 64)
 SUMMED = ("shards", "bytes", "refused", "duplicates", "waiting")
 """Numbers of a store that are sums over its servers."""
 
-_FOLDERS = re.compile(r"(?<![\w:/.])(?:file://)?(?:[A-Za-z]:|~|\.{1,2})?/(?:[^\s/'\"\\,;:]+/)+")
+_FOLDERS = re.compile(
+    r"(?:(?<![\w:/.])|(?<=\\[nrt]))(?:file://)?(?:[A-Za-z]:|~|\.{1,2})?/(?:[^\s/'\"\\,;:]+/)+"
+)
 
 _Spent = tuple[float, float, float, float]
 """Seconds of computing, and of waits for servers, images and clocks."""

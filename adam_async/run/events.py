@@ -93,6 +93,10 @@ class Evaluated(Event, frozen=True, kw_only=True, tag="evaluated"):
     evaluation: Evaluation
 
 
+ImageSide = Annotated[int, msgspec.Meta(ge=1, le=256)]
+"""Height or width of a sample image, in pixels; a page draws each pixel of a file by anyone."""
+
+
 class PredictedImage(msgspec.Struct, frozen=True, kw_only=True):
     """One test image and its prediction."""
 
@@ -108,9 +112,9 @@ class Predicted(Event, frozen=True, kw_only=True, tag="predicted"):
     """Test images with the predictions of the weights after an epoch; only for streams that show them."""
 
     epoch: int
-    height: int
-    width: int
-    channels: int
+    height: ImageSide
+    width: ImageSide
+    channels: Annotated[int, msgspec.Meta(ge=1, le=3)]
     first: tuple[PredictedImage, ...]
     """The first test images."""
     mistakes: tuple[PredictedImage, ...]

@@ -18,6 +18,8 @@ import msgspec
 import pytest
 from PIL import Image
 
+from adam_async.run.counts import Evaluation
+from adam_async.run.events import Evaluated, Noted
 from tests.adam_async.dashboard_events import beginning, epochs, poll, predicted
 from tests.processes.commands import Command, children_of, roles_among
 
@@ -141,6 +143,23 @@ def test_two_past_runs_lie_over_each_other(browser: Any, tmp_path: Path) -> None
         page.get_by_label("time", exact=True).check()
         assert "s" in page.locator("#loss svg text").last.text_content()
         assert page.locator("#link").inner_text() == "a past run"
+
+
+def test_a_file_of_a_stranger_runs_no_script_and_its_nearly_equal_values_are_drawn(
+    browser: Any, tmp_path: Path
+) -> None:
+    evil = "<img src=x onerror=\"document.title='evil'\">"
+    begins = msgspec.structs.replace(beginning(), model=evil, data=evil)
+    equal = [
+        Evaluated(at=2.0, evaluation=Evaluation(epoch=number, test_accuracy=accuracy))
+        for number, accuracy in enumerate((0.3, 0.1 + 0.2), start=1)
+    ]
+    events = (begins, *poll(1), *equal, Noted(at=3.0, text=evil))
+    with past(tmp_path, first=lines(*events)) as url, opened(browser, url) as page:
+        page.wait_for_selector("#accuracy svg")
+        assert page.locator("#title").inner_text() == f"{evil} on {evil}"
+        assert page.title() != "evil"
+        assert page.locator("img").count() == 0
 
 
 def test_a_wrong_token_shows_nothing_and_the_right_one_signs_in(browser: Any, tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ function ticks(low, high, wanted) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(value);
+  // Numbers, and not sums of steps: a step between two nearly equal values may be too small to change them.
+  const first = Math.ceil(low / step), number = Math.min(Math.floor(high / step + 1e-9) - first, 2 * wanted + 1);
+  for (let at = 0; at <= number; at++) found.push((first + at) * step);
   return found;
 }
 

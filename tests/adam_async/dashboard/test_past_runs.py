@@ -37,6 +37,18 @@ def test_a_file_of_events_has_curves_and_samples_also_if_its_last_line_is_cut() 
         state_of("b.jsonl", b"no\n" + lines(1))
 
 
+def test_a_file_with_huge_sample_images_is_refused() -> None:
+    with pytest.raises(ValueError, match="height"):
+        state_of("a.jsonl", lines(1).replace(b'"height":', b'"height":999') + lines(1))
+
+
+async def test_a_file_with_a_name_in_no_encoding_is_not_listed(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.json")).write_bytes(b"{}")
+    (tmp_path / "a.json").write_bytes(b"{}")
+    async with Disk() as disk:
+        assert await PastRuns(tmp_path, disk).names() == ["a.json"]
+
+
 async def test_runs_are_listed_by_age_and_other_names_are_not_read(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     (folder / "inner").mkdir(parents=True)

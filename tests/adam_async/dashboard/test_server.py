@@ -129,7 +129,7 @@ async def test_an_operation_needs_its_proof_and_comes_from_the_page(tmp_path: Pa
         for headers in ({}, {"X-Session-Proof": ""}, {"X-Session-Proof": "0" * 48}):
             assert (await client.post("/operate", json=kill, headers=headers)).status_code == 403
         proof = {"X-Session-Proof": offer["proof"]}
-        for origin in ("http://evil.example", f"http://127.0.0.1:{client.port + 1}", "null"):
+        for origin in ("http://evil.example", f"http://127.0.0.1:{client.port + 1}", "null", "http://[x"):
             assert (
                 await client.post("/operate", json=kill, headers={**proof, "Origin": origin})
             ).status_code == 403
@@ -155,6 +155,16 @@ async def test_an_operation_needs_its_proof_and_comes_from_the_page(tmp_path: Pa
         ("run-1", "kill", "worker-0"),
         ("run-1", "kill", "ps-0"),
     ]
+
+
+async def test_a_file_of_nested_lists_has_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "deep.jsonl").write_bytes(
+        lines(1).replace(b'"config":{', b'"config":{"a":' + b"[" * 100_000, 1)
+    )
+    async with visited(tmp_path) as client:
+        await login(client)
+        answer = await client.get("/view/now", params={"run": "deep.jsonl"})
+        assert (answer.status_code, "deep.jsonl cannot be read" in answer.text) == (422, True)
 
 
 async def test_without_permission_there_are_no_operations(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_no_text_of_the_page_has_a_folder_of_the_host(path: str) -> None:
         name,
         *seen,
         begins,
-        Noted(at=AT, text=f"wrote {path}"),
+        Noted(at=AT, text=f"wrote {path}\n{path}"),
         RunEnds(run="", outcome="failed", reason=path),
     )
     text = (state.part("now") + state.part("curves")).decode()
