@@ -36,6 +36,7 @@ from adam_async.run.config import MAX_THREADS_PER_CORE, OPTIONS, Config, Damaged
 from adam_async.run.option_sources import PLAIN, is_list, variable_of
 from adam_async.runtime.machine import usable_cores
 from transport.config import MOST_NODE_BYTES
+from transport.sockets import parse_tcp_address
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -98,7 +99,16 @@ def addresses_of(option: str, *, everywhere: bool = False) -> Parameter:
 
 def page_address(option: str) -> Parameter:
     """Return the cyclopts parameter of the address of a page, HOST:PORT, checked before modules load."""
-    return checked_by(lambda address: check_address(f"tcp://{address}", option, everywhere=True))
+
+    def check(address: str) -> None:
+        try:
+            parse_tcp_address(f"tcp://{address}")
+        except ValueError:
+            raise ConfigError(
+                f"{option} {address!r:.80} is not of the form HOST:PORT, such as 127.0.0.1:8080"
+            ) from None
+
+    return checked_by(check)
 
 
 def checked_by(check: Callable[[Any], object]) -> Parameter:

@@ -132,10 +132,13 @@ def check_results(options: TrainOptions) -> None:
     """Check that results can be written to the files and folders that options name.
 
     Raises:
-        ConfigError: A name belongs to something else, or is below a file.
+        ConfigError: A name belongs to something else, is below a file, or is that of two results.
     """
+    taken: dict[Path, str] = {}
     for option, file in result_files(options).items():
         check_result(file, option)
+        if (other := taken.setdefault(file.absolute(), option)) != option:
+            raise ConfigError(f"{other} and {option} both write {file}: name another file for one of them")
     folders = {
         "--out": options.out,
         "--checkpoint": options.checkpoint,

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from adam_async.checkpoint.names import FILE_NAME
+from adam_async.cli.live_table import introduction
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.results import write_results
+from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.data_server.dataset import Dataset
-from adam_async.errors import ConfigError, DeadlineExceeded
+from adam_async.errors import ConfigError, DeadlineExceeded, counted
 from adam_async.lbfgs.image_loss import ImageLoss
 from adam_async.lbfgs.optimizer import LBFGS, Iteration
 from adam_async.model.keyed_random import Dice
@@ -113,18 +116,21 @@ async def minimise(
         else network.initial_weights(Dice(config.seed))
     )
     token = await read_token(options.token_file, environment, role="client")
+    waits = config.waits if config.waits.meet_s else waits_at_start(options.wait, config.waits)
     epochs: list[EpochResult] = []
     loop = asyncio.get_running_loop()
     async with (
         ComputePool(threads=1, name="evaluate") as pool,
         ParameterStore.open(
             options.controller or "local", first, name=f"lbfgs-{network.spec.name}",
-            shard_bytes=config.shard_bytes, link=config.link, token=token, waits=config.waits,
+            shard_bytes=config.shard_bytes, link=config.link, token=token, waits=waits,
         ) as store,
     ):  # fmt: skip
         if options.optimizer == "lbfgs-worker":
             await LBFGS.assist(store, loss, loss.batches)
             return 0
+        for line in introduction(data, network):
+            terminal.print(line)
         begin = loop.time()
 
         async def take(iteration: Iteration) -> None:
@@ -151,10 +157,12 @@ async def minimise(
         await _delete(store)
     accuracy = f"{epochs[-1].test_accuracy:.2%}" if epochs else "unknown"
     terminal.out.print(
-        f"test accuracy {accuracy} after {result.number} iterations, loss {result.value:.6g}"
+        f"test accuracy {accuracy} after {counted(result.number, 'epoch')}, loss {result.value:.6g}"
         f"{f': {result.reason}' if result.reason else ''}"
     )
     await _write(options, config, environment, disk, network, weights, data, epochs)
+    if options.out is not None:
+        terminal.print(f"saved  {options.out / FILE_NAME}")
     return 0
 
 

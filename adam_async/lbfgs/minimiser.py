@@ -221,7 +221,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def _check_norm(self) -> None:
         if self.norm <= self.tolerance * self.first_norm:
-            self._end(f"the gradient has {self.norm:.3g}, and had {self.first_norm:.3g}")
+            self._end(f"the gradient's norm is {self.norm:.3g}, and was {self.first_norm:.3g}")
 
     def _restart(self) -> None:
         """Return to the base without the history; without a history no lower value is in reach."""

@@ -112,10 +112,16 @@ class LBFGS:
         workers: int = 1,
         backups: bool = True,
     ) -> None:
-        if store.consistency != "asp" or store.link.arguments.name is None:
-            raise ConfigError("L-BFGS needs a store with consistency 'asp' and a name: open it with name=")
-        if not batches or workers < 0:
-            raise ConfigError(f"L-BFGS needs batches and no negative workers: {len(batches)} and {workers}")
+        if store.consistency != "asp":
+            raise ConfigError(
+                f"L-BFGS needs a store with consistency 'asp', and this one has {store.consistency!r}"
+            )
+        if store.link.arguments.name is None:
+            raise ConfigError("L-BFGS needs a store with a name, to find it again: open it with name=")
+        if not batches:
+            raise ConfigError("L-BFGS needs at least one batch")
+        if workers < 0:
+            raise ConfigError(f"the number of workers must be at least 0, not {workers}")
         self._store = store
         self._function = function
         self._batches = batches

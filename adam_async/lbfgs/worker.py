@@ -75,7 +75,10 @@ class GradientWorker:
 
     def _evaluate(self, values: Arrays, piece: int) -> tuple[float, Arrays]:
         """Return the loss and the gradient of a piece, on a thread of the pool."""
-        loss, given = self._function(values, self._batches[piece])
+        answer = self._function(values, self._batches[piece])
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise StoreError(f"loss_and_gradient returns (loss, gradients by name), not {answer!r:.80}")
+        loss, given = answer
         arrays = self._store.arrays
         if given.keys() != arrays.keys():
             raise StoreError(

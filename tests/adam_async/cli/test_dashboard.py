@@ -17,7 +17,8 @@ TOKEN = "--dashboard-token-file token"
 WRONG = {
     "dashboard": "name what to show: --controller tcp://HOST:PORT, --runs FOLDER, or both",
     "dashboard --runs .. --bind 0.0.0.0:0": "--bind 0.0.0.0:0 is open to other machines",
-    "dashboard --runs .. --bind 127.0.0.1": "is not of the form",
+    "dashboard --runs .. --bind 127.0.0.1": "--bind '127.0.0.1' is not of the form HOST:PORT",
+    "train --dashboard 8080": "--dashboard '8080' is not of the form HOST:PORT, such as 127.0.0.1:8080",
     "dashboard --runs none": "--runs none cannot be read",
     "dashboard --runs .. --allow-operations": "has no force without --controller",
     "train --dashboard 10.0.0.1:80": "--dashboard 10.0.0.1:80 is open to other machines",

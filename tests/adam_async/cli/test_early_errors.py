@@ -155,6 +155,7 @@ WRONG_WORDS: Cases = [
     ("train --store pyproject.toml/x/y", "pyproject.toml exists and is no folder"),
     ("train --out pyproject.toml", "it exists and is no folder"),
     ("train --report tests", "tests is a folder; name a file in it"),
+    ("train --events new.json --report ./new.json", "--events and --report both write new.json"),
     ("train --record tests", "tests is a folder; name a file in it"),
     ("train --profile pyproject.toml/x", "it exists and is no folder"),
     ("train --resume tests", "no checkpoint in tests can be read"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from adam_async import Model
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, RoleUnreachable
 from tests.adam_async.store.servers import servers
 
 DIGITS = {"data": "digits", "model": "mlp", "optimizer": "lbfgs", "kernels": "numpy"}
@@ -24,9 +25,7 @@ async def train(**options):
 async def test_a_network_is_minimised_and_its_model_and_report_are_written(tmp_path, capsys):
     assert await train(epochs=15, replicas=2, out=tmp_path, report=tmp_path / "report.json") == 0
 
-    line = re.fullmatch(
-        r"test accuracy (\d+\.\d+)% after 15 iterations, loss \d\.\d+\n", capsys.readouterr().out
-    )
+    line = re.fullmatch(r"test accuracy (\d+\.\d+)% after 15 epochs, loss \d\.\d+\n", capsys.readouterr().out)
     assert float(line[1]) > 90
     report = json.loads((tmp_path / "report.json").read_text())
     assert [epoch["epoch"] for epoch in report["epochs"]] == [*range(1, 16)]
@@ -36,6 +35,17 @@ async def test_a_network_is_minimised_and_its_model_and_report_are_written(tmp_p
     assert Model.load(tmp_path).network.spec.name == report["model"]["name"]
 
 
+async def test_the_lines_name_the_data_the_model_each_epoch_and_the_file(tmp_path, capsys):
+    options = TrainOptions(**DIGITS, epochs=1, out=tmp_path)
+    assert await run_training(options, {}, Terminal()) == 0
+
+    found = capsys.readouterr().out.splitlines()
+    begins = ["data   digits: ", "model  mlp: ", "epoch 1: loss ", "test accuracy ", "saved  "]
+    assert [line[: len(begin)] for line, begin in zip(found, begins, strict=True)] == begins
+    assert " after 1 epoch, loss " in found[3]
+    assert found[4] == f"saved  {tmp_path}/model.safetensors"
+
+
 async def test_servers_of_a_cluster_and_this_process_give_the_same_line(capsys):
     await train(epochs=4)
     async with servers(2) as address:
@@ -43,6 +53,12 @@ async def test_servers_of_a_cluster_and_this_process_give_the_same_line(capsys):
 
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
+
+
+async def test_the_wait_for_a_controller_is_that_of_the_option():
+    async with asyncio.timeout(5):
+        with pytest.raises(RoleUnreachable, match=r"controller at tcp://127\.0\.0\.1:1"):
+            await train(controller="tcp://127.0.0.1:1", wait=timedelta(seconds=0.2))
 
 
 async def test_a_worker_of_another_process_helps_and_ends_with_the_command(capsys):
