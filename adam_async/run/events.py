@@ -94,7 +94,7 @@ class Evaluated(Event, frozen=True, kw_only=True, tag="evaluated"):
 
 
 ImageSide = Annotated[int, msgspec.Meta(ge=1, le=256)]
-"""Height or width of a sample image, in pixels; a page draws each pixel of a file by anyone."""
+"""Height or width of a sample image, in pixels. The bound keeps a file of a stranger from blocking a page."""
 
 
 class PredictedImage(msgspec.Struct, frozen=True, kw_only=True):
