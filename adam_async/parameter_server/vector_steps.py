@@ -123,7 +123,8 @@ def answer_to_step(queued: QueuedPush, problems: Sequence[Problem]) -> Pushed:
         for place, shard in enumerate(queued.shards)
         if place not in lost
     ]
-    of_shards = [dots for dots in kept if dots is not None]
+    # A repetition may ask for other dot products than the step had.
+    of_shards = [dots for dots in kept if dots is not None and len(dots) == len(commands.dots)]
     if not of_shards or len(of_shards) < len(kept):  # no dot products, or they are those of an old step
         return Pushed(versions=0, problems=tuple(worst))
     parts = [exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))]

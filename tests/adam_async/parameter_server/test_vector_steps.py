@@ -111,6 +111,15 @@ def test_a_repeated_step_is_not_applied_and_gets_its_first_answer_after_later_ch
     assert not server.vector(0).any()
 
 
+@pytest.mark.parametrize("dots", [0, 2, MOST_TERMS])
+def test_a_repetition_with_another_number_of_dot_products_gets_none(dots):
+    server = Server()
+    server.step(MOVE)
+    again = server.step(Commands((), (DotProduct(1, 0),) * dots))
+    assert {problem.status for problem in again.problems} == {DUPLICATE}
+    assert again.dots == ()
+
+
 def test_shards_go_on_sharing_their_tables_and_versions_count_changes_of_values():
     server = Server()
     server.bundle.share_equal_tables()
