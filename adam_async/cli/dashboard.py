@@ -149,7 +149,7 @@ def _beginning(cluster: ClusterMap) -> RunBegins:
         model=config.model if config is not None else cluster.run.id,
         data=config.data if config is not None else "",
         config=to_builtins(config) if config is not None else {},
-        epochs=cluster.run.terms.get("epochs", 0),
+        epochs=cluster.run.terms.get("epochs", 1),
         images=cluster.epoch.groups * (config.images_per_group if config is not None else 1),
     )
 

@@ -214,7 +214,7 @@ def _run(cluster: ClusterMap, facts: Mapping[str, Counts], earlier: Mapping[str,
     dealer = facts.get(cluster.dealing)
     dealer = dealer if isinstance(dealer, DataCounts) else None
     epoch = cluster.epoch if cluster.epoch is not None and cluster.epoch.run == run.id else None
-    epochs, replicas = run.terms.get("epochs", 0), run.terms.get("replicas", 0)
+    epochs, replicas = run.terms.get("epochs", 1), run.terms.get("replicas", 1)  # terms leave out defaults
     loss = read_number(dealer.loss) if dealer is not None and dealer.images else nan
     return RunStatus(
         id=run.id,

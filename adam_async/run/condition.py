@@ -139,7 +139,7 @@ def _wanted(cluster: ClusterMap) -> int:
     """Return the number of replicas that should be live."""
     run = cluster.run
     return (
-        run.terms.get("replicas", 0) if run is not None and run.phase not in ("preparing", "finished") else 0
+        run.terms.get("replicas", 1) if run is not None and run.phase not in ("preparing", "finished") else 0
     )
 
 

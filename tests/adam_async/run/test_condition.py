@@ -96,6 +96,26 @@ def test_a_finished_run_needs_no_replicas_and_no_driver() -> None:
     assert (found.verdict, found.waits, found.limited_by) == ("well", (), "")
 
 
+def test_the_loss_of_the_only_replica_is_degraded() -> None:
+    cluster = training(live=0)
+    assert cluster.run is not None
+    record = run_record("run-1", phase="training", replicas=1, epochs=1)
+    assert "replicas" not in record.terms, "terms leave out defaults"
+    run = structs.replace(record, driver="driver", incarnation=1)
+    lost = node("worker", replica=0, live=False, lost_at=12.0)
+    found = status_of(
+        structs.replace(cluster, run=run, nodes={**cluster.nodes, "worker-0": lost}),
+        {},
+        leading="",
+        controllers=0,
+        earlier={},
+    )
+    assert found.condition.verdict == "degraded"
+    assert found.condition.reasons == ("worker-0 is lost", "0 of 1 replicas are live")
+    assert found.run is not None
+    assert (found.run.replicas, found.run.epochs) == (1, 1)
+
+
 def test_lacking_replicas_and_drivers_are_named_with_their_cures() -> None:
     cluster = training(live=0)
     nodes = {name: each for name, each in cluster.nodes.items() if name != "driver"}
