@@ -147,6 +147,8 @@ def print_status(status: ClusterStatus, terminal: Terminal) -> None:
     terminal.print(f"{condition.verdict}{reasons}")
     if run is not None and run.phase not in ("finished", "failed"):
         terminal.print(condition.line)
+    elif condition.survival:
+        terminal.print(condition.survival)
     for lost in condition.lost:
         terminal.print(_lost_line(lost, wall_clock()))
     for wait in condition.waits:

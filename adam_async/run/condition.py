@@ -87,12 +87,17 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[LostRole, ...] = ()
 
     @property
+    def survival(self) -> str:
+        """The losses that run and stores survive, in words; empty if neither exists."""
+        if self.survives is None:
+            return ""
+        losses = "1 loss" if self.survives == 1 else f"{self.survives} losses"
+        return f"survives {losses} ({self.weakest})"
+
+    @property
     def line(self) -> str:
         """The numbers in words."""
-        words = []
-        if self.survives is not None:
-            losses = "1 loss" if self.survives == 1 else f"{self.survives} losses"
-            words.append(f"survives {losses} ({self.weakest})")
+        words = [self.survival] if self.survival else []
         if self.limited_by:
             words.append(f"limited by {self.limited_by}")
         return "; ".join((*words, f"{self.live} live, {self.taking_part} taking part"))

@@ -7,7 +7,6 @@ from adam_async.model.rules import ImportedRule
 from adam_async.option_types import fault_of
 from adam_async.run.shard_table import fault_of_shards, shard_sizes
 from adam_async.run.store_record import (
-    MOST_VECTORS,
     NUM_BUCKETS,
     PARAMETERS,
     ArrayRecord,
@@ -57,8 +56,6 @@ def fault_of_vectors(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> str:
         return ""
     if store.in_place:
         return "workers in place change values without the servers, so its store has no vectors"
-    if len(store.vectors) > MOST_VECTORS:
-        return f"a store has at most {MOST_VECTORS} vectors, not {len(store.vectors)}: delete some"
     known, names = {each.name: each for each in arrays}, {PARAMETERS, *(each.name for each in arrays)}
     numbers: set[int] = set()
     for vector in store.vectors:

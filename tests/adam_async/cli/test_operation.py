@@ -52,6 +52,16 @@ def test_a_status_names_verdict_losses_waits_and_the_time_left(capsys: pytest.Ca
     assert lines[5:7] == ["ps-2 is lost", f"{wait}"]
 
 
+def test_a_cluster_of_stores_alone_shows_the_losses_that_they_survive(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    condition = Condition(verdict="well", survives=1, weakest="the servers of ps-0 of store 'net'")
+    status = structs.replace(status_of(ClusterMap(), {}, leading=""), stores=1, condition=condition)
+    print_status(status, Terminal())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "survives 1 loss (the servers of ps-0 of store 'net')"
+
+
 def test_each_verdict_has_a_code_and_no_other_command_has_it() -> None:
     assert VERDICT_CODES == {"well": 0, "degraded": 10, "ending": 11}
     page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "exit-codes.md").read_text()
