@@ -154,7 +154,7 @@ async def minimise(
         optimizer = LBFGS(store, loss, loss.batches, workers=config.replicas)
         result = await optimizer.minimise(config.epochs or ITERATIONS, take)
         weights = {name: np.array(array) for name, array in (await store.pull()).items()}
-        await _delete(store)
+        await _delete(store, optimizer)
     accuracy = f"{epochs[-1].test_accuracy:.2%}" if epochs else "unknown"
     terminal.out.print(
         f"test accuracy {accuracy} after {counted(result.number, 'epoch')}, loss {result.value:.6g}"
@@ -185,11 +185,12 @@ def _loss_of(
     return ImageLoss(model, dataset.train_images, dataset.train_labels, batch=images)
 
 
-async def _delete(store: ParameterStore) -> None:
-    """Delete the store once the workers have left it, so that they see the end and not a loss."""
+async def _delete(store: ParameterStore, optimizer: LBFGS) -> None:
+    """Delete the stores once the workers have left, so that they see the end and not a loss."""
     membership, record = store.link.membership, store.link.store
     with suppress(DeadlineExceeded):
         await membership.wait_for(lambda now: len(now.pushers(record)) <= 1, "workers to leave", LEAVE_S)
+    await optimizer.forget()
     await store.delete()
 
 

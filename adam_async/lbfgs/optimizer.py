@@ -255,6 +255,14 @@ class LBFGS:
             if stored_name(name) in self._store.vectors:
                 await self._store.delete_vector(stored_name(name))
 
+    async def forget(self) -> None:
+        """Delete the store of the record. Workers of other programs read it, and have left before.
+
+        For errors see `ParameterStore.open` and `ParameterStore.delete`.
+        """
+        async with _open_records(self._store) as records:
+            await records.delete()
+
     # --- workers ---------------------------------------------------------------------------------
 
     async def _start_workers(self, stack: AsyncExitStack) -> None:

@@ -12,8 +12,13 @@ from adam_async import Model
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
+from adam_async.cluster.networks import cluster_network
 from adam_async.errors import ConfigError, RoleUnreachable
+from adam_async.run.config import Waits
+from adam_async.runtime.clock import system_entropy
+from adam_async.store.survey import join
 from tests.adam_async.store.servers import servers
+from transport import BufferPool
 
 DIGITS = {"data": "digits", "model": "mlp", "optimizer": "lbfgs", "kernels": "numpy"}
 
@@ -50,6 +55,9 @@ async def test_servers_of_a_cluster_and_this_process_give_the_same_line(capsys):
     await train(epochs=4)
     async with servers(2) as address:
         await train(epochs=4, controller=address, replicas=3)
+        network = cluster_network(None, entropy=system_entropy, buffers=BufferPool())
+        async with join(network, address, "reader", Waits()) as survey:
+            assert survey.stores() == [], "the command leaves no store behind"
 
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
