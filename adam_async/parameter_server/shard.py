@@ -37,8 +37,9 @@ Session = tuple[int, int]
 StepKey = tuple[int, int, int]
 """Session id and incarnation of the client of a step, and the number of the step."""
 
-MOST_DOTS = 256
-"""Maximum number of dot products that a shard keeps; a client has at most eight open steps."""
+MOST_DOTS = 512
+"""Maximum number of dot products that a shard keeps: those of eight steps with 64 each, as many as a client
+has open."""
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.client.connection import MAX_UNACKNOWLEDGED
 from adam_async.messages import (
     DUPLICATE,
     GAP,
@@ -231,6 +232,14 @@ def test_a_piece_with_a_vector_of_another_shape_is_refused():
         server.state.shards[ShardId(0)].rule_state[vector_key(1)] = bad
         with pytest.raises(RemoteProtocolError):
             read_piece(member.bundle, member.specs, member.specs, copy_piece(server.bundle, server.specs))
+
+
+def test_a_shard_keeps_the_dot_products_of_all_open_steps_of_a_client():
+    (shard,) = new_shards()[:1]
+    for number in range(MAX_UNACKNOWLEDGED):
+        shard.keep_dots((1, 2, number), (0.5,) * MOST_TERMS)
+
+    assert len(shard.dots) == MAX_UNACKNOWLEDGED
 
 
 def test_a_shard_forgets_the_dot_products_of_the_oldest_steps_and_of_forgotten_sessions():
