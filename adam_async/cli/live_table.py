@@ -344,7 +344,9 @@ def _table(progress: Progress, *, now: float, width: int) -> "Table":
     for name in cells:
         table.add_column(name, justify="right" if name != "phase" else "left")
     table.add_row(*cells.values())
-    table.caption, table.caption_justify = Text("\n".join(caption(progress))), "left"
+    # A line printed above the table draws it again without wrapping, unless the text asks for it.
+    table.caption = Text("\n".join(caption(progress)), no_wrap=False, overflow="fold")
+    table.caption_justify = "left"
     return table
 
 

@@ -233,6 +233,17 @@ async def test_news_stand_above_the_table_and_no_row_of_it_stays_behind(monkeypa
     assert screen(stream.getvalue())[-1] == "after it"
 
 
+async def test_a_line_above_a_narrow_table_cuts_no_line_below_it(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream, progress = Terminal(), Progress(phase="training", last_epoch=3)
+    progress.silent = ("ps-0 for 4 s", "ps-1 for 4 s", "ps-2 for 4 s")
+    async with LiveTable(progress, stream=stream) as table:
+        table.refresh()
+        table.print("a line")
+        shown = " ".join(" ".join(screen(stream.getvalue())).split())
+    assert "no answer: ps-0 for 4 s, ps-1 for 4 s and 1 more" in shown
+
+
 async def test_log_lines_stay_above_the_table(monkeypatch) -> None:
     root, stream = logging.getLogger(), Terminal()
     monkeypatch.setattr(root, "handlers", [])
