@@ -75,6 +75,7 @@ async def test_a_program_over_links_in_shared_memory_equals_numpy():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("part", range(20))
 async def test_a_thousand_programs_over_failing_links_equal_numpy(monkeypatch, part):
     await run_over_failing_links(monkeypatch, 1 + part % 3, range(50 * part, 50 * part + 50), 15)
