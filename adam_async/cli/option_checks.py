@@ -61,7 +61,7 @@ def check_dashboard(options: DashboardOptions) -> None:
     if options.controller is None and options.runs is None:
         raise ConfigError("name what to show: --controller tcp://HOST:PORT, --runs FOLDER, or both")
     if options.allow_operations and options.controller is None:
-        raise ConfigError("--allow-operations has no force without --controller: leave it out")
+        raise ConfigError("--allow-operations has no effect without --controller: leave it out")
 
 
 def check_export(model: Path, options: ExportOptions) -> None:

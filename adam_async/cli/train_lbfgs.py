@@ -7,9 +7,10 @@ images for each evaluation of the line search.
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ import numpy as np
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.cli.live_table import introduction
 from adam_async.cli.options import TrainOptions
-from adam_async.cli.results import write_results
+from adam_async.cli.results import Kept, write_results
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token
 from adam_async.data_server.dataset import Dataset
-from adam_async.errors import ConfigError, DeadlineExceeded, counted
+from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, counted
 from adam_async.lbfgs.image_loss import ImageLoss
 from adam_async.lbfgs.optimizer import LBFGS, Iteration
 from adam_async.model.keyed_random import Dice
@@ -131,10 +132,10 @@ async def minimise(
             return 0
         for line in introduction(data, network):
             terminal.print(line)
-        begin = loop.time()
+        begin, values = loop.time(), await store.pull()
 
         async def take(iteration: Iteration) -> None:
-            nonlocal begin
+            nonlocal begin, values
             train_s = loop.time() - begin
             values = await store.pull()
             right = await pool.run(_count_right, network, values, dataset.test_images, dataset.test_labels)
@@ -152,7 +153,13 @@ async def minimise(
             begin = loop.time()
 
         optimizer = LBFGS(store, loss, loss.batches, workers=config.replicas)
-        result = await optimizer.minimise(config.epochs or ITERATIONS, take)
+        try:
+            result = await optimizer.minimise(config.epochs or ITERATIONS, take)
+        except (asyncio.CancelledError, AdamError, ExceptionGroup) as error:
+            if epochs:
+                write = partial(_write, options, config, environment, disk, network, values, data, epochs)
+                await _keep(options, write, epochs[-1], terminal, isinstance(error, asyncio.CancelledError))
+            raise
         weights = {name: np.array(array) for name, array in (await store.pull()).items()}
         await _delete(store, optimizer)
     accuracy = f"{epochs[-1].test_accuracy:.2%}" if epochs else "unknown"
@@ -200,6 +207,27 @@ def _count_right(model: Network | StepModel, values: Any, images: Any, labels: A
     return int(np.count_nonzero(model.predict(values, images) == labels)) if len(labels) else 0
 
 
+async def _keep(
+    options: TrainOptions,
+    write: Callable[[str], Awaitable[None]],
+    last: EpochResult,
+    terminal: Terminal,
+    interrupted: bool,
+) -> None:
+    """Write the results of a command that ends early, and print a line about them."""
+    kept = (
+        [f"the weights of epoch {last.epoch} in {options.out / FILE_NAME}"] if options.out is not None else []
+    )
+    kept += [f"the report in {options.report}"] if options.report is not None else []
+    try:
+        await write("interrupted" if interrupted else "failed")
+    except ConfigError as error:
+        kept = [str(error)]
+    done = f"after epoch {last.epoch}, with {last.accuracies}"
+    if line := Kept(done, True, tuple(kept)).sentence(interrupted=interrupted):
+        terminal.notice(line)
+
+
 async def _write(
     options: TrainOptions,
     config: Config,
@@ -209,6 +237,7 @@ async def _write(
     weights: Mapping[str, Any],
     data: dict[str, Any],
     epochs: Sequence[EpochResult],
+    ended: str = "finished",
 ) -> None:
     result = RunResult(
         epochs=tuple(epochs), weights=weights, model=model, data=data, statistics={}, events=(),
@@ -216,6 +245,11 @@ async def _write(
     )  # fmt: skip
     machine = describe_machine(loop=type(asyncio.get_running_loop()).__module__)
     report = build_report(
-        result, config=config, command=("adam-async", *sys.argv[1:]), machine=machine, baseline=None
+        result,
+        config=config,
+        command=("adam-async", *sys.argv[1:]),
+        machine=machine,
+        baseline=None,
+        ended=ended,
     )
     await write_results(options, result, report, disk, environment)

@@ -20,7 +20,7 @@ WRONG = {
     "dashboard --runs .. --bind 127.0.0.1": "--bind '127.0.0.1' is not of the form HOST:PORT",
     "train --dashboard 8080": "--dashboard '8080' is not of the form HOST:PORT, such as 127.0.0.1:8080",
     "dashboard --runs none": "--runs none cannot be read",
-    "dashboard --runs .. --allow-operations": "has no force without --controller",
+    "dashboard --runs .. --allow-operations": "has no effect without --controller",
     "train --dashboard 10.0.0.1:80": "--dashboard 10.0.0.1:80 is open to other machines",
     f"train {TOKEN}": "--dashboard-token-file is for the page of --dashboard",
     "train --allow-operations": "give --processes",

@@ -63,6 +63,21 @@ async def test_servers_of_a_cluster_and_this_process_give_the_same_line(capsys):
     assert first == second
 
 
+async def test_an_interruption_keeps_the_weights_and_the_report_of_the_last_epoch(tmp_path, capsys):
+    options = TrainOptions(**DIGITS, epochs=100_000, out=tmp_path, report=tmp_path / "report.json")
+    terminal = Terminal()
+    task = asyncio.ensure_future(run_training(options, {}, terminal))
+    terminal.print = lambda line: task.cancel() if line.startswith("epoch 2:") else None
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    found = capsys.readouterr().err
+    assert f"kept: the weights of epoch 2 in {tmp_path}/model.safetensors, the report in" in found
+    assert Model.load(tmp_path).network.spec.name == "mlp"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["ended"], len(report["epochs"])) == ("interrupted", 2)
+
+
 async def test_the_wait_for_a_controller_is_that_of_the_option():
     async with asyncio.timeout(5):
         with pytest.raises(RoleUnreachable, match=r"controller at tcp://127\.0\.0\.1:1"):
