@@ -342,7 +342,6 @@ class StoreDisk:
     async def _take_up(self) -> bool:
         """Open the folder for the placed store; returns False if the disk has no room for a new folder."""
         async with self._changing:
-            catalogue = self.catalogue
             try:
                 found = await self._open()
             except ConfigError as error:
@@ -351,7 +350,7 @@ class StoreDisk:
                 if full and await self._has_no_file():
                     return False
                 raise
-            self.catalogue = catalogue
+            catalogue = self.catalogue  # clients may have added vectors meanwhile
             assert catalogue is not None
             if found is not None and found.record.generation != catalogue.record.generation:
                 # The controllers have placed the store again under the same id, without these values.

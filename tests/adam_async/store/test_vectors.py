@@ -137,6 +137,29 @@ async def test_a_program_goes_on_from_the_disks_of_all_servers(monkeypatch, tmp_
             await servers.start("ps-0", "ps-1")
 
 
+async def test_a_vector_that_is_added_while_the_folder_opens_is_on_the_disk(monkeypatch, tmp_path):
+    added, opened, changed = asyncio.Event(), StoreDisk._open, StoreDisk.record_changed
+
+    async def late(disk):
+        found = await opened(disk)
+        await added.wait()
+        return found
+
+    def note(disk, record):
+        changed(disk, record)
+        added.set()
+
+    async with asyncio.timeout(30):
+        with monkeypatch.context() as context:
+            context.setattr(StoreDisk, "_open", late)
+            context.setattr(StoreDisk, "record_changed", note)
+            async with local(name="disk", dir=tmp_path) as store:
+                await store.add_vector("mean")
+                await store.combine("mean", [(2.0, PARAMETERS)])
+        async with ParameterStore.open("local", None, name="disk", dir=tmp_path) as store:
+            assert np.array_equal((await store.pull(vector="mean"))["w"], 2 * FIRST["w"])
+
+
 # --- modes -----------------------------------------------------------------------------------
 
 
