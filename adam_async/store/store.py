@@ -25,13 +25,16 @@ from math import fsum, sqrt
 from pathlib import Path
 from typing import Any, NoReturn
 
+from msgspec import ValidationError, convert
 from numpy.typing import NDArray
 
 from adam_async.checkpoint.tensors import WholeTensors, vector_name
 from adam_async.errors import StoreError, counted
+from adam_async.messages.bounds import NamedGroups
 from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.events import AnyEvent
+from adam_async.run.group_ranges import groups_fault
 from adam_async.run.store_record import PARAMETERS, VectorRecord
 from adam_async.store.arguments import OpenArguments, with_arguments
 from adam_async.store.arrays import Gradient
@@ -224,7 +227,7 @@ class ParameterStore:
         _, messages = calls.gradients.messages(gradients, rate, weight, assign)
         more: MoreFields = {"vector": self._vectors.number_of(vector, gradients)} if vector else {}
         if groups:
-            more["groups"] = groups
+            more["groups"] = _checked(groups)
         call = calls.new_push(messages, read, weight=weight, assign=assign, more=more)
         calls.put(call)
         await call.done
@@ -501,3 +504,18 @@ class ParameterStore:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"clock {self.clock}"
         return f"<ParameterStore {self.name!r} {counted(len(self._calls.layout.arrays), 'array')}, {state}>"
+
+
+def _checked(groups: Sequence[int]) -> tuple[int, ...]:
+    """Return named groups if a message may have them: a server would refuse the push again and again.
+
+    Raises:
+        StoreError: They are no epoch and ranges, or too many.
+    """
+    try:
+        named = convert(tuple(groups), NamedGroups)
+    except (TypeError, ValidationError) as error:
+        raise StoreError(f"groups are an epoch and ranges of two numbers each: {error}") from None
+    if fault := groups_fault(named):
+        raise StoreError(fault)
+    return named

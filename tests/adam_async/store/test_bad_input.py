@@ -544,3 +544,30 @@ def test_what_the_creator_decides_is_refused_without_arrays(given: dict[str, Any
         ConfigError, match=rf"{name}=.* without arrays, .*: give the arrays .*, or leave {name} out"
     ):
         ParameterStore.open(FAR, name="model", reader=reader, **given)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        (0, 0, 1),
+        (1,),
+        (1, 2),
+        (1, 3, 3),
+        (1, 5, 2),
+        (1, 0, 1, 1, 2),
+        (1, -1, 2),
+        (1 << 32, 0, 1),
+        (1, 0, 1 << 32),
+        ("a", 0, 1),
+        (1, 0.5, 2),
+        7,
+        (1, *range(1026)),
+    ],
+    ids=lambda groups: str(groups)[:20],
+)
+async def test_groups_that_no_server_takes_are_refused_and_the_client_goes_on(groups: Any) -> None:
+    async with ParameterStore.open("local", {"w": np.zeros(2)}, rule=Sgd(rate=1.0)) as store:
+        with pytest.raises(StoreError, match="groups"):
+            await store.push({"w": np.ones(2)}, groups=groups)
+        await store.push({"w": np.ones(2)}, groups=(1, 0, 1))
+        assert (await store.pull())["w"].tolist() == [-1.0, -1.0]
