@@ -11,11 +11,14 @@ clients can therefore block only the probes of their own host.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from transport.sockets import stop_accepting
+
+logger = logging.getLogger(__name__)
 
 MOST_CLIENTS = 16
 """Maximum number of connections."""
@@ -47,7 +50,7 @@ class Health:
         self.metrics: Callable[[], str] = str
         """Function that returns the metrics; empty before the role has any."""
         self.paths = ("/healthz", "/readyz", *(("/metrics",) if with_metrics else ()))
-        self._text, self._text_until = "", 0.0
+        self._metrics, self._text_until = (200, ""), 0.0
 
     def follow(self, unready: Callable[[], str]) -> None:
         """Report the readiness of a role from now on."""
@@ -71,10 +74,17 @@ class Health:
             return 200, "runs"
         if path == "/metrics":
             if now >= self._text_until:
-                self._text, self._text_until = self.metrics(), now + METRICS_S
-            return 200, self._text
+                self._metrics, self._text_until = self._read(), now + METRICS_S
+            return self._metrics
         reason = self.unready()
         return (503, reason) if reason else (200, "serves")
+
+    def _read(self) -> tuple[int, str]:
+        try:
+            return 200, self.metrics()
+        except Exception:  # a visitor must not end the role by a defect of a number
+            logger.exception("the metrics of this role cannot be read")
+            return 503, "the metrics cannot be read; the log of the role has the error"
 
 
 def _response(status: int, text: str) -> bytes:

@@ -144,3 +144,17 @@ async def test_metrics_are_there_if_asked_for_and_one_second_old_at_most() -> No
     assert health.answer(PROBE % b"/metrics", 1e9)[0] == 200
     assert len(calls) == 2
     assert Health().answer(PROBE % b"/metrics", 0.0)[0] == 404, "nobody asked for metrics"
+
+
+async def test_metrics_that_raise_cost_the_visitor_an_answer_and_not_the_role() -> None:
+    def metrics() -> str:
+        raise ValueError("a number that is none")
+
+    health = Health(with_metrics=True)
+    health.metrics = metrics
+    async with health_endpoint("127.0.0.1", 0, health) as port:
+        for path, status in ((b"/metrics", b"503"), (b"/metrics", b"503"), (b"/healthz", b"200")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(PROBE % path)
+            assert (await reader.read()).split(b" ")[1] == status
+            writer.close()
