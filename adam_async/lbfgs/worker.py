@@ -88,7 +88,9 @@ class GradientWorker:
         # Copied, because the function may use its arrays again for the next piece.
         gradient = {name: np.array(given[name], spec.dtype) for name, spec in arrays.items()}
         is_finite = isfinite(loss) and all(np.isfinite(each).all() for each in gradient.values())
-        return (float(loss) if is_finite else nan), gradient
+        if not is_finite:  # a point that is too far; servers count the piece, and take no such gradient
+            return nan, {name: np.zeros_like(each) for name, each in gradient.items()}
+        return float(loss), gradient
 
     async def _push(self) -> None:
         store, kept = self._store.link.store.id, self._kept

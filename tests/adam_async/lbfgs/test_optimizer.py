@@ -255,6 +255,25 @@ async def test_the_end_comes_before_a_worker_has_the_values_for_a_backup(monkeyp
     assert pulls["lbfgs"] == 2
 
 
+async def test_a_trial_whose_gradient_is_not_finite_is_too_far():
+    far = []
+
+    def barrier(values, batch):
+        x = float(values["x"][0])
+        if x > 0:
+            return 10 * (x - np.log(x)), {"x": np.array([10 * (1 - 1 / x)])}
+        far.append(x)
+        return np.nan, {"x": np.array([np.nan])}
+
+    async with ParameterStore.open("local", {"x": np.full(1, 5.0)}, name="barrier") as store:
+        result = await LBFGS(store, barrier, [None]).minimise(20)
+        x = (await store.pull())["x"][0]
+
+    assert far
+    assert result.reason
+    assert abs(x - 1) < 1e-4
+
+
 async def test_trials_and_directions_beyond_the_numbers_of_the_vectors_are_too_far():
     def falling(values, batch):
         x = 1 + float(values["x"][0])
