@@ -87,7 +87,8 @@ class LBFGS:
 
     Args:
         store: The store, with consistency ``asp``. Its values are where the minimisation begins. No other
-            program may push to it meanwhile. Its rules have no effect.
+            program may push to it meanwhile, or name groups in it before: shards take groups of older epochs
+            for counted, and the gradient would be 0. Its rules have no effect.
         function: Function ``loss_and_gradient(values, batch)`` that returns the batch's part of the objective
             and its gradient, by name. Threads call it; it does not change the values.
         batches: The batches, each for one call. A batch is much smaller than the share of a worker, so that
@@ -257,6 +258,9 @@ class LBFGS:
 
     async def forget(self) -> None:
         """Delete the store of the record. Workers of other programs read it, and have left before.
+
+        Delete the minimised store, too: another minimisation on it would count its evaluations from 1 again,
+        and shards would take their gradients for those of the first one.
 
         For errors see `ParameterStore.open` and `ParameterStore.delete`.
         """
