@@ -137,6 +137,7 @@ class LBFGS:
         )
         self._record: CoordinatorState | None = None
         self._records: ParameterStore | None = None
+        self._is_minimising = False
 
     @property
     def computations(self) -> int:
@@ -161,11 +162,15 @@ class LBFGS:
             anew: Whether to begin with the values of the store in any case.
 
         Raises:
-            StoreError: A gradient does not fit the store, or another client deleted a vector.
+            StoreError: A gradient does not fit the store, another client deleted a vector, or an earlier call
+                has not ended.
             DeadlineExceeded: No worker was there for `prepare_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
             Exception: An error of `function` in a worker of this process.
         """
+        if self._is_minimising:
+            raise StoreError(f"this LBFGS of store {self._store.name!r} minimises already: await that call")
+        self._is_minimising = True
         try:
             async with AsyncExitStack() as stack:
                 was_lost = await self._open_record(stack, anew=anew)
@@ -184,6 +189,8 @@ class LBFGS:
         except BaseExceptionGroup as errors:
             cause = first_cause(errors)
             raise cause from cause.__cause__
+        finally:
+            self._is_minimising = False
 
     @property
     def _now(self) -> CoordinatorState:

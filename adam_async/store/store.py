@@ -21,7 +21,7 @@ call raises its error.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from math import fsum, sqrt
+from math import fsum, nan, sqrt
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -359,10 +359,13 @@ class ParameterStore:
         return await self.step((), pairs)
 
     async def norm(self, names: str | Sequence[str] = PARAMETERS) -> float:
-        """Return the Euclidean norm of one or several vectors together; see `step`."""
+        """Return the Euclidean norm of some vectors together; NaN if a sum overflows; see `step`."""
         several = (names,) if isinstance(names, str) else names
         squares = await self.dot([(name, name) for name in several])
-        return sqrt(fsum(squares))
+        try:
+            return sqrt(fsum(squares))
+        except OverflowError:  # of the sum of several vectors
+            return nan
 
     async def ema(self, name: str, *, of: str = PARAMETERS, decay: float) -> None:
         """Move an exponential moving average on: ``name = decay * name + (1 - decay) * of``; see `step`."""

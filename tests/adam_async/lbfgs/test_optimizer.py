@@ -404,6 +404,18 @@ async def test_an_answer_of_the_function_that_is_no_pair_is_refused_by_its_value
             await LBFGS(store, lambda values, batch: 7, batches).minimise()
 
 
+async def test_a_second_call_before_the_end_of_the_first_is_refused():
+    arrays, function, batches = problems.logistic()
+    async with asyncio.timeout(20), ParameterStore.open("local", arrays, name="lbfgs") as store:
+        optimizer = LBFGS(store, function, batches)
+
+        async def again(iteration):
+            with pytest.raises(StoreError, match="minimises already"):
+                await optimizer.minimise()
+
+        assert (await optimizer.minimise(2, again)).number == 2
+
+
 async def test_a_gradient_of_another_array_is_refused_by_name():
     arrays, function, batches = problems.logistic()
 

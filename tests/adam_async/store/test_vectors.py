@@ -335,6 +335,9 @@ async def test_a_dot_product_beyond_float64_is_nan():
         assert math.isnan(found[0])
         assert math.isnan(found[1])
         assert found[2] == 2.0
+        await store.assign({"w": np.array([1.3e154, 1.0])})  # each square is finite, and their sum is not
+        assert math.isfinite(await store.norm("w"))
+        assert math.isnan(await store.norm(["w", "w"]))
 
 
 @pytest.mark.parametrize(
