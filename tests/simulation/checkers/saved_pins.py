@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from adam_async.parameter_server.bundle import Bundle
@@ -32,7 +33,7 @@ from adam_async.parameter_server.store_work import begin_work
 from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.persistence.keys import State
 from adam_async.run.shard_table import ShardSpec
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import StoreRecord, VectorRecord, is_vector_key
 from adam_async.run.user_rules import RuleSource
 from tests.simulation.checkers.saved_pushes import digest_of
 from tests.simulation.scenario import Violation
@@ -49,6 +50,8 @@ class _Model:
     position: int = 0
     pins: dict[str, dict[int, list[bytes]]] = field(default_factory=dict)
     """Digests of the shards of each piece at each pin, by the id of its states."""
+    vectors: dict[str, tuple[VectorRecord, ...]] = field(default_factory=dict)
+    """Vectors of each pin, which temporary ones are not."""
 
     def apply(self, parts: list[Part]) -> None:
         """Apply the next entry."""
@@ -56,11 +59,13 @@ class _Model:
         bundle, rules = self.bundle, self.store.rules
         entry = decode_entry(parts, bundle, self.table)
         if isinstance(entry, QueuedPin) and not entry.pin.removes:
+            lasting = tuple([vector for vector in bundle.vectors if not vector.temporary])
             of_pieces = {
-                at: [_digest(bundle.shards[spec.id]) for spec in specs]
+                at: [_digest(bundle.shards[spec.id], lasting) for spec in specs]
                 for at, specs in enumerate(self.pieces)
             }
             self.pins.setdefault(store_of(entry.pin.pin), of_pieces)
+            self.vectors.setdefault(store_of(entry.pin.pin), lasting)
         bundle.commit(entry)
         appliers = appliers_of([*bundle.shards.values()], rules, RuleSource())
         while (work := bundle.take_work()) is not None:
@@ -100,8 +105,8 @@ class LoggedStates:
         for number, shard in bundle.shards.items():
             first = copy.shards.shards[number]
             np.copyto(shard.values, first.values)
-            for name, array in shard.rule_state.items():
-                np.copyto(array, first.rule_state[name])
+            # With the vectors that came back from a disk, of which the log begins to tell later.
+            shard.rule_state.update({name: array.copy() for name, array in first.rule_state.items()})
         bundle.share_equal_tables()
         return _Model(store, bundle, copy._pieces, copy._table, position)
 
@@ -112,11 +117,12 @@ class LoggedStates:
             if home != state.key.home or expected is None:
                 continue
             specs = model.pieces[state.key.shard]
-            bundle = new_bundle(model.store, specs, model.store.rules)
+            lasting = model.vectors[pin]
+            bundle = new_bundle(structs.replace(model.store, vectors=lasting), specs, model.store.rules)
             tensors = tensors_of([memoryview(part).cast("B") for part in state.parts], pin)
             load_tensors(bundle, specs, model.table, tensors)
             self.compared += 1
-            found = [_digest(bundle.shards[spec.id]) for spec in specs]
+            found = [_digest(bundle.shards[spec.id], lasting) for spec in specs]
             if found != expected:
                 wrong = [
                     spec.id for spec, one, other in zip(specs, found, expected, strict=True) if one != other
@@ -125,8 +131,11 @@ class LoggedStates:
                 raise Violation("pinned state", text)
 
 
-def _digest(shard: Shard) -> bytes:
-    arrays = [shard.values, *(shard.rule_state[name] for name in sorted(shard.rule_state))]
+def _digest(shard: Shard, vectors: Sequence[VectorRecord]) -> bytes:
+    """Return the digest of a shard with its rule state and some of its vectors."""
+    kept = {vector.key for vector in vectors}
+    names = [name for name in sorted(shard.rule_state) if not is_vector_key(name) or name in kept]
+    arrays = [shard.values, *(shard.rule_state[name] for name in names)]
     return digest_of([b"%d" % shard.version, *(array.tobytes() for array in arrays)])
 
 

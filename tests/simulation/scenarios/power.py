@@ -386,7 +386,11 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     flush = FlushSettings(flush_s=float(settings["flush_s"]), segment_bytes=int(settings["segment_bytes"]))
     cold = {COLD: {COLD: Array(rows=COLD_ROWS, split=False)}} if settings["cold"] else {}
     workload = replace(
-        SLOTS, groups={**SLOTS.groups, **cold}, cold=COLD if cold else "", pace_s=float(settings["pace_s"])
+        SLOTS,
+        groups={**SLOTS.groups, **cold},
+        cold=COLD if cold else "",
+        pace_s=float(settings["pace_s"]),
+        vectors=0.0 if cold else SLOTS.vectors,  # the numbers of a step change every shard
     )
     cluster = Cluster(world, ledger, flush=flush)
     clients = StoreClients(world, cluster, ledger, settings, workload, losses)

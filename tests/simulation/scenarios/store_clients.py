@@ -476,7 +476,8 @@ class StoreClients:
                 before = sums.acknowledged
                 move = Combine(TOTAL, ((1.0, TOTAL), (1.0, INBOX)))
                 (square,) = await store.step([move, Combine(INBOX, ())], [(TOTAL, TOTAL)])
-                sums.check_square(square, acknowledged=before)
+                if self._losses is None:  # a store that comes back from disks has another id
+                    sums.check_square(square, acknowledged=before)
         self._ledger.counts["vectors used"] += 1
 
     def _sums_of(self, id: str) -> VectorSums:
@@ -592,7 +593,8 @@ class StoreClients:
         store, array = ParameterStore(opened.link), next(iter(self._workload.arrays))
         if {INBOX, TOTAL} <= store.vectors.keys():
             both = [(await store.pull(vector=name))[array] for name in (INBOX, TOTAL)]
-            self._sums_of(opened.link.store.id).check_values((both[0] + both[1]).reshape(-1).tolist())
+            if self._losses is None:
+                self._sums_of(opened.link.store.id).check_values((both[0] + both[1]).reshape(-1).tolist())
             self._ledger.counts["vectors read"] += 1
 
     async def _read(self, opened: OpenStore) -> None:
