@@ -105,8 +105,10 @@ class LoggedStates:
         for number, shard in bundle.shards.items():
             first = copy.shards.shards[number]
             np.copyto(shard.values, first.values)
-            # With the vectors that came back from a disk, of which the log begins to tell later.
-            shard.rule_state.update({name: array.copy() for name, array in first.rule_state.items()})
+            for name, array in first.rule_state.items():
+                if name not in shard.rule_state:  # a vector that came back from a disk; the log tells later
+                    shard.rule_state[name] = np.empty_like(array)
+                np.copyto(shard.rule_state[name], array)
         bundle.share_equal_tables()
         return _Model(store, bundle, copy._pieces, copy._table, position)
 

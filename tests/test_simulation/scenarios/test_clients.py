@@ -16,7 +16,7 @@ pytestmark = pytest.mark.thorough
 
 
 def test_seeds_of_the_shipped_clients_count() -> None:
-    results = [run_seed(CLIENTS, seed) for seed in (1, 2, 3)]
+    results = [run_seed(CLIENTS, seed) for seed in (1, 2, 5)]
 
     assert all(result.seed_counts for result in results), results
     assert sum(result.counts.get("memberships given up", 0) for result in results) > 0
