@@ -216,18 +216,31 @@ async def _train(
                 _print_files(options, timeline, table, terminal)
                 table.finish(report)
         except BaseException as error:  # after Ctrl-C too: keep the results so far
-            interrupted = isinstance(error, asyncio.CancelledError) or EARLY.interrupted
-            if kept is not None and (line := kept.sentence(interrupted=interrupted)):
-                terminal.notice(line)
-            cannot = not interrupted and explain(error)[0] == USAGE  # the same options are refused again
-            if options.store is not None and driver is not None and not cannot:
-                terminal.notice(f"the same command goes on from the shards in {options.store}")
-            if result is None and driver is not None and options.report is not None:
-                ended = "interrupted" if interrupted else explain(error)[1]
-                await _report_cut_short(driver, options.report, ended, disk, terminal)
+            await _report_early_end(options, error, driver, result, kept, disk, terminal)
             raise
     _check_last_checkpoint(result, config)
     return 0
+
+
+async def _report_early_end(
+    options: TrainOptions,
+    error: BaseException,
+    driver: Driver | None,
+    result: RunResult | None,
+    kept: Kept | None,
+    disk: Disk,
+    terminal: Terminal,
+) -> None:
+    """Print where the results of a run that ended early are, and write its report."""
+    interrupted = isinstance(error, asyncio.CancelledError) or EARLY.interrupted
+    if kept is not None and (line := kept.sentence(interrupted=interrupted)):
+        terminal.notice(line)
+    cannot = not interrupted and explain(error)[0] == USAGE  # the same options are refused again
+    if options.store is not None and driver is not None and not cannot:
+        terminal.notice(f"the same command goes on from the shards in {options.store}")
+    if result is None and driver is not None and options.report is not None:
+        ended = "interrupted" if interrupted else explain(error)[1]
+        await _report_cut_short(driver, options.report, ended, disk, terminal)
 
 
 async def _resumed(options: TrainOptions, disk: Disk) -> tuple[TrainOptions, Manifest | None]:
