@@ -158,13 +158,7 @@ def measure(options: Namespace) -> Iterator[Row]:
         yield from layers(options)
         return
     cases = [
-        Case(
-            model=options.model,
-            threads=threads,
-            group=group,
-            rule=Sgd(momentum=momentum),
-            kernels=kernels,
-        )
+        Case(model=options.model, threads=threads, group=group, rule=Sgd(momentum=momentum), kernels=kernels)
         for momentum, group, threads, kernels in product(
             options.momentum, options.groups, options.threads, options.kernels
         )

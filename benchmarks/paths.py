@@ -330,10 +330,7 @@ def row_of(latencies: Sequence[float], sent_bytes: int, seconds: float) -> Row:
 
 async def rows_of(network: NamespaceNetwork, layout: Layout, kib: int, options: Namespace) -> list[Row]:
     """Return the rows of one layout and one size of updates."""
-    arrays = {
-        "small": np.zeros(kib << 8, np.float32),
-        "big": np.zeros(options.big_mib << 18, np.float32),
-    }
+    arrays = {"small": np.zeros(kib << 8, np.float32), "big": np.zeros(options.big_mib << 18, np.float32)}
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(started(network, layout))
         store = await stack.enter_async_context(

@@ -131,10 +131,7 @@ async def medians(address: str, sizes: list[int], many: int, warm_s: float, link
             await store.delete()
     together = {f"w{number}": ArraySpec((SMALL_BYTES // 4,)) for number in range(many)}
     one = {"w": ArraySpec((1 << 18,))}
-    async with (
-        opened(address, "many", together, link) as small,
-        opened(address, "one", one, link) as large,
-    ):
+    async with opened(address, "many", together, link) as small, opened(address, "one", one, link) as large:
         await asyncio.sleep(warm_s)
         found["many"] = await time_pairs(Face(small, together).push_pull, many * SMALL_BYTES)
         found["one"] = await time_pairs(Face(large, one).push_pull, 1 << 20)

@@ -364,9 +364,7 @@ class CaseRunner:
             self.result.recoveries_s.append(time.monotonic() - begin)
             pushing = [asyncio.create_task(self._push(n, store)) for n, store in enumerate(stores)]
             await asyncio.wait(
-                pushing,
-                timeout=self._dice.uniform(0.0, LATEST_S),
-                return_when=asyncio.FIRST_EXCEPTION,
+                pushing, timeout=self._dice.uniform(0.0, LATEST_S), return_when=asyncio.FIRST_EXCEPTION
             )
             self._killed_at = time.monotonic()
         elif is_early:

@@ -37,14 +37,7 @@ from dataflow.jobs import Job, JobPool
 from dataflow.mailbox import Mailbox
 from dataflow.scheduler import Scheduler
 from dataflow.tags import Tag
-from dataflow.tokens import (
-    BatchCall,
-    Call,
-    Firing,
-    Output,
-    Token,
-    TraceRecord,
-)
+from dataflow.tokens import BatchCall, Call, Firing, Output, Token, TraceRecord
 from dataflow.waiters import Waiters
 
 OnOutput = Callable[[str, Tag, Any], None]

@@ -183,13 +183,7 @@ class _Worker:
     )
 
     def __init__(
-        self,
-        *,
-        name: str,
-        context: Any,
-        cpus: frozenset[int] | None,
-        pace: Pace | None,
-        hurry: Event,
+        self, *, name: str, context: Any, cpus: frozenset[int] | None, pace: Pace | None, hurry: Event
     ) -> None:
         self.name = name
         self.context = context
@@ -332,10 +326,7 @@ class ComputePool:
         for worker in self._workers:
             # A daemon: a job that never ends must not keep a second Ctrl-C from ending the process.
             worker.thread = Thread(
-                target=worker.work,
-                args=(self._queue.get, self._mailbox.post),
-                name=worker.name,
-                daemon=True,
+                target=worker.work, args=(self._queue.get, self._mailbox.post), name=worker.name, daemon=True
             )
             worker.thread.start()
         try:
@@ -354,10 +345,7 @@ class ComputePool:
         for worker in self._workers:
             made: asyncio.Future[None] = loop.create_future()
             worker.first = function_job(
-                partial(_make_for, worker, make),
-                (),
-                on_done=partial(_settle, made),
-                cost="context",
+                partial(_make_for, worker, make), (), on_done=partial(_settle, made), cost="context"
             )
             worker.first.queued = self.clock()
             makings.append(made)
@@ -437,11 +425,7 @@ class ComputePool:
         self._wants_room.append(callback)
 
     def submit(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        on_done: Callable[[Job], None],
-        cost: str | None = None,
+        self, fn: Callable[..., Any], *args: Any, on_done: Callable[[Job], None], cost: str | None = None
     ) -> bool:
         """Run `fn(*args)` in a thread, then call `on_done(job)` on the loop.
 

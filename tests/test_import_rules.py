@@ -153,11 +153,7 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 
 
 PORTS = (
-    port(
-        "adam_async/runtime/disk.py",
-        "files system threads",
-        "the disk and its thread",
-    ),
+    port("adam_async/runtime/disk.py", "files system threads", "the disk and its thread"),
     port("adam_async/report/stream.py", "threads", "callbacks of users may block"),
     port("adam_async/report/event_file.py", "files", "written by the thread of a callback"),
     port("adam_async/report/tensorboard.py", "files system", "written by the thread of a callback"),

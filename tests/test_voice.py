@@ -38,10 +38,7 @@ PRONOUN = re.compile(
 )
 """Begin of a sentence whose subject is a pronoun or a relative clause."""
 
-NO_NAME = re.compile(
-    r"\b(?:some|no|every|any)(?:body|one)\b|\bno one\b|\bwho(?:m?ever|m)\b",
-    re.IGNORECASE,
-)
+NO_NAME = re.compile(r"\b(?:some|no|every|any)(?:body|one)\b|\bno one\b|\bwho(?:m?ever|m)\b", re.IGNORECASE)
 """Pronoun that stands for a thing without a name, anywhere in a sentence; tests may have it."""
 
 SENTENCE = re.compile(r"(?<=[^.][.?!])[\"')`*]*\s+(?=[\"'(`*]*[A-Z])|(?<=:)\s+(?=[A-Z])|\n\s*\n")

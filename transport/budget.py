@@ -37,15 +37,7 @@ class Budget:
         links: Number of open accounts.
     """
 
-    __slots__ = (
-        "_line",
-        "_passed",
-        "beyond_bytes",
-        "held_bytes",
-        "limit_bytes",
-        "links",
-        "reserved_bytes",
-    )
+    __slots__ = ("_line", "_passed", "beyond_bytes", "held_bytes", "limit_bytes", "links", "reserved_bytes")
 
     def __init__(self, limit_bytes: int = 512 << 20) -> None:
         if limit_bytes <= 0:

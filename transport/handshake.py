@@ -125,8 +125,7 @@ class Handshake:
             )
         if not self._rules.may_talk(self.identity.role, peer.role):
             raise HandshakeRejected(
-                "role",
-                f"{self.identity.role} and {peer.role} exchange no messages: check the address",
+                "role", f"{self.identity.role} and {peer.role} exchange no messages: check the address"
             )
         self._candidate = peer
 

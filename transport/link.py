@@ -746,11 +746,7 @@ class Link:
     # Serving
 
     def serve(
-        self,
-        handler: Callable[[Request], None],
-        *,
-        receives: bool = True,
-        in_place: Collection[str] = (),
+        self, handler: Callable[[Request], None], *, receives: bool = True, in_place: Collection[str] = ()
     ) -> None:
         """Handle requests with a plain function, called inline, beginning with requests that have arrived.
 

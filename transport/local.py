@@ -41,13 +41,7 @@ class OtherEnd(Protocol):
 class LocalLink(Link):
     """One end of a link within one event loop. Made in pairs by `link_ends`."""
 
-    __slots__ = (
-        "_arrived",
-        "_draining",
-        "_other",
-        "_taken_messages",
-        "_unsent",
-    )
+    __slots__ = ("_arrived", "_draining", "_other", "_taken_messages", "_unsent")
 
     def __init__(
         self,

@@ -410,12 +410,7 @@ class TcpNetwork(Network):
         return await self._dial_socket(host, port, None, identity, peer_role)
 
     async def _dial_socket(
-        self,
-        host: str,
-        port: int,
-        found: UnixConnection | None,
-        identity: Identity,
-        peer_role: str | None,
+        self, host: str, port: int, found: UnixConnection | None, identity: Identity, peer_role: str | None
     ) -> Link:
         """Make a link over a connection within this host, or without one over TCP."""
         loop = asyncio.get_running_loop()
@@ -521,8 +516,7 @@ class LocalNetwork(Network):
             )
         if not self.rules.may_talk(identity.role, peer.role):
             raise HandshakeRejected(
-                "role",
-                f"{identity.role} and {peer.role} exchange no messages: check the address",
+                "role", f"{identity.role} and {peer.role} exchange no messages: check the address"
             )
         ours, theirs = link_ends(
             identity, peer,

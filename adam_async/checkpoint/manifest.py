@@ -171,9 +171,7 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
         wanted = msgspec.structs.replace(wanted, rule=kept.rule)
         if wanted.images_per_group == GROUP_IMAGES:
             wanted = msgspec.structs.replace(
-                wanted,
-                images_per_group=kept.images_per_group,
-                in_flight=wanted.in_flight or kept.in_flight,
+                wanted, images_per_group=kept.images_per_group, in_flight=wanted.in_flight or kept.in_flight
             )
     if wanted.schedule == "auto":
         warm_up = wanted.warm_up or kept.warm_up

@@ -21,21 +21,8 @@ import msgspec
 from adam_async.checkpoint.checkpoint import StoredPieces, take_states
 from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.errors import ConfigError
-from adam_async.messages import (
-    ListSaved,
-    ReadSaved,
-    SavedList,
-    SavedStore,
-    ShardStates,
-    pack,
-    unpack,
-)
-from adam_async.messages.saved_shards import (
-    MOST_LISTS,
-    MOST_RECORD_BYTES,
-    MOST_SAVED_STORES,
-    read_saved_list,
-)
+from adam_async.messages import ListSaved, ReadSaved, SavedList, SavedStore, ShardStates, pack, unpack
+from adam_async.messages.saved_shards import MOST_LISTS, MOST_RECORD_BYTES, MOST_SAVED_STORES, read_saved_list
 from adam_async.parameter_server.piece_states import Catalogue, chunks_of, pieces_by_name
 from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.parameter_server.shard import Shard

@@ -54,11 +54,7 @@ async def verify_checkpoint(folder: Path, disk: Disk) -> Verification:
     found = [await _verify_file(folder, disk, head, file) for file in head.files.files]
     problems = tuple([each for each in found if each is not None])
     return Verification(
-        name=folder.name,
-        whole=not problems,
-        files=len(found) + 1,
-        bytes=head.nbytes,
-        problems=problems,
+        name=folder.name, whole=not problems, files=len(found) + 1, bytes=head.nbytes, problems=problems
     )
 
 

@@ -105,12 +105,7 @@ class Checkpointer:
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
 
     async def read(
-        self,
-        cluster: ClusterMap,
-        clock: int = 0,
-        *,
-        within_s: float | None = None,
-        has_weights: bool = False,
+        self, cluster: ClusterMap, clock: int = 0, *, within_s: float | None = None, has_weights: bool = False
     ) -> Reading | None:
         """Read all shards into a new checkpoint, after the earlier checkpoint is written.
 
@@ -221,11 +216,7 @@ class Checkpointer:
         return int((every[1::2] - every[::2]).sum())
 
     def _complete(
-        self,
-        reading: Reading,
-        place: tuple[int, int],
-        resume: ResumeRecord,
-        epochs: Sequence[EpochResult],
+        self, reading: Reading, place: tuple[int, int], resume: ResumeRecord, epochs: Sequence[EpochResult]
     ) -> None:
         """Complete a checkpoint, unless the newest checkpoint has the same groups."""
         if folder_name(*place) == self._folder.latest:

@@ -480,12 +480,7 @@ def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:
 
 @app.command
 def store(
-    action: Action,
-    name: str | None = None,
-    file: Path | None = None,
-    /,
-    *,
-    options: StoreOptions,
+    action: Action, name: str | None = None, file: Path | None = None, /, *, options: StoreOptions
 ) -> int:
     """List the parameter stores of a cluster, or show, save or delete one.
 
@@ -577,12 +572,7 @@ def token_new(*, out: Path | None = None) -> int:
 
 
 @token_commands.command(name="derive")
-def token_derive(
-    *,
-    role: str | None = None,
-    token_file: Path | None = None,
-    out: Path | None = None,
-) -> int:
+def token_derive(*, role: str | None = None, token_file: Path | None = None, out: Path | None = None) -> int:
     """Write the keys of one role, for hosts that may join as this role only.
 
     Parameters

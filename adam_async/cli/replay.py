@@ -25,18 +25,7 @@ from adam_async.runtime.machine import numerics
 from dataflow import ComputePool
 
 BESIDE = frozenset(
-    {
-        "replay",
-        "allow_functions",
-        "data",
-        "out",
-        "quiet",
-        "verbose",
-        "step",
-        "step_args",
-        "step_path",
-        "rule",
-    }
+    {"replay", "allow_functions", "data", "out", "quiet", "verbose", "step", "step_args", "step_path", "rule"}
 )
 """Options allowed with `--replay`; the record has all others."""
 

@@ -38,13 +38,7 @@ from adam_async.cli.running import with_serving
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import USAGE, Terminal, explain
 from adam_async.cli.token import read_token
-from adam_async.cli.train_checks import (
-    check_code,
-    check_results,
-    check_together,
-    config_file,
-    result_files,
-)
+from adam_async.cli.train_checks import check_code, check_results, check_together, config_file, result_files
 from adam_async.cli.train_lbfgs import check_lbfgs, minimise
 from adam_async.cluster.launcher import Launcher
 from adam_async.cluster.local import LocalCluster
@@ -73,12 +67,7 @@ from adam_async.run.model_selection import image_size
 from adam_async.run.modes import BY_HAND
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, make_config
 from adam_async.run.result import OnEpoch, RunResult
-from adam_async.run.user_code import (
-    NamedStep,
-    import_layers,
-    named_functions,
-    named_step,
-)
+from adam_async.run.user_code import NamedStep, import_layers, named_functions, named_step
 from adam_async.run.user_rules import with_rule
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk

@@ -28,13 +28,7 @@ from adam_async.option_types import check_modes
 from adam_async.run.config import Config
 from adam_async.run.modes import BY_HAND, CHECKPOINTS, LINKED, ON_DISK
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
-from adam_async.run.user_code import (
-    add_import_folder,
-    import_factory,
-    import_named,
-    read_args,
-    read_layers,
-)
+from adam_async.run.user_code import add_import_folder, import_factory, import_named, read_args, read_layers
 from adam_async.run.user_rules import with_rule
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.loop_thread import on_user_thread

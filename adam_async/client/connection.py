@@ -167,11 +167,7 @@ class BundleConnection(Session):
         finally:
             self._dialling = None
         peer = link.peer
-        if (peer.role, peer.node, peer.incarnation) != (
-            "ps",
-            self.primary.node,
-            self.primary.incarnation,
-        ):
+        if (peer.role, peer.node, peer.incarnation) != ("ps", self.primary.node, self.primary.incarnation):
             # The primary has changed, or another process has its address: the map will name the new primary.
             channel.drop()
             await channel.pause(self._moved)

@@ -475,11 +475,7 @@ class Session:
             epoch: In ssp and bsp the epoch of the step, if known.
         """
         body = Tick(
-            **self._identity,
-            clock=clock,
-            shards=shards,
-            numbers=self.numbers.last(shards),
-            epoch=epoch,
+            **self._identity, clock=clock, shards=shards, numbers=self.numbers.last(shards), epoch=epoch
         )
         self.ask(TickExchange(session=self, message=pack(body)))
 
@@ -493,10 +489,7 @@ class Session:
             on_answer: Called once, when the primary has counted them.
         """
         body = ReportSteps(
-            **self._identity,
-            shards=shards,
-            number=self.numbers.next_steps(shards, len(steps)),
-            steps=steps,
+            **self._identity, shards=shards, number=self.numbers.next_steps(shards, len(steps)), steps=steps
         )
         self.ask(
             ReportExchange(

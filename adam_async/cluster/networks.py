@@ -108,12 +108,7 @@ def copies_path(
 
     def network(config: LinkConfig) -> TcpNetwork:
         return TcpNetwork(
-            token=secret,
-            entropy=entropy,
-            rules=table_among("ps"),
-            config=config,
-            pool=buffers,
-            budget=budget,
+            token=secret, entropy=entropy, rules=table_among("ps"), config=config, pool=buffers, budget=budget
         )
 
     return CopiesPath(

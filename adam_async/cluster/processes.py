@@ -42,12 +42,7 @@ from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for
 from adam_async.run.token_file import derived_text
 from adam_async.run.train_step import TrainStep
-from adam_async.run.user_code import (
-    add_import_folder,
-    import_layers,
-    import_words,
-    transform_words,
-)
+from adam_async.run.user_code import add_import_folder, import_layers, import_words, transform_words
 from adam_async.run.user_rules import allow_rules, rule_words
 from adam_async.runtime.channel import StackedTaskGroup
 from adam_async.runtime.child_process import ChildProcess

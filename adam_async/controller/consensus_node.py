@@ -78,10 +78,7 @@ from transport import RemoteProtocolError
 logger = logging.getLogger(__name__)
 
 SETTINGS = Settings(
-    heartbeat_s=0.1,
-    election_s=0.8,
-    command_bytes=2 * MOST_VALUE_BYTES,
-    state_bytes=4 * MOST_MAP_BYTES,
+    heartbeat_s=0.1, election_s=0.8, command_bytes=2 * MOST_VALUE_BYTES, state_bytes=4 * MOST_MAP_BYTES
 )
 """Consensus settings of all controllers. A follower starts an election after 0.8 to 1.6 s without a message
 of its leader. A command holds a record of the map, names and numbers; a state holds the map and up to 16 MiB

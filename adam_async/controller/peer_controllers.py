@@ -35,14 +35,7 @@ from adam_async.messages import (
 from adam_async.messages.bounds import MOST_AGREE_BYTES
 from adam_async.runtime import fault_points
 from adam_async.runtime.channel import Channel, Endpoint
-from transport import (
-    DialFailed,
-    Link,
-    LocalProtocolError,
-    RemoteError,
-    RetrySchedule,
-    TransportError,
-)
+from transport import DialFailed, Link, LocalProtocolError, RemoteError, RetrySchedule, TransportError
 from transport import Message as LinkMessage
 
 logger = logging.getLogger(__name__)

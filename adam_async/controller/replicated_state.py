@@ -30,14 +30,7 @@ import msgspec
 
 from adam_async.controller.consensus import Contents, Saved
 from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_large
-from adam_async.controller.state import (
-    CompareAndSet,
-    Conflict,
-    ControllerState,
-    Event,
-    Invalid,
-    NodeLost,
-)
+from adam_async.controller.state import CompareAndSet, Conflict, ControllerState, Event, Invalid, NodeLost
 from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER, USERS
 from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES

@@ -55,12 +55,7 @@ from adam_async.run.cluster_map import (
 )
 from adam_async.run.counts import RESULTS_KEPT, EpochCounts
 from adam_async.run.epoch_shares import covers, share_out, warm_groups
-from adam_async.run.training_program import (
-    ProgramPiece,
-    ProgramRecord,
-    TrainingTerms,
-    joined_blob,
-)
+from adam_async.run.training_program import ProgramPiece, ProgramRecord, TrainingTerms, joined_blob
 
 
 class _WorkerInfo(msgspec.Struct):
@@ -239,11 +234,7 @@ def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecor
     if old is None:
         return "no epoch is in progress, and the controllers begin each of them"
     fixed = msgspec.structs.replace(
-        record,
-        drain=old.drain,
-        ended=old.ended,
-        result=old.result,
-        changed=old.changed,
+        record, drain=old.drain, ended=old.ended, result=old.result, changed=old.changed
     )
     if fixed != old:
         return f"only drain, ended and result of epoch {old.number} of run {old.run} can be set"
@@ -427,24 +418,13 @@ def _share_out(cluster: ClusterMap, run: ProgramRecord) -> EpochRecord:
     else:
         before = cluster.results[-1] if cluster.results else EpochCounts()
         clock, skipped, behind = before.clock, before.skipped, before.behind
-    warm = warm_groups(
-        terms.warm_start,
-        epoch=run.epoch,
-        groups=groups,
-        round_groups=round_groups,
-    )
+    warm = warm_groups(terms.warm_start, epoch=run.epoch, groups=groups, round_groups=round_groups)
     carried = min(-(-skipped // terms.images_per_group), groups)
     return EpochRecord(
         run=run.id,
         number=run.epoch,
         groups=groups,
-        shares=share_out(
-            replicas,
-            groups=groups,
-            round_groups=round_groups,
-            warm=warm,
-            carried=carried,
-        ),
+        shares=share_out(replicas, groups=groups, round_groups=round_groups, warm=warm, carried=carried),
         round_groups=round_groups,
         carried=carried,
         behind=behind,

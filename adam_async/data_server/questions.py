@@ -49,12 +49,7 @@ class Questions:
     """Questions for leases, and reports, of the workers of one data server."""
 
     def __init__(
-        self,
-        *,
-        identity: Identity,
-        waits: Waits,
-        dealer: Dealer,
-        timeline: Timeline | None,
+        self, *, identity: Identity, waits: Waits, dealer: Dealer, timeline: Timeline | None
     ) -> None:
         self._node = identity.node
         self._wait_s = waits.call_s / 2
@@ -160,11 +155,7 @@ class Questions:
         begin = timeline.clock() if timeline is not None else 0.0
         self._asking.discard(request.link)
         answer = Leases(
-            leases=tuple(leases),
-            last=grant.last,
-            clock=grant.clock,
-            end=grant.end,
-            settled=grant.settled,
+            leases=tuple(leases), last=grant.last, clock=grant.clock, end=grant.end, settled=grant.settled
         )
         reply_or_fail(request, pack(answer))
         if timeline is not None and leases:

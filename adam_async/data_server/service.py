@@ -32,13 +32,7 @@ from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.questions import Questions, takers
 from adam_async.data_server.state import DataState, Effect, EpochEnded, Grant
 from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed
-from adam_async.messages import (
-    Body,
-    LeaseGroups,
-    ReadGroups,
-    ReadTest,
-    ReportGroups,
-)
+from adam_async.messages import Body, LeaseGroups, ReadGroups, ReadTest, ReportGroups
 from adam_async.messages.bounds import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import DATA_FACTS, ClusterMap, EpochRecord, failed_word
@@ -102,10 +96,7 @@ class DataServer(Role):
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         """Reports to the controllers, in their order."""
         self._dealer = Dealer(
-            self._endpoint,
-            self._waits,
-            cluster=lambda: self._membership.map,
-            on_effects=self._on_effects,
+            self._endpoint, self._waits, cluster=lambda: self._membership.map, on_effects=self._on_effects
         )
         self._questions = Questions(
             identity=self._identity, waits=self._waits, dealer=self._dealer, timeline=self._timeline

@@ -76,10 +76,7 @@ class Recorder:
         )
 
     async def gather(
-        self,
-        cluster: ClusterMap,
-        weights: Mapping[str, NDArray[Any]],
-        statistics: Mapping[str, Counts],
+        self, cluster: ClusterMap, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, Counts]
     ) -> bytes | RecordError:
         """Read the logs of all bundles; returns the record file, or the reason for its absence.
 

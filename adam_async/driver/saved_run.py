@@ -14,11 +14,7 @@ import numpy as np
 
 from adam_async.checkpoint.checkpoint import StoredCheckpoint, StoredPieces
 from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
-from adam_async.checkpoint.saved_shards import (
-    SavedShards,
-    newest_whole,
-    stores_of_runs,
-)
+from adam_async.checkpoint.saved_shards import SavedShards, newest_whole, stores_of_runs
 from adam_async.controller.client import Membership
 from adam_async.driver.takeover import SavedRun, at_first_gap
 from adam_async.errors import ConfigError
@@ -39,12 +35,7 @@ class SavedRunReader:
     """
 
     def __init__(
-        self,
-        *,
-        membership: Membership,
-        saved: SavedShards,
-        progress: Progress,
-        note: Callable[[str], None],
+        self, *, membership: Membership, saved: SavedShards, progress: Progress, note: Callable[[str], None]
     ) -> None:
         self._membership = membership
         self._saved = saved

@@ -41,12 +41,7 @@ class RoleActor:
         self._ends = False
 
     async def run(
-        self,
-        node: str,
-        words: Sequence[str],
-        orders: bytes,
-        environment: Mapping[str, str],
-        package: str,
+        self, node: str, words: Sequence[str], orders: bytes, environment: Mapping[str, str], package: str
     ) -> int:
         """Run ``adam-async WORDS`` as a child, and return its exit code.
 

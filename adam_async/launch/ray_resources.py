@@ -111,9 +111,7 @@ class RaySettings(LauncherSettings, frozen=True, kw_only=True):
     pack: bool = False
     wait_s: Annotated[float, Meta(gt=0.0), SECONDS, Typed("room_wait", float, 60.0, float, "60s")] = 60.0
     environment: Annotated[
-        Mapping[str, str],
-        Check(check_variables_of_roles),
-        Typed("env", tuple[str, ...], (), read_variables),
+        Mapping[str, str], Check(check_variables_of_roles), Typed("env", tuple[str, ...], (), read_variables)
     ] = {}
 
     @property

@@ -98,11 +98,7 @@ def check_rank(environment: Mapping[str, str]) -> None:
 
 
 def job_script(
-    job: SlurmSettings,
-    memory_bytes: int,
-    program: Sequence[str],
-    words: Sequence[str],
-    checkpoint: str = "",
+    job: SlurmSettings, memory_bytes: int, program: Sequence[str], words: Sequence[str], checkpoint: str = ""
 ) -> str:
     """Return the sbatch script that runs a command in a rank on each node of a job.
 

@@ -91,7 +91,4 @@ def check_ascending(ranges: NDArray[np.int64], name: str) -> None:
         raise RemoteProtocolError("tensors", f"{name}: bounds of ranges ascend from 0 to {MOST_GROUP}")
 
 
-ROWS: Rows = {
-    ReadGroupSets: frozenset({("data", "ps")}),
-    BundleSets: frozenset({("ps", "data")}),
-}
+ROWS: Rows = {ReadGroupSets: frozenset({("data", "ps")}), BundleSets: frozenset({("ps", "data")})}

@@ -57,7 +57,4 @@ class Blocks(Body, frozen=True, kw_only=True):
     peers may begin."""
 
 
-ROWS: Rows = {
-    Greet: frozenset({("worker", "worker")}),
-    Blocks: frozenset({("worker", "worker")}),
-}
+ROWS: Rows = {Greet: frozenset({("worker", "worker")}), Blocks: frozenset({("worker", "worker")})}

@@ -30,7 +30,4 @@ class Pieces(Body, frozen=True, kw_only=True):
     stop: GroupNumber
 
 
-ROWS: Rows = {
-    AskPieces: frozenset({("client", "client")}),
-    Pieces: frozenset({("client", "client")}),
-}
+ROWS: Rows = {AskPieces: frozenset({("client", "client")}), Pieces: frozenset({("client", "client")})}

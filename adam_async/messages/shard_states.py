@@ -26,12 +26,7 @@ from adam_async.messages.bounds import (
     StoreId,
     Version,
 )
-from adam_async.messages.group_sets import (
-    KEPT_EPOCHS,
-    MOST_BOUNDS,
-    MOST_SETS_BOUNDS,
-    check_ascending,
-)
+from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS, MOST_SETS_BOUNDS, check_ascending
 from adam_async.messages.loss_sums import UNIT_BYTES, LossSum, LossSums
 from adam_async.messages.tensors import UNREADABLE, decoder_of, packed_tensor
 from transport import RemoteProtocolError

@@ -99,12 +99,7 @@ class Dice:
         np.random.Generator(words).random(out=out)
 
     def normal(
-        self,
-        purpose: str,
-        *,
-        keys: tuple[Key, ...] = (),
-        count: int,
-        dtype: DTypeLike = np.float32,
+        self, purpose: str, *, keys: tuple[Key, ...] = (), count: int, dtype: DTypeLike = np.float32
     ) -> NDArray[Any]:
         """Draw ``count`` standard normal values, by Box and Muller from the two halves of one word.
 

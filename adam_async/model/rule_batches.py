@@ -104,12 +104,7 @@ class NumpyBatches:
                 at = end
 
     def _apply_block(
-        self,
-        target: Target,
-        start: int,
-        stop: int,
-        gradients: Sequence[NDArray[Any]],
-        rates: Sequence[float],
+        self, target: Target, start: int, stop: int, gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
         """Apply the rule to one block of a shard; counts such as Adam's advance only with the last block."""
         whole = target.rule_state

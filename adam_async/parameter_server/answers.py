@@ -15,14 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.controller.role import reply_or_fail, reply_when_room
-from adam_async.messages import (
-    GetRecord,
-    RecordPart,
-    ShardStates,
-    Values,
-    pack,
-    part_refusal,
-)
+from adam_async.messages import GetRecord, RecordPart, ShardStates, Values, pack, part_refusal
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.events import (
     Answer,

@@ -520,9 +520,7 @@ class Applier:
         for first, start in product(range(0, len(out_RI), step), range(0, row, columns)):
             last, end = min(first + step, len(out_RI)), min(start + columns, row)
             np.matmul(
-                gradient.errors_RK[first:last],
-                gradient.x_IK[start:end].T,
-                out=out_RI[first:last, start:end],
+                gradient.errors_RK[first:last], gradient.x_IK[start:end].T, out=out_RI[first:last, start:end]
             )
             yield (last - first) * (end - start) * images // PRODUCTS_PER_VALUE, []
 

@@ -80,12 +80,7 @@ from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import StoreReports
-from adam_async.parameter_server.store_host import (
-    StoreHost,
-    compile_kernels,
-    kernels_of,
-    shards_of,
-)
+from adam_async.parameter_server.store_host import StoreHost, compile_kernels, kernels_of, shards_of
 from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.persistence.keys import Order

@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 from adam_async.messages import Push, StepReport, check_tensor
 from adam_async.messages.loss_sums import LossSums
 from adam_async.parameter_server.bsp_barrier import PendingContributions
-from adam_async.run.group_ranges import (
-    GroupSets,
-    Ranges,
-    united,
-    with_losses,
-    without_groups,
-    without_losses,
-)
+from adam_async.run.group_ranges import GroupSets, Ranges, united, with_losses, without_groups, without_losses
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_record import VectorRecord, is_vector_key, vector_key

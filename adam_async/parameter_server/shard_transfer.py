@@ -12,13 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages import (
-    LoadShards,
-    ShardState,
-    ShardStates,
-    read_state_tables,
-    state_tables,
-)
+from adam_async.messages import LoadShards, ShardState, ShardStates, read_state_tables, state_tables
 from adam_async.messages.group_sets import MOST_SETS_BOUNDS
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.gradients import is_finite

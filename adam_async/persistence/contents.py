@@ -247,9 +247,7 @@ def _damage(each: Scan) -> Damage:
     name = segment_name(each.segment)
     assert name is not None
     return Damage(
-        segment=each.segment,
-        quarantined_as=str(name._replace(is_quarantined=True)),
-        position=each.end,
+        segment=each.segment, quarantined_as=str(name._replace(is_quarantined=True)), position=each.end
     )
 
 
@@ -300,10 +298,7 @@ def _needed_entries(
 
 
 def _expected(
-    scans: Sequence[Scan],
-    on_disk: Mapping[str, int],
-    damaged: Sequence[Scan],
-    forgotten: Mapping[str, int],
+    scans: Sequence[Scan], on_disk: Mapping[str, int], damaged: Sequence[Scan], forgotten: Mapping[str, int]
 ) -> dict[StateName, tuple[int, int]]:
     """Return generation and position of the states that rounds have confirmed."""
     rounds: list[RoundRecord] = []

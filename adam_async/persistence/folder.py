@@ -76,10 +76,7 @@ def _frames_of(payloads: Sequence[Payload], position: int, durable: int, salt: b
     """Return the bytes of frames that follow one another, with their checksums; on the disk's thread."""
     parts: list[Part] = []
     for payload in payloads:
-        parts += [
-            frame_head(payload.parts, position=position, durable=durable, salt=salt),
-            *payload.parts,
-        ]
+        parts += [frame_head(payload.parts, position=position, durable=durable, salt=salt), *payload.parts]
         position += HEAD_BYTES + payload.nbytes
     return parts
 

@@ -15,9 +15,7 @@ VERTICAL = Mode("plan vertical", "plan", ("vertical",), enter="give {plan=vertic
 SGD = Mode("rule sgd", "rule", ("auto", "sgd"), enter="give {rule=sgd}")
 STEPS = Mode("schedule step", "schedule", ("step",), enter="give {schedule=step} too")
 VALIDATION = Mode(
-    "validation images",
-    "validation",
-    enter="hold training images back, such as {validation=5000}",
+    "validation images", "validation", enter="hold training images back, such as {validation=5000}"
 )
 AUGMENTED = Mode("augmented images", "augment", enter="give {augment=True}")
 RECORDED = Mode("a record", "record", leave="record nothing")

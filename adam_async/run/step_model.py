@@ -18,14 +18,7 @@ from adam_async.model.layer import ParameterSpec
 from adam_async.model.network import Network
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.store_record import ArrayRecord, check_arrays
-from adam_async.run.train_step import (
-    Batch,
-    Gradients,
-    StepOutcome,
-    StepSpec,
-    TrainStep,
-    array_problem,
-)
+from adam_async.run.train_step import Batch, Gradients, StepOutcome, StepSpec, TrainStep, array_problem
 
 EVALUATE_IMAGES = 256
 """Maximum number of images of a batch that a step evaluates."""

@@ -6,13 +6,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.rules import ImportedRule
 from adam_async.option_types import fault_of
 from adam_async.run.shard_table import fault_of_shards, shard_sizes
-from adam_async.run.store_record import (
-    NUM_BUCKETS,
-    PARAMETERS,
-    ArrayRecord,
-    StoreRecord,
-    check_arrays,
-)
+from adam_async.run.store_record import NUM_BUCKETS, PARAMETERS, ArrayRecord, StoreRecord, check_arrays
 
 MAX_SHARDS = 100_000
 """Maximum number of shards of a store."""

@@ -24,13 +24,7 @@ from adam_async.messages.bounds import MOST_VALUE_BYTES, Seconds
 from adam_async.option_types import printable
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
-from adam_async.run.counts import (
-    RESULTS_KEPT,
-    EpochCounts,
-    Evaluation,
-    SkippedGroups,
-    skipped_groups,
-)
+from adam_async.run.counts import RESULTS_KEPT, EpochCounts, Evaluation, SkippedGroups, skipped_groups
 from adam_async.run.option_sources import make_config
 
 PROGRAM_PIECES = 24

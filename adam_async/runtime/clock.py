@@ -184,8 +184,4 @@ class LoopLag:
         """Return the median, the 99th percentile and the maximum of the lag samples, in seconds."""
         ordered = sorted(self._samples) or [0.0]
         last = len(ordered) - 1
-        return {
-            "p50": ordered[last // 2],
-            "p99": ordered[round(last * 0.99)],
-            "max": ordered[last],
-        }
+        return {"p50": ordered[last // 2], "p99": ordered[round(last * 0.99)], "max": ordered[last]}

@@ -332,10 +332,7 @@ class Joining:
         """Wait until a store, or the liveness of its creator, has changed."""
         membership = self._membership
         changed = partial(
-            _has_changed,
-            key=key,
-            version=now.changed,
-            creator_was_live=_is_live(membership.map, now.creator),
+            _has_changed, key=key, version=now.changed, creator_was_live=_is_live(membership.map, now.creator)
         )
         what = f"store {key[0]!r} to open: {_state_of(now, membership.map)}"
         loop = asyncio.get_running_loop()

@@ -85,10 +85,7 @@ class _LocalServers:
             await asyncio.shield(self._task)
 
     async def _run(
-        self,
-        access: "asyncio.Future[ServerAccess]",
-        unused: asyncio.Event,
-        before: asyncio.Task[None] | None,
+        self, access: "asyncio.Future[ServerAccess]", unused: asyncio.Event, before: asyncio.Task[None] | None
     ) -> None:
         """Run a controller and a server until no store uses them; `access` gets the access or an error.
 
@@ -126,11 +123,7 @@ _OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path | str | None, _
 
 @asynccontextmanager
 async def local_servers(
-    folder: Path | None = None,
-    name: str = "",
-    *,
-    is_own: bool = False,
-    rules: Sequence[type[UserRule]] = (),
+    folder: Path | None = None, name: str = "", *, is_own: bool = False, rules: Sequence[type[UserRule]] = ()
 ) -> AsyncIterator[ServerAccess]:
     """Use the servers of the running loop; the first user starts them, and the last user ends them.
 

@@ -26,11 +26,7 @@ ITEMS_PER_READ = 256
 
 
 async def from_torch(
-    source: Any,
-    *,
-    test: Any = 0.1,
-    limit_bytes: int = LIMIT_BYTES,
-    name: str = "torch",
+    source: Any, *, test: Any = 0.1, limit_bytes: int = LIMIT_BYTES, name: str = "torch"
 ) -> Dataset:
     """Make a data set for a cluster from a PyTorch dataset; a thread reads all items.
 

@@ -303,11 +303,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return [slot.name for slot in self._slots if slot.parameter.requires_grad]
 
     def _add_pull(
-        self,
-        exchange: Exchange,
-        arrays: dict[str, Gradient],
-        rates: Sequence[float],
-        staging: Staging | None,
+        self, exchange: Exchange, arrays: dict[str, Gradient], rates: Sequence[float], staging: Staging | None
     ) -> None:
         """Add to an exchange the pull of all parameters that are not frozen, and the buffers."""
         # Equal names in equal order need one message each way; gradients may lack some names.

@@ -238,11 +238,7 @@ class PartitionMode(CopyMode):
 
     def _new_trainer(self) -> PartitionTrainer:
         self._partition_trainer = PartitionTrainer(
-            self._partition,
-            self._config,
-            weights=self._weights,
-            plan=self._plan,
-            buffers=self._buffers_ahead,
+            self._partition, self._config, weights=self._weights, plan=self._plan, buffers=self._buffers_ahead
         )
         return self._partition_trainer
 

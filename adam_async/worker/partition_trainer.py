@@ -86,13 +86,7 @@ class PartitionTrainer(GroupTrainer):
     """
 
     def __init__(
-        self,
-        partition: Partition,
-        config: Config,
-        *,
-        weights: WorkerWeights,
-        plan: PushPlan,
-        buffers: int,
+        self, partition: Partition, config: Config, *, weights: WorkerWeights, plan: PushPlan, buffers: int
     ) -> None:
         super().__init__(partition.network, config, weights=weights, plan=plan, buffers=buffers)
         self._partition = partition

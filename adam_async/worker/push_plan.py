@@ -109,10 +109,7 @@ def choose_protocol(
     factors = images * rows * (servers * shape[1] + shape[0]) * table.item_bytes
     fewer: Protocol = "factors" if factors < delta else "delta"
     return ProtocolChoice(
-        tensor=tensor,
-        delta_bytes=delta,
-        factor_bytes=factors,
-        chosen=fewer if wanted == "auto" else wanted,
+        tensor=tensor, delta_bytes=delta, factor_bytes=factors, chosen=fewer if wanted == "auto" else wanted
     )
 
 

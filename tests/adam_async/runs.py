@@ -323,7 +323,7 @@ class Servers:
                     address=address,
                     identity=self.identity("controller"),
                     waits=self.waits,
-                ),
+                )
             )
         )
         for number in range(self.config.servers):
@@ -358,9 +358,7 @@ class Servers:
         placed = await member.wait_for(lambda m: bool(m.buckets), "the shards to be placed", 30.0)
         await self._load(placed, member, driver)
         self.map = await member.wait_for(
-            lambda m: m.run_store is not None and m.run_store.phase == "open",
-            "the servers to be ready",
-            30.0,
+            lambda m: m.run_store is not None and m.run_store.phase == "open", "the servers to be ready", 30.0
         )
 
     async def _load(self, placed: ClusterMap, member: Membership, driver: Identity) -> None:

@@ -122,20 +122,8 @@ def test_rows_are_printed_and_written_with_the_machine(
     rows = [{"case": 0, "before": False}, {"case": 1, "before": True}]
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
     report = json.loads(file.read_text())
-    assert (report["benchmark"], report["arguments"], report["rows"]) == (
-        "test_harness",
-        {"rounds": 2},
-        rows,
-    )
-    assert set(report["machine"]) == {
-        "processor",
-        "cores",
-        "vectors",
-        "system",
-        "python",
-        "numpy",
-        "commit",
-    }
+    assert (report["benchmark"], report["arguments"], report["rows"]) == ("test_harness", {"rounds": 2}, rows)
+    assert set(report["machine"]) == {"processor", "cores", "vectors", "system", "python", "numpy", "commit"}
 
 
 async def doubled(value: int) -> int:

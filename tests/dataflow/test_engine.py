@@ -329,11 +329,9 @@ async def test_a_body_that_waits_when_the_engine_stops_raises_the_failure(wait: 
             await engine.admit(A)
             engine.deliver("x", A, 7)
             asyncio.get_running_loop().call_soon(pool.step)
-            await {
-                "admit": lambda: engine.admit(B),
-                "drain": engine.drain,
-                "wait_room": engine.wait_room,
-            }[wait]()
+            await {"admit": lambda: engine.admit(B), "drain": engine.drain, "wait_room": engine.wait_room}[
+                wait
+            ]()
 
 
 async def test_other_waits_are_refused_when_the_engine_stops() -> None:

@@ -5,17 +5,7 @@ import threading
 
 import pytest
 
-from dataflow import (
-    ComputePool,
-    DuplicateToken,
-    Engine,
-    EngineClosed,
-    Firing,
-    Graph,
-    Node,
-    NodeFailed,
-    Tag,
-)
+from dataflow import ComputePool, DuplicateToken, Engine, EngineClosed, Firing, Graph, Node, NodeFailed, Tag
 from tests.dataflow.testing import FiringRecorder
 
 A, B = Tag(1, 0), Tag(1, 1)

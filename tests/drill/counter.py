@@ -38,15 +38,7 @@ from adam_async.store.layout import StoreLayout
 from adam_async.store.store import ParameterStore
 from tests.drill.hosts import launcher_of
 from tests.drill.injection import PATIENCE_S, Injector, MapWatch
-from tests.drill.judging import (
-    SLOTS,
-    Audit,
-    CopyCheck,
-    Observations,
-    audit_of,
-    count_push,
-    gradient_of,
-)
+from tests.drill.judging import SLOTS, Audit, CopyCheck, Observations, audit_of, count_push, gradient_of
 from tests.drill.network_namespaces import NamespaceNetwork
 from tests.drill.plan import PlannedFault
 from transport import BufferPool, Identity

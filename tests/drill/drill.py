@@ -164,11 +164,7 @@ def fault_count(options: DrillOptions) -> int:
 
 
 def report_of(
-    options: DrillOptions,
-    seen: Observations,
-    claims: Sequence[Claim],
-    skipped: Mapping[str, str],
-    code: int,
+    options: DrillOptions, seen: Observations, claims: Sequence[Claim], skipped: Mapping[str, str], code: int
 ) -> dict[str, Any]:
     """Return the content of the file of `--json`."""
     settings = {

@@ -102,10 +102,7 @@ def test_roles_end_when_torchrun_is_killed(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("token", "claim"),
-    [
-        ("", "set ADAM_TOKEN to the same token on all nodes"),
-        ("short", "adam-async token new makes one"),
-    ],
+    [("", "set ADAM_TOKEN to the same token on all nodes"), ("short", "adam-async token new makes one")],
 )
 def test_ranks_without_a_token_name_the_remedy(file: Path, token: str, claim: str) -> None:
     with TorchrunNode(0, free_port("127.0.0.1"), str(file), nodes=1, token=token) as node:

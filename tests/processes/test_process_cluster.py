@@ -83,11 +83,7 @@ def test_a_stopped_server_is_shown_while_it_is_silent_and_is_an_event_of_the_run
 
 
 @pytest.mark.parametrize(
-    ("node", "remedy"),
-    [
-        ("ps-1", LOST_SHARDS),
-        ("controller", "with --controllers 3 the others go on"),
-    ],
+    ("node", "remedy"), [("ps-1", LOST_SHARDS), ("controller", "with --controllers 3 the others go on")]
 )
 def test_a_dead_role_that_holds_the_only_copy_ends_the_run_with_its_name(node: str, remedy: str) -> None:
     with Command(*TRAIN, "--epochs", "1000") as command:

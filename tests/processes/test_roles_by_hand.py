@@ -110,8 +110,7 @@ def test_roles_start_in_any_order_on_every_interface(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "claim"),
-    [({"ADAM_TOKEN": "another secret, as long"}, "the tokens differ"), ({}, "has a token")],
+    ("ours", "claim"), [({"ADAM_TOKEN": "another secret, as long"}, "the tokens differ"), ({}, "has a token")]
 )
 def test_a_wrong_or_missing_token_is_refused_with_code_6(ours: dict[str, str], claim: str) -> None:
     with Command(

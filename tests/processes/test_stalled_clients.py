@@ -112,7 +112,7 @@ async def cluster_of(folder: Path, *, workers: int) -> AsyncIterator[Cluster]:
             Controller(
                 RoleSettings(
                     network=network, address=LOOPBACK, identity=identity_of("controller"), waits=waits
-                ),
+                )
             )
         )
         reach: dict[str, Any] = {"network": network, "controller": controller.address, "waits": waits}

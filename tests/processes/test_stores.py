@@ -139,13 +139,7 @@ async def test_a_killed_controller_without_a_folder_is_started_again_and_no_push
         for number in range(servers):
             address_of(stack.enter_context(Command("ps", "--id", f"ps-{number}", "--controller", where)))
         opening = ParameterStore.open(
-            where,
-            ZEROS,
-            name="model",
-            rule=Sgd(rate=1.0),
-            copies=copies,
-            consistency=consistency,
-            replicas=1,
+            where, ZEROS, name="model", rule=Sgd(rate=1.0), copies=copies, consistency=consistency, replicas=1
         )
         async with opening as store:
 

@@ -82,14 +82,7 @@ class End(asyncio.Transport):
     """
 
     def __init__(
-        self,
-        network: EndNetwork,
-        host: Host,
-        wire: Wire,
-        address: Address,
-        *,
-        number: int,
-        context: Context,
+        self, network: EndNetwork, host: Host, wire: Wire, address: Address, *, number: int, context: Context
     ) -> None:
         super().__init__()
         self.host = host
@@ -103,9 +96,7 @@ class End(asyncio.Transport):
         conditions = wire.conditions
         self._path = Path(
             PathConditions(
-                delay_s=conditions.delay_s,
-                jitter_s=conditions.jitter_s,
-                bytes_per_s=conditions.bytes_per_s,
+                delay_s=conditions.delay_s, jitter_s=conditions.jitter_s, bytes_per_s=conditions.bytes_per_s
             ),
             network.dice,
         )

@@ -509,9 +509,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Set the handler of errors without a waiter; None: they fail the run."""
         self._handler = handler
 
-    def get_exception_handler(
-        self,
-    ) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
+    def get_exception_handler(self) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
         """Return the handler of errors without a waiter; None: they fail the run."""
         return self._handler
 

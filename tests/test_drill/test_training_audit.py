@@ -174,10 +174,7 @@ SERVER = server({"7": 3}, 3)["ps-0"]
     [
         ({"ps-0": SERVER}, "run: worker-0 did not report its pushes"),
         ({"worker-0": PUSHES}, "run: no server reported shard 7"),
-        (
-            {"worker-0": PUSHES, "ps-0": SERVER, "ps-1": SERVER},
-            "run: several servers reported shard 7",
-        ),
+        ({"worker-0": PUSHES, "ps-0": SERVER, "ps-1": SERVER}, "run: several servers reported shard 7"),
     ],
 )
 def test_counts_that_are_missing_leave_the_claim_unchecked(statistics: dict[str, Counts], gap: str) -> None:

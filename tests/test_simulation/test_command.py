@@ -13,12 +13,7 @@ from adam_async.cli.commands import run_command
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError
 from tests.simulation import simulate as running
-from tests.simulation.command import (
-    ScenarioName,
-    SimulateOptions,
-    check_options,
-    chosen_seeds,
-)
+from tests.simulation.command import ScenarioName, SimulateOptions, check_options, chosen_seeds
 from tests.simulation.plan import Case, Fault, read_case
 from tests.simulation.runner import MANY, SeedResult, digest, draw_case, run_seed
 from tests.simulation.scenarios import SCENARIOS

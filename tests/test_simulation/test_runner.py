@@ -7,16 +7,7 @@ import msgspec
 import pytest
 
 from tests.simulation.plan import Case, Fault
-from tests.simulation.runner import (
-    NOT_DONE,
-    digest,
-    draw_case,
-    play,
-    run_case,
-    run_seed,
-    summary,
-    unreached,
-)
+from tests.simulation.runner import NOT_DONE, digest, draw_case, play, run_case, run_seed, summary, unreached
 from tests.simulation.scenario import Violation
 from tests.test_simulation.other_processes import replay_hash_elsewhere
 from tests.test_simulation.toy import BROKEN, plan_of, toy

@@ -116,10 +116,7 @@ def test_slow_progress_is_progress() -> None:
 
 
 @given(
-    begun=st.floats(0.0, 1e6),
-    ping_s=st.floats(0.01, 10.0),
-    reading=st.booleans(),
-    unsent=st.integers(0, 1),
+    begun=st.floats(0.0, 1e6), ping_s=st.floats(0.01, 10.0), reading=st.booleans(), unsent=st.integers(0, 1)
 )
 def test_at_a_deadline_tick_has_an_effect_or_the_next_one_is_later(
     begun: float, ping_s: float, reading: bool, unsent: int

@@ -51,10 +51,7 @@ async def slow_pair(make: Make, **options: Any) -> AsyncIterator[tuple[Link, Lin
         yield pair
 
 
-CONDITIONS = {
-    "delay": {"delay_s": 0.0005},
-    "jitter": {"delay_s": 0.0002, "jitter_s": 0.0004},
-}
+CONDITIONS = {"delay": {"delay_s": 0.0005}, "jitter": {"delay_s": 0.0002, "jitter_s": 0.0004}}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -21,16 +21,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import Machine, describe_machine
 from dataflow import ComputePool
 
-COLUMNS = (
-    "workers",
-    "plan",
-    "images per group",
-    "threads",
-    "images/s",
-    "bound",
-    "crossing bytes",
-    "chain",
-)
+COLUMNS = ("workers", "plan", "images per group", "threads", "images/s", "bound", "crossing bytes", "chain")
 """Titles of the table, without the column of the arrow. docs/reference/plan.md explains them under
 `plan.candidates`."""
 

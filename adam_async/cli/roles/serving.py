@@ -14,21 +14,10 @@ from typing import TypeVar
 
 import msgspec
 
-from adam_async.cli.options import (
-    ControllerOptions,
-    DataServerOptions,
-    MemberOptions,
-    RoleOptions,
-)
+from adam_async.cli.options import ControllerOptions, DataServerOptions, MemberOptions, RoleOptions
 from adam_async.cli.terminal import describe_logs, name_node, printable
 from adam_async.cli.token import read_token
-from adam_async.cluster.networks import (
-    address_towards,
-    cluster_network,
-    copies_path,
-    memory_budget,
-    slowed,
-)
+from adam_async.cluster.networks import address_towards, cluster_network, copies_path, memory_budget, slowed
 from adam_async.cluster.parent_pipe import Orders, Parent, die_with_parent
 from adam_async.cluster.roles.place import Place
 from adam_async.controller.role import Role

@@ -15,11 +15,7 @@ from dataflow import ComputePool
 
 @asynccontextmanager
 async def parameter_server(
-    place: Place,
-    *,
-    folder: Path | None = None,
-    flush_s: float = FLUSH_S,
-    rules: RuleSource | None = None,
+    place: Place, *, folder: Path | None = None, flush_s: float = FLUSH_S, rules: RuleSource | None = None
 ) -> AsyncIterator[ParameterServer]:
     """Run a parameter server; for errors see `listening` and, with a folder, `opened_disk`.
 

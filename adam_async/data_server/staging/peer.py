@@ -28,15 +28,7 @@ from adam_async.messages import (
 )
 from adam_async.messages.bounds import MOST_MANIFEST_BYTES
 from adam_async.runtime.channel import Channel, Endpoint
-from transport import (
-    DialFailed,
-    HandshakeRejected,
-    Link,
-    Message,
-    RemoteError,
-    RetrySchedule,
-    TransportError,
-)
+from transport import DialFailed, HandshakeRejected, Link, Message, RemoteError, RetrySchedule, TransportError
 
 FILE_TEXT_BYTES = 256
 """Assumed size of an entry of the list of files, in bytes of text, before the text is made."""

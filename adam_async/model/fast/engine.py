@@ -204,10 +204,7 @@ class TapeEngine:
         return descent
 
     def _steps(
-        self,
-        context: Context,
-        layers: Iterable[int],
-        ops_of: Callable[[Context, int, Compiled], list[Op]],
+        self, context: Context, layers: Iterable[int], ops_of: Callable[[Context, int, Compiled], list[Op]]
     ) -> tuple[Step, ...]:
         """Join neighbouring layers with kernels into tapes; a number stands for a layer without kernels."""
         steps: list[Step] = []

@@ -1,14 +1,7 @@
 """Pure: kernels that move pixels: padding, and pooling, forward and backward. The batch is the last axis."""
 
 from adam_async.model.fast.memory import floats, kernel, size_of
-from adam_async.model.fast.squares import (
-    best_of,
-    mean_of,
-    route,
-    route_adding,
-    spread,
-    spread_adding,
-)
+from adam_async.model.fast.squares import best_of, mean_of, route, route_adding, spread, spread_adding
 from adam_async.model.fast.vectors import VECTOR_BYTES
 
 

@@ -122,11 +122,7 @@ def whole(value: int) -> Any:
 
 
 def emit_loop(
-    vector: Vectors,
-    start: Any,
-    stop: Any,
-    values: list[Any],
-    step: Callable[[Any, list[Any]], list[Any]],
+    vector: Vectors, start: Any, stop: Any, values: list[Any], step: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
     """Emit ``for k in range(start, stop): values = step(k, values)``; returns the last values."""
     builder, before = vector.builder, vector.builder.block

@@ -25,12 +25,7 @@ from adam_async.model.spec import LayerSpec, OptionValue, Shape
 class LocalResponseNorm(Layer):
     """Divide by a power of the energy in neighbouring channels. Options: size, alpha, beta, k."""
 
-    OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {
-        "size": 5,
-        "alpha": 1e-4,
-        "beta": 0.75,
-        "k": 1.0,
-    }
+    OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 1.0}
     CUT: ClassVar[Cut] = "rows"
     READS_OUTPUT: ClassVar[bool] = True
 

@@ -452,11 +452,7 @@ def _recompute(layout: Layout, number: int) -> PartitionPlan | None:
 
 
 def layers_plan(
-    network: Network,
-    workers: int,
-    *,
-    times: LayerTimes | None = None,
-    link: LinkCost | None = None,
+    network: Network, workers: int, *, times: LayerTimes | None = None, link: LinkCost | None = None
 ) -> PartitionPlan:
     """Give each worker consecutive layers.
 

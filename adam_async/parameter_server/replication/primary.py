@@ -274,11 +274,7 @@ class Primary:
         position = max(position, self._copy.pieces[asked.piece])
         assert log.applied <= position <= log.last, f"piece at {position}, with {log}"
         message = PieceCopy(
-            **self._copy.of_bundle,
-            session=peer.session,
-            piece=asked.piece,
-            position=position,
-            nbytes=nbytes,
+            **self._copy.of_bundle, session=peer.session, piece=asked.piece, position=position, nbytes=nbytes
         )
         peer.unsent, peer.piece_at = (message, content), position
         self._send_piece(asked.to, peer)

@@ -70,12 +70,7 @@ class Secondary:
         self._watermark, self._reported = 0, None
         copy.send(
             copy.record.in_sync[0],
-            Begun(
-                **copy.of_bundle,
-                session=self._session,
-                position=self._equal,
-                applied=copy.log.applied,
-            ),
+            Begun(**copy.of_bundle, session=self._session, position=self._equal, applied=copy.log.applied),
         )
 
     def _may_begin(self, begin: Begin) -> bool:
@@ -150,11 +145,5 @@ class Secondary:
         self._reported = held
         copy.send(
             copy.record.in_sync[0],
-            Held(
-                **copy.of_bundle,
-                session=self._session,
-                position=held[0],
-                applied=held[1],
-                pieces=held[2],
-            ),
+            Held(**copy.of_bundle, session=self._session, position=held[0], applied=held[1], pieces=held[2]),
         )

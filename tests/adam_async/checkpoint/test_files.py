@@ -236,12 +236,7 @@ async def test_the_next_write_removes_the_leftovers_of_one_that_took_too_long(tm
         await disk.write_atomic(tmp_path / "latest.123.aside", [b"another task writes this"])
         await folder.write(checkpoint_of(3))
         names = await disk.names(tmp_path)
-        assert names == [
-            "checkpoint-0002-000001",
-            "checkpoint-0002-000003",
-            "latest",
-            "latest.123.aside",
-        ]
+        assert names == ["checkpoint-0002-000001", "checkpoint-0002-000003", "latest", "latest.123.aside"]
 
 
 async def test_a_place_without_checkpoints_that_is_no_folder_is_named(tmp_path):

@@ -405,7 +405,7 @@ async def test_a_full_disk_or_quota_costs_checkpoints_and_not_the_run(number, tm
         *(
             f"a checkpoint could not be written: {os.strerror(number)}; training goes on without it{often}"
             for often in ("", ", 2 failed in a row")
-        ),
+        )
     ]
     assert (await newest(tmp_path)).manifest.epoch == 1
 
@@ -422,9 +422,7 @@ async def test_checkpoints_that_fail_in_a_row_are_logged_and_end_the_run_by_name
         "the newest: checkpoint-0001-000015; with --checkpoint-misses 0 a run goes on without checkpoints"
     )
     news = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert sorted(news) == [
-        f"a checkpoint {why}; training goes on without it",
-    ]
+    assert sorted(news) == [f"a checkpoint {why}; training goes on without it"]
 
 
 async def test_a_run_may_train_on_without_checkpoints(tmp_path):
@@ -569,9 +567,7 @@ async def test_a_cluster_that_cannot_resume_fails_before_it_starts(tmp_path):
             raise AssertionError("entered")
 
 
-async def test_a_run_is_not_resumed_twice_and_the_next_one_needs_another_folder(
-    tmp_path,
-):
+async def test_a_run_is_not_resumed_twice_and_the_next_one_needs_another_folder(tmp_path):
     config = config_of(epochs=1)
     await train(config, checkpoint=tmp_path)
     async with cluster_of(msgspec.structs.replace(config, epochs=2), resume=tmp_path) as cluster:

@@ -15,12 +15,7 @@ from adam_async.run.store_record import ArrayRecord
 MODEL = Network(digits())
 ARRAYS = arrays_of(MODEL, None)
 TABLE = table_of(MODEL, shard_bytes=4 << 10)
-RULES = {
-    "sgd": Sgd(),
-    "momentum": Sgd(momentum=0.9),
-    "adagrad": Adagrad(),
-    "adam": Adam(),
-}
+RULES = {"sgd": Sgd(), "momentum": Sgd(momentum=0.9), "adagrad": Adagrad(), "adam": Adam()}
 
 
 @pytest.mark.parametrize("rule", RULES)

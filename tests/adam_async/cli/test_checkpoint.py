@@ -165,10 +165,7 @@ async def test_an_export_of_a_step_has_its_arrays_and_imports_nothing(tmp_path: 
 @pytest.mark.parametrize(
     ("checkpoint", "claim"),
     [
-        (
-            trained(**{"fc1.bias": np.full(3, np.nan, np.float32)}),
-            "3 values of 'fc1.bias' are not finite",
-        ),
+        (trained(**{"fc1.bias": np.full(3, np.nan, np.float32)}), "3 values of 'fc1.bias' are not finite"),
         (trained(more=np.ones(2, np.float32)), "has more, which model 'quarters' does not have"),
         (checkpoint_of(4), "model"),
     ],

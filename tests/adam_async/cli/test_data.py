@@ -98,12 +98,7 @@ async def test_damage_is_an_error_unless_it_is_to_be_passed_over(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("train",),
-        ("evaluate", "model"),
-        ("data", "--controller", "tcp://127.0.0.1:1"),
-        ("data", "inspect"),
-    ],
+    [("train",), ("evaluate", "model"), ("data", "--controller", "tcp://127.0.0.1:1"), ("data", "inspect")],
 )
 def test_every_command_that_loads_data_can_be_told_to_pass_over_damage(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

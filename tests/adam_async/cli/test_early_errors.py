@@ -131,10 +131,7 @@ WRONG_WORDS: Cases = [
     ("worker --join tcp://localhost:1 --slow x", "--slow 'x' is not of the form"),
     ("data --size foo", "--size must be ROWSxCOLUMNS"),
     ("data --cache foo", "--cache must be auto or a size"),
-    (
-        "store list --controller tcp://localhost:1 --token-file absent",
-        "--token-file absent cannot be read",
-    ),
+    ("store list --controller tcp://localhost:1 --token-file absent", "--token-file absent cannot be read"),
     ("train --step foo", "step is 'foo': give package.module:factory"),
     ("train --step absent:fn", "there is no module 'absent'"),
     ("train --step os:absent", "os has no 'absent'"),

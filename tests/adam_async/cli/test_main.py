@@ -132,8 +132,7 @@ async def test_each_straggler_is_given_once() -> None:
     assert (await configured(*said)).slow == ("worker-1:0.2", "worker-0~worker-1:5ms+1ms")
     assert (await configured(environment={"ADAM_SLOW": "worker-0:0.5"})).slow == ("worker-0:0.5",)
     with pytest.raises(
-        ConfigError,
-        match=r"--slow .* excludes roles started by hand .*: it is for roles that",
+        ConfigError, match=r"--slow .* excludes roles started by hand .*: it is for roles that"
     ):
         await configured(*said, "--controller", "tcp://10.0.0.1:7070")
 
@@ -245,23 +244,14 @@ def test_every_command_refuses_a_misspelt_variable(
 @pytest.mark.parametrize(
     ("words", "claim"),
     [
-        (
-            ["--checkpoint-misses", "1"],
-            "--checkpoint-misses 1 has no effect without a folder for the",
-        ),
+        (["--checkpoint-misses", "1"], "--checkpoint-misses 1 has no effect without a folder for the"),
         (["--threads", "100000"], "per core"),
         (["--consistency", "bsp", "--pull-every", "2"], "--pull-every 2 excludes --consistency bsp"),
         (["--schedule", "cosine", "--decay", "0.1"], "or leave --decay out"),
-        (
-            ["--processes", "--controller", "tcp://127.0.0.1:1"],
-            "--processes excludes roles started by hand",
-        ),
+        (["--processes", "--controller", "tcp://127.0.0.1:1"], "--processes excludes roles started by hand"),
         (["--token-file", __file__], "all roles share this one: leave it"),
         (["--memory-budget", "1G"], "--memory-budget 1G has no effect without links between processes"),
-        (
-            ["--checksum", "on"],
-            "--checksum on has no effect without links between processes",
-        ),
+        (["--checksum", "on"], "--checksum on has no effect without links between processes"),
     ],
 )
 async def test_values_that_cannot_be_are_named(words: list[str], claim: str) -> None:
@@ -305,11 +295,7 @@ def test_blas_gets_one_thread_unless_the_user_says_otherwise() -> None:
 
     one_blas_thread(environment)
 
-    assert environment == {
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "4",
-        "MKL_NUM_THREADS": "1",
-    }
+    assert environment == {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,7 @@ def test_a_role_waits_for_its_controller_as_long_as_it_is_told() -> None:
         waits_at_start(timedelta())
 
 
-HEAVY = {
-    "numba",
-    "onnx",
-    "matplotlib",
-    "PIL",
-    "pyarrow",
-    "ray",
-    "torch",
-    "adam_async.store",
-    "tests",
-}
+HEAVY = {"numba", "onnx", "matplotlib", "PIL", "pyarrow", "ray", "torch", "adam_async.store", "tests"}
 SERVICES = {"controller", "data_server", "parameter_server", "worker"}
 
 

@@ -55,7 +55,7 @@ async def test_stores_are_listed_shown_saved_and_deleted(
             await store.tick()
             listed = await command(capsys, where, "list")
             assert listed.splitlines()[1].split() == [
-                *("model-7", "open", "ssp:2", "2", "32", "ps-0,", "ps-1", "1", "of", "1", "1"),
+                *("model-7", "open", "ssp:2", "2", "32", "ps-0,", "ps-1", "1", "of", "1", "1")
             ]
             (found,) = json.loads(await command(capsys, where, "list", json=True))["stores"]
             assert (found["name"], found["bytes"], found["clients"]) == ("model-7", 32, 1)

@@ -10,14 +10,7 @@ import pytest
 from adam_async.cluster.local import LocalCluster
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
-from adam_async.errors import (
-    AdamError,
-    ConfigError,
-    DeadlineExceeded,
-    RoleDied,
-    RoleFailed,
-    RoleUnreachable,
-)
+from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RoleDied, RoleFailed, RoleUnreachable
 from adam_async.messages import role_table
 from adam_async.model.named import digits
 from adam_async.run.addresses import addresses_in
@@ -284,11 +277,7 @@ def test_addresses_that_cannot_be_dialled_are_refused(data, claim):
     ("options", "given", "claim"),
     [
         ({}, {"dataset": DATA, "data": ["tcp://a:1"]}, "there is a dataset, and data names tcp://a:1"),
-        (
-            {"cache": "1G", "damaged": "skip"},
-            {"data": ["tcp://a:1"]},
-            "damaged=skip excludes data servers",
-        ),
+        ({"cache": "1G", "damaged": "skip"}, {"data": ["tcp://a:1"]}, "damaged=skip excludes data servers"),
         ({"data_servers": 2}, {"data": ["tcp://a:1"]}, "data_servers=2 excludes data servers at"),
         ({}, {"data": "tcp://a:1"}, "data is a list of addresses, not 'tcp://a:1'"),
         (

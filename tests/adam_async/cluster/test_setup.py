@@ -24,12 +24,7 @@ class Step:
         (LocalCluster, {"augment": True, "transforms": "steps.toml"}, {}, r"give its steps as transforms=\["),
         (LocalCluster, {}, {"transforms": [{"kind": "flip"}]}, "augment is off"),
         (LocalCluster, {}, {"spec": "digits"}, r"spec is a str, expected a ModelSpec"),
-        (
-            LocalCluster,
-            {},
-            {"step": Step},
-            r"class Step, expected an object: give Step\(\.\.\.\)",
-        ),
+        (LocalCluster, {}, {"step": Step}, r"class Step, expected an object: give Step\(\.\.\.\)"),
         (ProcessCluster, {}, {"step": Step()}, "step is a Step, which does not travel to other processes"),
         (ProcessCluster, {}, {"layers": OWN_LAYERS}, "is no text, and classes do not travel"),
     ],

@@ -173,18 +173,9 @@ async def test_a_loss_that_is_not_finite_is_allowed_by_keep_going():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            {"weights": "aliased"},
-            "weights=aliased excludes a step .*: it trains in place.*leave weights out",
-        ),
-        (
-            {"partitions": 2},
-            "partitions=2 excludes a step .*: a step has no layers to cut; add replicas",
-        ),
-        (
-            {"plan": "layers"},
-            "plan=layers excludes a step .*: it is about a cut network.*leave plan out",
-        ),
+        ({"weights": "aliased"}, "weights=aliased excludes a step .*: it trains in place.*leave weights out"),
+        ({"partitions": 2}, "partitions=2 excludes a step .*: a step has no layers to cut; add replicas"),
+        ({"plan": "layers"}, "plan=layers excludes a step .*: it is about a cut network.*leave plan out"),
         ({"model": "mlp"}, "model=mlp excludes a step .*: both name what is trained"),
     ],
 )

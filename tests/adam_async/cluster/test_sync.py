@@ -83,10 +83,7 @@ def test_it_runs_on_the_stock_loop_too() -> None:
 
 
 def test_two_clusters_train_side_by_side() -> None:
-    with (
-        sync.LocalCluster(SMALL, dataset=bars()) as one,
-        sync.LocalCluster(SMALL, dataset=bars()) as other,
-    ):
+    with sync.LocalCluster(SMALL, dataset=bars()) as one, sync.LocalCluster(SMALL, dataset=bars()) as other:
         assert len(one.train().epochs) == len(other.train().epochs) == 2
 
 
@@ -253,10 +250,7 @@ def test_training_before_the_block_is_an_error() -> None:
 
 
 def test_an_error_of_the_start_is_raised_unchanged() -> None:
-    with (
-        pytest.raises(DataError, match="does not exist"),
-        sync.LocalCluster(Config(data="/no/such/folder")),
-    ):
+    with pytest.raises(DataError, match="does not exist"), sync.LocalCluster(Config(data="/no/such/folder")):
         pass
     with (
         pytest.raises(ConfigError, match="threads=100000"),

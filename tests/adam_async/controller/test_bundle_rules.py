@@ -209,11 +209,7 @@ def test_members_do_not_set_the_lost_servers():
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize(
     ("server", "generation", "in_sync", "joining"),
-    [
-        ("ps-0", 2, (SECOND,), (THIRD,)),
-        ("ps-1", 1, (FIRST,), (THIRD,)),
-        ("ps-2", 1, (FIRST, SECOND), ()),
-    ],
+    [("ps-0", 2, (SECOND,), (THIRD,)), ("ps-1", 1, (FIRST,), (THIRD,)), ("ps-2", 1, (FIRST, SECOND), ())],
 )
 def test_a_lost_incarnation_is_struck_out_at_once(server, generation, in_sync, joining, restarts):
     cluster = with_bundle(in_sync=(FIRST, SECOND), joining=(THIRD,))

@@ -201,11 +201,7 @@ async def test_an_attempt_that_is_forbidden_costs_its_link_and_changes_nothing(n
                 *(("stores/a", STORE), ("bundles/s/ps-me", BUNDLE)),
             ):
                 if (key, role) in {
-                    *(
-                        ("run", "driver"),
-                        ("epoch", "data"),
-                        ("stores/a", "driver"),
-                    ),
+                    *(("run", "driver"), ("epoch", "data"), ("stores/a", "driver")),
                     ("bundles/s/ps-me", "ps"),
                 }:
                     continue  # these may

@@ -157,10 +157,7 @@ def test_a_repeated_request_is_not_applied_again_and_gets_the_same_answer():
 
 @pytest.mark.parametrize(
     ("again", "outcome"),
-    [
-        ({"expected": 7}, Outcome(done=False, at=0)),
-        ({"key": "colour"}, "no key 'colour'"),
-    ],
+    [({"expected": 7}, Outcome(done=False, at=0)), ({"key": "colour"}, "no key 'colour'")],
 )
 def test_a_refusal_is_an_answer_that_stays_too(again, outcome):
     log = Log()

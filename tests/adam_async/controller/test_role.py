@@ -55,12 +55,7 @@ async def test_every_role_sends_its_counts(network):
         assert read_text_tensor(reply, Counts, 1 << 20).node == "worker-0"
         await until(lambda: bool(role.statistics().traffic))
         (row,) = role.statistics().traffic
-        assert (row.sender, row.receiver, row.type, row.messages) == (
-            "worker-0",
-            "driver",
-            "Statistics",
-            1,
-        )
+        assert (row.sender, row.receiver, row.type, row.messages) == ("worker-0", "driver", "Statistics", 1)
 
 
 async def test_a_malformed_or_foreign_request_is_refused_and_the_link_stays_open(network):

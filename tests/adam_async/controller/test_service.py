@@ -110,11 +110,7 @@ async def test_an_unknown_session_is_over(trio):
 async def test_a_watch_without_changes_is_answered_when_its_time_is_over(trio):
     client = await trio.client(await trio.settled())
     cluster, group = await client.map()
-    for wait_s, least, most in (
-        (0.5, 0.5, 0.6),
-        (2.0, 2.0, 2.1),
-        (0.0, 0.0, 0.1),
-    ):
+    for wait_s, least, most in ((0.5, 0.5, 0.6), (2.0, 2.0, 2.1), (0.0, 0.0, 0.1)):
         begun = trio.world.now
         assert await client.watch(cluster.version, group, wait_s=wait_s) == []
         assert least <= trio.world.now - begun < most

@@ -11,17 +11,8 @@ from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
 
 from adam_async.controller import store_rules
-from adam_async.controller.state import (
-    INCARNATIONS_KEPT,
-    CompareAndSet,
-    Conflict,
-    Invalid,
-)
-from adam_async.controller.store_rules import (
-    CLIENT_STORES,
-    CREATOR_STORES,
-    UNFINISHED_PIECES,
-)
+from adam_async.controller.state import INCARNATIONS_KEPT, CompareAndSet, Conflict, Invalid
+from adam_async.controller.store_rules import CLIENT_STORES, CREATOR_STORES, UNFINISHED_PIECES
 from adam_async.errors import LOST_STORE
 from adam_async.model.rules import Adam, Sgd
 from adam_async.run.shard_table import assign_buckets, shard_table

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from msgspec.structs import replace
 
-from adam_async.controller.state import (
-    DEPARTED_KEPT,
-    CompareAndSet,
-    Conflict,
-    Invalid,
-    NodeLost,
-)
+from adam_async.controller.state import DEPARTED_KEPT, CompareAndSet, Conflict, Invalid, NodeLost
 from adam_async.controller.training_rules import assign_workers, program_lines
 from adam_async.driver.readiness import check_failed
 from adam_async.errors import LOST_SHARDS, RoleFailed
@@ -531,12 +525,7 @@ def test_of_two_replicas_that_lack_workers_the_higher_one_gives_its_own_to_the_l
     cluster.lose("worker-1")
     assert places(cluster)["worker-0"] == (0, 0)
     cluster.lose("worker-4")
-    assert places(cluster) == {
-        "worker-0": (0, 0),
-        "worker-2": (1, 0),
-        "worker-3": (1, 1),
-        "worker-5": (0, 1),
-    }
+    assert places(cluster) == {"worker-0": (0, 0), "worker-2": (1, 0), "worker-3": (1, 1), "worker-5": (0, 1)}
 
 
 class Members(RecordedCluster):
@@ -760,11 +749,7 @@ def test_replicas_are_spread_over_the_ready_data_servers_and_a_new_run_has_none(
     ("key", "value", "said"),
     [
         ("run/24", {"run": "r", "data": ""}, "no key"),
-        (
-            "run",
-            {"id": "r", "driver": "d", "incarnation": 1, "pieces": 25},
-            "`int` <= 24 - at `$.pieces`",
-        ),
+        ("run", {"id": "r", "driver": "d", "incarnation": 1, "pieces": 25}, "`int` <= 24 - at `$.pieces`"),
         ("nodes/data-0", {"role": "data", "address": "local://1", "incarnation": 1}, "train_images"),
         ("epoch", {"run": "r", "number": "one", "groups": 1, "shares": {}}, "epoch: Expected `int`"),
         (

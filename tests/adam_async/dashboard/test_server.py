@@ -203,8 +203,7 @@ async def test_tricks_with_paths_find_nothing(tmp_path: Path, path: str) -> None
         await login(client)
         cookies = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
         status, body = await raw(
-            client.port,
-            f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookies}\r\n\r\n".encode(),
+            client.port, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookies}\r\n\r\n".encode()
         )
         assert status == 404, body
         assert b"root:" not in body

@@ -23,16 +23,7 @@ from adam_async.run.events import (
     StatusSeen,
     StoreCounted,
 )
-from tests.adam_async.dashboard_events import (
-    AT,
-    beginning,
-    epochs,
-    poll,
-    predicted,
-    seen,
-    state_of,
-    status,
-)
+from tests.adam_async.dashboard_events import AT, beginning, epochs, poll, predicted, seen, state_of, status
 from tests.adam_async.role_counts import counts_of
 
 
@@ -147,13 +138,7 @@ def test_incidents_and_notes_are_bounded_and_those_in_progress_stay() -> None:
 def test_stores_have_versions_and_clients() -> None:
     state = state_of(beginning(), *poll(4))
     (run,) = seen(state).stores
-    assert (run.name, run.servers, run.shards, run.first_version, run.last_version) == (
-        "",
-        2,
-        4,
-        4,
-        4,
-    )
+    assert (run.name, run.servers, run.shards, run.first_version, run.last_version) == ("", 2, 4, 4, 4)
     assert [(each.name, each.clock, each.pushes, each.staleness) for each in run.clients] == [
         ("0", 4, 16, 3.0),
         ("1", 4, 16, 3.0),
@@ -188,13 +173,7 @@ def test_the_page_counts_the_events_that_it_lost() -> None:
     assert seen(state_of(Dropped(events=3), Dropped(events=4))).dropped == 7
 
 
-PATHS = (
-    "/home/ann/runs/a.toml",
-    "~/runs/a.toml",
-    "../runs/a.toml",
-    "file:///srv/a.toml",
-    "C:/runs/a.toml",
-)
+PATHS = ("/home/ann/runs/a.toml", "~/runs/a.toml", "../runs/a.toml", "file:///srv/a.toml", "C:/runs/a.toml")
 
 
 @pytest.mark.parametrize("path", PATHS)

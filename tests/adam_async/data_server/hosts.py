@@ -29,7 +29,7 @@ def host_of(network, *, node="host", waits=PATIENT, dataset=DATA, functions=Mapp
 
 def controller_of(network, *, waits=PATIENT):
     return Controller(
-        RoleSettings(network=network, address=LOOPBACK, identity=identity("controller"), waits=waits),
+        RoleSettings(network=network, address=LOOPBACK, identity=identity("controller"), waits=waits)
     )
 
 

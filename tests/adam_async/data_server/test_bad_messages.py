@@ -19,11 +19,7 @@ ROLES = ("worker", "driver", "data")
 def facts_of(party):
     """Facts of a replica that trains: a bad field is the only reason for a refusal."""
     return Facts(
-        run=RUN,
-        replica=0,
-        replica_generation=party.map.replica_generation(0),
-        epoch=1,
-        node="hostile",
+        run=RUN, replica=0, replica_generation=party.map.replica_generation(0), epoch=1, node="hostile"
     )
 
 

@@ -171,7 +171,7 @@ class Party:
                 address=address_of(self.network),
                 identity=self.identity("controller", "controller"),
                 waits=self.waits,
-            ),
+            )
         )
         await self._stack.enter_async_context(self.controller)
         for number in range(servers):
@@ -242,9 +242,7 @@ class Party:
             controller=self.controller.address,
             identity=identity,
             record=NodeRecord(
-                role=role,
-                address=address or f"local://{identity.node}",
-                incarnation=identity.incarnation,
+                role=role, address=address or f"local://{identity.node}", incarnation=identity.incarnation
             ),
             waits=self.waits,
             traffic=Traffic(identity.node),

@@ -80,8 +80,7 @@ async def test_a_source_above_half_of_the_memory_is_refused_before_it_is_decoded
     tracemalloc.start()
     try:
         with pytest.raises(
-            DataError,
-            match=f".* takes [0-9]+ bytes in memory, but .* {AVAILABLE // 2} only.* raise --cache",
+            DataError, match=f".* takes [0-9]+ bytes in memory, but .* {AVAILABLE // 2} only.* raise --cache"
         ):
             await loaded(source)
         assert tracemalloc.get_traced_memory()[1] < BOMB // 2

@@ -79,9 +79,7 @@ async def open_web() -> AsyncIterator[Web]:
     group = asyncio.TaskGroup()
     async with group:
         server = await asyncio.start_server(
-            lambda reader, writer: group.create_task(web.serve(reader, writer), name="serve"),
-            "127.0.0.1",
-            0,
+            lambda reader, writer: group.create_task(web.serve(reader, writer), name="serve"), "127.0.0.1", 0
         )
         web.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:

@@ -62,7 +62,7 @@ async def test_without_a_data_server_the_wait_is_named():
     network = local_network()
     identity = Identity(role="controller", node="controller", incarnation=1)
     async with Controller(
-        RoleSettings(network=network, address="local://", identity=identity, waits=SHORT),
+        RoleSettings(network=network, address="local://", identity=identity, waits=SHORT)
     ) as controller:
         error = await failure_of(driver_of(network, controller.address, config_of(waits=SHORT)))
     assert isinstance(error, DeadlineExceeded)
@@ -186,9 +186,7 @@ async def test_a_controller_that_is_started_again_ends_the_run_at_once_and_serve
 
     def controller_of(address, incarnation):
         identity = Identity(role="controller", node="controller", incarnation=incarnation)
-        return Controller(
-            RoleSettings(network=network, address=address, identity=identity, waits=waits),
-        )
+        return Controller(RoleSettings(network=network, address=address, identity=identity, waits=waits))
 
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(controller_of(address_of(network), 1))
@@ -318,7 +316,7 @@ async def test_an_evaluation_waits_for_a_data_server_and_then_names_it():
     identity = Identity(role="controller", node="controller", incarnation=1)
     async with (
         Controller(
-            RoleSettings(network=network, address="local://", identity=identity, waits=SHORT),
+            RoleSettings(network=network, address="local://", identity=identity, waits=SHORT)
         ) as controller,
         driver_of(network, controller.address, config_of(waits=waits)) as driver,
     ):

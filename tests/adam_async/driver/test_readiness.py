@@ -38,11 +38,7 @@ def readiness_of(cluster, **options) -> tuple[Readiness, Progress]:
     ("options", "phase", "missing"),
     [
         ({"replicas": 2}, "1 of 2 workers", "1 of 2 workers"),
-        (
-            {"replicas": 2, "partitions": 2},
-            "3 of 4 workers",
-            "3 of 4 workers (2 for each of 2 replica(s))",
-        ),
+        ({"replicas": 2, "partitions": 2}, "3 of 4 workers", "3 of 4 workers (2 for each of 2 replica(s))"),
         (
             {"replicas": 3, "servers": 2},
             "1 of 2 parameter servers, 2 of 3 workers",

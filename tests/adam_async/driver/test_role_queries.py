@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from adam_async.controller.role import reply_when_room
-from adam_async.driver.role_queries import (
-    MOST_PROFILE_EVENTS,
-    PROFILE_CHUNK,
-    RECORD_CHUNK,
-    RoleQueries,
-)
+from adam_async.driver.role_queries import MOST_PROFILE_EVENTS, PROFILE_CHUNK, RECORD_CHUNK, RoleQueries
 from adam_async.messages import (
     GetProfile,
     GetRecord,
@@ -136,10 +131,7 @@ async def test_an_answer_in_the_name_of_another_role_is_not_counted() -> None:
         for node in ("ps-0", "ps-1", ""):  # an empty name asks a controller
             found = await queries.answers([(node, ADDRESS)], "", on_silence=noted.append)
             assert list(found) == (["ps-0"] if node == "ps-0" else [])
-    assert [text.rpartition(": ")[2] for text in noted] == [
-        "ps-0 answers for ps-1",
-        "ps-0 answers for it",
-    ]
+    assert [text.rpartition(": ")[2] for text in noted] == ["ps-0 answers for ps-1", "ps-0 answers for it"]
 
 
 @pytest.mark.parametrize("counts", [{"node": "ps-0"}, {"node": "ps-1", "traffic": []}])

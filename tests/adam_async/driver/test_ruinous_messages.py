@@ -9,17 +9,7 @@ import pytest
 
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.service import DataServer
-from adam_async.messages import (
-    LeaseGroups,
-    Leases,
-    Pull,
-    Pushed,
-    Tick,
-    Values,
-    pack,
-    role_table,
-    unpack,
-)
+from adam_async.messages import LeaseGroups, Leases, Pull, Pushed, Tick, Values, pack, role_table, unpack
 from adam_async.parameter_server import piece_states
 from tests.adam_async.parameter_server.test_service import push_of, shard_named
 from tests.adam_async.runs import address_of, servers_of, tiny_dataset, until

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import (
-    CheckpointError,
-    check_kept_step,
-)
+from adam_async.checkpoint.manifest import CheckpointError, check_kept_step
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.submission import take_over, update_program

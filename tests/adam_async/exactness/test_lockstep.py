@@ -30,11 +30,7 @@ LOCKSTEP = {"consistency": "bsp", "seed": 5, "schedule": "constant"}
 
 def designs():
     """Every rule with every number of replicas; the other options rotate."""
-    beside = {
-        "push_every": (1, 3),
-        "protocol": ("delta", "factors", "auto"),
-        "threads": (2, 1, 1, 2),
-    }
+    beside = {"push_every": (1, 3), "protocol": ("delta", "factors", "auto"), "threads": (2, 1, 1, 2)}
     made = []
     for number, (rule, replicas) in enumerate(product(RULES, (1, 2, 3, 4))):
         chosen = {name: values[(number + number // 4) % len(values)] for name, values in beside.items()}

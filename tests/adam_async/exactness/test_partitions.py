@@ -16,15 +16,7 @@ from adam_async.run.config import Config
 from adam_async.run.partition import plan_run
 from adam_async.runtime.machine import pinned_cpus
 from tests.adam_async.exactness.serial import RULES, assert_close, assert_equal_bits, lockstep_sgd
-from tests.adam_async.runs import (
-    IMPATIENT,
-    NETWORKS,
-    SHARDED,
-    Rough,
-    cluster_of,
-    tiny_dataset,
-    with_frozen,
-)
+from tests.adam_async.runs import IMPATIENT, NETWORKS, SHARDED, Rough, cluster_of, tiny_dataset, with_frozen
 from tests.transport.testing import Faults
 
 pytestmark = pytest.mark.thorough

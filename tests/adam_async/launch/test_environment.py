@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.launch.environment import (
-    Layout,
-    assigned_roles,
-    cores_of_rank,
-    restarts_in,
-)
+from adam_async.launch.environment import Layout, assigned_roles, cores_of_rank, restarts_in
 from adam_async.run.config import Config
 
 HERE = {"ADAM_CONTROLLER": "tcp://10.0.0.1:7070"}
@@ -75,14 +70,8 @@ def test_all_ranks_together_have_each_role_once(ranks: int, layout: Layout) -> N
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}, "tcp://h:29501"),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}, "tcp://[::1]:2"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n-1"}, "tcp://n-1:7070"),
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n[08-10,12],m"},
-            "tcp://n08:7070",
-        ),
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "a,n[1-3]"},
-            "tcp://a:7070",
-        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n[08-10,12],m"}, "tcp://n08:7070"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "a,n[1-3]"}, "tcp://a:7070"),
         (
             {
                 "SLURM_PROCID": "0",
@@ -222,8 +211,7 @@ def test_a_wrong_variable_is_named_with_its_value_and_the_remedy(
 
 
 @pytest.mark.parametrize(
-    ("host", "address"),
-    [("10.1.0.7", "tcp://10.1.0.7:7070"), ("fd00::7", "tcp://[fd00::7]:7070"), ("", "")],
+    ("host", "address"), [("10.1.0.7", "tcp://10.1.0.7:7070"), ("fd00::7", "tcp://[fd00::7]:7070"), ("", "")]
 )
 def test_the_roles_of_a_pod_listen_on_its_address(host: str, address: str) -> None:
     assert assigned_roles({**HERE, "POD_NAME": "adam-ps-0", "POD_IP": host}, SMALL).pod == address

@@ -59,10 +59,7 @@ def test_roles_listen_on_the_address_of_their_host() -> None:
         ('[environment]\n-S = "x"\n[[hosts]]\nname = "a"', "environment: '-S' names no variable"),
         ('[environment]\nA = "\\u0000"\n[[hosts]]\nname = "a"', "its value has a null"),
         ('[environment]\nADAM_TOKEN = "x"\n[[hosts]]\nname = "a"', "other users .* read ADAM_TOKEN"),
-        (
-            '[[hosts]]\nname = "a"\nroles = ["ps", "data", "controller"]',
-            "no host may have role worker",
-        ),
+        ('[[hosts]]\nname = "a"\nroles = ["ps", "data", "controller"]', "no host may have role worker"),
     ],
 )
 def test_a_wrong_file_of_hosts_is_refused_with_the_value_and_the_remedy(text: str, claim: str) -> None:

@@ -120,12 +120,7 @@ def test_a_process_outside_a_job_is_told_how_to_start_one() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "size"),
-    [
-        (1, 1 + 2 * 4 + 2 + 2 * 3 + 1),
-        (2, max(1 + 4 + 3 + 1, 4 + 2 + 3)),
-        (3, max(1 + 2 + 1, 4 + 3)),
-        (90, 4),
-    ],
+    [(1, 1 + 2 * 4 + 2 + 2 * 3 + 1), (2, max(1 + 4 + 3 + 1, 4 + 2 + 3)), (3, max(1 + 2 + 1, 4 + 3)), (90, 4)],
 )
 def test_a_node_has_memory_for_the_largest_rank(nodes: int, size: int) -> None:
     config = Config(servers=2, replicas=2, memory=ALL)

@@ -555,10 +555,7 @@ def meta_bytes(message):
 
 @pytest.mark.parametrize(
     ("shards", "parts", "tensors"),
-    [
-        (OF_WORKER, (Part(True, 1),) * OF_WORKER, 2 * OF_WORKER),
-        (OF_STORE, (Part(False, OF_STORE),), 1),
-    ],
+    [(OF_WORKER, (Part(True, 1),) * OF_WORKER, 2 * OF_WORKER), (OF_STORE, (Part(False, OF_STORE),), 1)],
     ids=["worker", "client of a store"],
 )
 def test_the_largest_push_fits_into_the_meta_of_a_frame(shards, parts, tensors):

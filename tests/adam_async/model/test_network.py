@@ -167,9 +167,7 @@ def test_groups_that_do_not_fit_are_refused(images, labels, message):
 
 def test_mean_squared_error_takes_values_or_classes():
     spec = ModelSpec(
-        name="m",
-        input_shape=(3,),
-        layers=(of("out", "dense", outputs=2), of("loss", "mean_squared_error")),
+        name="m", input_shape=(3,), layers=(of("out", "dense", outputs=2), of("loss", "mean_squared_error"))
     )
     network = Network(spec, np.float64)
     weights = network.initial_weights(Dice(1))

@@ -14,13 +14,7 @@ from adam_async.model.rules import Adam, Sgd
 from adam_async.parameter_server import apply, at_once
 from adam_async.parameter_server.apply import PRODUCTS_PER_VALUE, Applier
 from adam_async.parameter_server.at_once import MOST_LANES, ShortWay
-from adam_async.parameter_server.events import (
-    Applied,
-    EpochBegan,
-    PullArrived,
-    PushArrived,
-    ReplicasChanged,
-)
+from adam_async.parameter_server.events import Applied, EpochBegan, PullArrived, PushArrived, ReplicasChanged
 from adam_async.parameter_server.gradients import read_gradients
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.replay_log import OrderLog, read_order_log

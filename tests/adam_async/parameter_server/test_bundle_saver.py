@@ -111,13 +111,7 @@ async def test_a_piece_comes_back_from_its_bytes(piece):
 
 def catalogue():
     record = StoreRecord(
-        id="run",
-        rules=(Sgd(momentum=0.9),),
-        arrays=1,
-        nbytes=8,
-        state_arrays=1,
-        pieces=1,
-        shard_bytes=64,
+        id="run", rules=(Sgd(momentum=0.9),), arrays=1, nbytes=8, state_arrays=1, pieces=1, shard_bytes=64
     )
     return Catalogue("run", record, (), 0.0)
 

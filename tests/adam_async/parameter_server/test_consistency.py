@@ -9,16 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adam_async.messages import (
-    DUPLICATE,
-    GAP,
-    REFUSED,
-    Problem,
-    Pull,
-    ReadShards,
-    Ticked,
-    Values,
-)
+from adam_async.messages import DUPLICATE, GAP, REFUSED, Problem, Pull, ReadShards, Ticked, Values
 from adam_async.parameter_server import bsp_barrier, events, replica_clocks, state
 from adam_async.parameter_server.events import (
     Answer,

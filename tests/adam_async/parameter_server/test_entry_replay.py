@@ -16,14 +16,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.run.store_record import StoreRecord
 from adam_async.run.user_rules import RuleSource, record_of
-from tests.adam_async.parameter_server.copies import (
-    PIECES,
-    TABLE,
-    USERS,
-    WEIGHT,
-    Copy,
-    RandomPrimary,
-)
+from tests.adam_async.parameter_server.copies import PIECES, TABLE, USERS, WEIGHT, Copy, RandomPrimary
 from tests.adam_async.rules import Picky
 
 MODES = {

@@ -162,10 +162,7 @@ NOT_UTF8 = np.frombuffer(packed(PUSH).tobytes().replace(b"\xa3run", b"\xa3\xff\x
         ([[packed(push_of(VECTORS, PUSH.parts, groups=(1, 3, 2))), DELTAS]], "ranges of groups ascend"),
         ([[packed(push_of(VECTORS, PUSH.parts, groups=(1, 3))), DELTAS]], "ranges of two numbers"),
         ([[packed(PUSH), DELTAS], [packed(PUSH, accepted=(0,)), DELTAS]], "different shards"),
-        (
-            [[packed(PUSH), DELTAS], [packed(push_of((2, 5, 3), PUSH.parts)), DELTAS]],
-            "different shards",
-        ),
+        ([[packed(PUSH), DELTAS], [packed(push_of((2, 5, 3), PUSH.parts)), DELTAS]], "different shards"),
         ([[packed(push_of(VECTORS, PUSH.parts, assign=True)), DELTAS]], "no clock"),
         ([[packed(push_of(VECTORS, PUSH.parts, assign=True, clock=0)), DELTAS]] * 2, "of their own"),
     ],

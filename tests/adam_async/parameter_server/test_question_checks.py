@@ -5,25 +5,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from adam_async.messages import (
-    GetRecord,
-    Part,
-    Pull,
-    ReadShards,
-    ReportSteps,
-    StepReport,
-    part_refusal,
-)
+from adam_async.messages import GetRecord, Part, Pull, ReadShards, ReportSteps, StepReport, part_refusal
 from adam_async.messages.group_sets import MOST_BOUNDS
 from adam_async.parameter_server import question_checks, sender_checks
 from adam_async.parameter_server.events import PushArrived, ReplicasChanged
 from adam_async.parameter_server.gradients import PushGradients
-from adam_async.parameter_server.question_checks import (
-    EARLY_STEPS,
-    MOST_AHEAD,
-    MOST_STEPS,
-    QuestionChecks,
-)
+from adam_async.parameter_server.question_checks import EARLY_STEPS, MOST_AHEAD, MOST_STEPS, QuestionChecks
 from adam_async.parameter_server.sender_checks import MOST_SESSIONS, MOST_UNNAMED, SenderChecks
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.group_ranges import LEAST_BOUNDS, MOST_WORK, with_groups

@@ -21,15 +21,7 @@ from adam_async.parameter_server.shard_pieces import (
     read_piece,
 )
 from adam_async.parameter_server.storage import own_shards
-from tests.adam_async.parameter_server.copies import (
-    HERE,
-    PIECES,
-    TABLE,
-    WEIGHT,
-    Copy,
-    RandomPrimary,
-    spec_of,
-)
+from tests.adam_async.parameter_server.copies import HERE, PIECES, TABLE, WEIGHT, Copy, RandomPrimary, spec_of
 from transport import RemoteProtocolError
 
 BSP = {"clocked": True, "summed_weight": WEIGHT}

@@ -33,10 +33,7 @@ def test_clients_of_a_store_see_versions_and_each_client_with_its_clock_and_stal
     counts = msgspec.json.decode(msgspec.json.encode(counted([state])))
     assert (counts["shards"], counts["bytes"], counts["state_bytes"]) == (2, 32, 0)
     assert counts["versions"] == {"0": 4, "1": 5}
-    assert counts["clients"] == {
-        "0": {"clock": 4, "staleness": {"2": 2}},
-        "1": {"clock": 9, "staleness": {}},
-    }
+    assert counts["clients"] == {"0": {"clock": 4, "staleness": {"2": 2}}, "1": {"clock": 9, "staleness": {}}}
     total = count_server([state])
     assert (total.shards, total.clients, total.versions) == (2, counted([state]).clients, counts["versions"])
     assert total.staleness == {"2": 2}

@@ -10,13 +10,7 @@ from pathlib import Path
 from adam_async.persistence.keys import StateName
 from adam_async.runtime.disk import Disk
 from tests.adam_async.persistence.disks import Running
-from tests.adam_async.persistence.owners import (
-    SMALL,
-    Owner,
-    check_states,
-    contents_in,
-    store_of,
-)
+from tests.adam_async.persistence.owners import SMALL, Owner, check_states, contents_in, store_of
 
 HOME = "a"
 MOST = 20_000

@@ -463,8 +463,7 @@ async def test_a_folder_of_another_format_is_refused_and_left_as_it_is(node, mon
             await store.flush()
     before = files_of(node.disk_model)
     with pytest.raises(
-        OtherFormat,
-        match=f"another release: its format is {format}, and this release reads 2; start that",
+        OtherFormat, match=f"another release: its format is {format}, and this release reads 2; start that"
     ):
         async with store_of(node.open_disk(), owner).opened():
             pass

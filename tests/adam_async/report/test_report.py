@@ -266,10 +266,7 @@ def test_the_report_has_the_leader_of_the_controllers() -> None:
 
 def test_staleness_is_counted_by_replica_and_by_tensor() -> None:
     one = counts_of(
-        "ps",
-        staleness={"0": 3},
-        clients={"0": {"staleness": {"0": 3}}},
-        staleness_by_tensor={"w": {"0": 3}},
+        "ps", staleness={"0": 3}, clients={"0": {"staleness": {"0": 3}}}, staleness_by_tensor={"w": {"0": 3}}
     )
     two = counts_of(
         "ps",

@@ -13,9 +13,7 @@ from adam_async.run.config import (
     default_in_flight,
     replica_in_flight,
 )
-from adam_async.run.option_sources import (
-    make_config,
-)
+from adam_async.run.option_sources import make_config
 from adam_async.run.store_record import NUM_BUCKETS
 
 
@@ -57,10 +55,7 @@ from adam_async.run.store_record import NUM_BUCKETS
         ({"epoch_fraction": 1.5}, "epoch_fraction must be above 0 and at most 1, not 1.5"),
         ({"epoch_rule": "time"}, "epoch_rule must be one of replicas, images, not 'time'"),
         ({"until_accuracy": 98.7}, "until_accuracy must be within 0 and 1, not 98.7"),
-        (
-            {"rule": "newton"},
-            "rule must be auto, sgd, adagrad, adam, adamw, or package.module:Class",
-        ),
+        ({"rule": "newton"}, "rule must be auto, sgd, adagrad, adam, adamw, or package.module:Class"),
         ({"dtype": "float16"}, "dtype must be one of float32, float64, not 'float16'"),
         ({"epochs": "three"}, "epochs must be a whole number, not 'three'"),
         ({"epochs": 1.5}, "epochs must be a whole number, not 1.5"),
@@ -164,8 +159,7 @@ def test_where_clocks_meet_at_its_end_all_of_an_epoch_is_trained(consistency, fr
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"consistency": "ssp:9"}, {"clip": 1}, {"scale_by_staleness": True}, {"partitions": 2}],
+    "values", [{"consistency": "ssp:9"}, {"clip": 1}, {"scale_by_staleness": True}, {"partitions": 2}]
 )
 def test_options_that_need_a_copy_exclude_training_in_place_by_default(values):
     assert make_config({}).weights_in(one_process=True) == "aliased"

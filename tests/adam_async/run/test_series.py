@@ -18,10 +18,7 @@ def roles(*, staleness: dict[str, int], payload: int, admission_s: float) -> dic
             traffic=[{"payload_bytes": payload, "frame_bytes": 10}, {"frame_bytes": 5}],
         ),
         "worker-0": counts_of(
-            "worker",
-            parameters={"admission_wait_s": admission_s},
-            data={"blocked_s": 0.25},
-            clock_wait_s=0.5,
+            "worker", parameters={"admission_wait_s": admission_s}, data={"blocked_s": 0.25}, clock_wait_s=0.5
         ),
     }
 

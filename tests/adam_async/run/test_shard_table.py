@@ -185,12 +185,7 @@ def test_the_tables_of_all_parts_hold_each_shard_once_with_its_number_and_bucket
     assert sorted(seen) == list(range(len(table.shards)))
 
 
-@given(
-    cut=cut_tensors(),
-    limit=limits,
-    dtype=st.sampled_from(["float32", "float64"]),
-    split=st.booleans(),
-)
+@given(cut=cut_tensors(), limit=limits, dtype=st.sampled_from(["float32", "float64"]), split=st.booleans())
 def test_the_sizes_of_shards_of_an_array_are_those_of_its_table(cut, limit, dtype, split):
     shape, rows = cut
     array = ArrayRecord("t", shape, dtype, split=split, cuts=rows)

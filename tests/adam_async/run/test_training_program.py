@@ -176,10 +176,7 @@ def test_a_record_without_its_fixed_fields_gets_them_back() -> None:
 def test_the_keys_of_pieces_are_those_of_their_numbers() -> None:
     assert [
         key for key in ("run", "run/", "run/0", "run/23", "run/24", "run/00", "epoch/0") if is_piece(key)
-    ] == [
-        "run/0",
-        "run/23",
-    ]
+    ] == ["run/0", "run/23"]
 
 
 def test_two_drivers_share_no_prefix() -> None:

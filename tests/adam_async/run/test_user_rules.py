@@ -109,10 +109,7 @@ def test_a_forged_record_of_an_allowed_rule_is_refused(changes: dict[str, object
         ("tests.adam_async.rules:apply_means", "is no rule: expected a class that derives from UserRule"),
         ("tests.adam_async.rules:UserRule", "is no rule: expected a class that derives from UserRule"),
         ("adam_async.model.rules:Sgd", "is no rule: expected a class that derives from UserRule"),
-        (
-            "tests.adam_async.run.test_user_rules:Means",
-            "define it: give tests.adam_async.rules:Means",
-        ),
+        ("tests.adam_async.run.test_user_rules:Means", "define it: give tests.adam_async.rules:Means"),
         ("lion", "give package.module:Class"),
         ("os:system", "is no rule"),
     ],

@@ -252,7 +252,7 @@ async def test_a_driver_gathers_what_roles_with_timelines_of_their_own_noted():
             Controller(
                 RoleSettings(
                     network=network, address="tcp://127.0.0.1:0", identity=identity, waits=config.waits
-                ),
+                )
             )
         )
 

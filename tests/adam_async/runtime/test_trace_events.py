@@ -124,10 +124,7 @@ def test_how_long_a_job_waited_for_a_thread_is_an_event_and_a_number():
 
 
 def test_an_enclosing_slice_comes_before_the_enclosed_one():
-    events = written(
-        Delivered("w", "r", 1, 2, 1, 1.0, 1.1),
-        Delivered("w", "r", 1, 1, 1, 1.0, 1.5),
-    )
+    events = written(Delivered("w", "r", 1, 2, 1, 1.0, 1.1), Delivered("w", "r", 1, 1, 1, 1.0, 1.5))
 
     assert [event["args"]["group"] for event in of_phase(events, "X")] == [1, 2]
 

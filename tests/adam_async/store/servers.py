@@ -48,11 +48,7 @@ class StoreServers:
 
 @asynccontextmanager
 async def store_servers(
-    count: int = 3,
-    *,
-    token: str | None = None,
-    waits: Waits = WAITS,
-    rules: Sequence[type[UserRule]] = (),
+    count: int = 3, *, token: str | None = None, waits: Waits = WAITS, rules: Sequence[type[UserRule]] = ()
 ) -> AsyncIterator[StoreServers]:
     """Run a controller and parameter servers, which allow some rules, until the end of the block."""
 

@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from adam_async import (
-    Adagrad,
-    Adam,
-    ArraySpec,
-    Factors,
-    ParameterStore,
-    Sgd,
-    StoreError,
-)
+from adam_async import Adagrad, Adam, ArraySpec, Factors, ParameterStore, Sgd, StoreError
 from adam_async.store.values import RefusedShard
 from tests.adam_async.store.servers import servers, store_servers
 

@@ -78,10 +78,7 @@ def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options, monkey
 
     def train(client: int) -> list[np.ndarray]:
         module = ones()
-        with (
-            lockstep(module) as store,
-            RemoteOptimizer(module, store, **options) as optimizer,
-        ):
+        with lockstep(module) as store, RemoteOptimizer(module, store, **options) as optimizer:
             found = []
             for _ in range(4):
                 optimizer.zero_grad()

@@ -483,11 +483,7 @@ def test_two_dtypes_are_refused():
 @pytest.mark.parametrize(
     ("shape", "error", "message"),
     [
-        (
-            (5,),
-            ConfigError,
-            r"'0.weight' has shape \[3, 4\], .* for images of \[5\]; .* input_shape",
-        ),
+        ((5,), ConfigError, r"'0.weight' has shape \[3, 4\], .* for images of \[5\]; .* input_shape"),
         ((1, 2, 2), SpecError, "layer '0' .* needs a flat input"),
         ((4, 1), SpecError, "input must be"),
         ((0,), SpecError, "input must be"),

@@ -112,10 +112,7 @@ def test_a_sparse_gradient_is_refused(module, store):
         ({"overlap": True, "max_staleness": 1}, "and max_staleness=1"),
         ({"buffers": "shared"}, "buffers is one of local, averaged, push, pull, not 'shared'"),
         ({"params": []}, "params is empty"),
-        (
-            {"params": ["third.weight"]},
-            "'third.weight' is not of the module, which has 4 parameters, such",
-        ),
+        ({"params": ["third.weight"]}, "'third.weight' is not of the module, which has 4 parameters, such"),
         ({"params": [nn.Parameter(torch.zeros(7))]}, r"of shape \(7,\) is not of the module"),
         ({"params": [3]}, "parameter 3 is not of the module"),
         ({"params": [{"params": ["first.weight"], "lr": float("nan")}]}, "lr is a number .* not nan"),

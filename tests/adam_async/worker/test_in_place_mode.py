@@ -132,10 +132,7 @@ def recorder_of(servers, *, clock=0):
     finished = []
     client = servers.client().client
     recorder = StepReports(
-        table=servers.table,
-        buckets=servers.map.buckets,
-        client=client,
-        on_finished=finished.append,
+        table=servers.table, buckets=servers.map.buckets, client=client, on_finished=finished.append
     )
     recorder.start(clock)
     return recorder, client, finished

@@ -274,10 +274,7 @@ async def test_only_a_worker_of_this_replica_generation_with_another_part_is_kno
 
 
 WRONG = {
-    "a crossing that leads elsewhere": (
-        {"crossing": 1},
-        "crossing 1 does not lead here from worker-0",
-    ),
+    "a crossing that leads elsewhere": ({"crossing": 1}, "crossing 1 does not lead here from worker-0"),
     "a shape that is not the crossing's": (
         {"shape": (16, 4, 5, 2)},
         r"crossing 0: expected float32\(16, 4, 4, 2\)",

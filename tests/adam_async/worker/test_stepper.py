@@ -16,15 +16,7 @@ from adam_async.model.named import digits
 from adam_async.run.config import Config
 from adam_async.worker.copy_mode import CopyMode
 from tests.adam_async.exactness.test_staleness_counts import HandReplica
-from tests.adam_async.runs import (
-    NETWORKS,
-    PATIENT,
-    SHARDED,
-    cluster_of,
-    servers_of,
-    until,
-    with_frozen,
-)
+from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, cluster_of, servers_of, until, with_frozen
 
 pytestmark = pytest.mark.thorough
 

@@ -21,15 +21,7 @@ from tests.simulation.scenarios.controller_group import MARKS, UNDER_WAY, Contro
 from tests.simulation.scenarios.map_user import WAITS, Member, User
 from tests.simulation.scenarios.wire_faults import WIRE_KINDS
 
-KINDS = (
-    "crash",
-    "kill",
-    "freeze",
-    *WIRE_KINDS,
-    "restart-all",
-    "crash-user",
-    "stall",
-)
+KINDS = ("crash", "kill", "freeze", *WIRE_KINDS, "restart-all", "crash-user", "stall")
 """Kinds of faults. A `stall` freezes the machine of a client."""
 
 STRIKE_S = 10.0

@@ -87,8 +87,4 @@ def strikes_of(
         patience_s: Longest extension of a fault without an effect, in seconds.
     """
     targets = Targets(world, group, over, patience_s=patience_s)
-    return {
-        **MachineFaults(targets).strikes,
-        **WireFaults(targets).strikes,
-        **DiskFaults(targets).strikes,
-    }
+    return {**MachineFaults(targets).strikes, **WireFaults(targets).strikes, **DiskFaults(targets).strikes}

@@ -31,13 +31,7 @@ from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World
 from tests.simulation.scenarios.power_faults import BLACKOUT, FULL_DISKS, SLOW_DISKS, PowerFaults
 from tests.simulation.scenarios.server_faults import POWER
 from tests.simulation.scenarios.training import run_result
-from tests.simulation.scenarios.training_cluster import (
-    DATA_SERVERS,
-    IMAGES,
-    WORKERS,
-    TrainingCluster,
-    images,
-)
+from tests.simulation.scenarios.training_cluster import DATA_SERVERS, IMAGES, WORKERS, TrainingCluster, images
 from tests.simulation.scenarios.training_setups import Setup, setup_of
 from transport import TransportError
 

@@ -53,12 +53,7 @@ from tests.simulation.scenarios.hostile_groups import forge_groups
 from tests.simulation.scenarios.hostile_members import ATTACKS, HostileMembers, new_map_client
 from tests.simulation.scenarios.hostile_splits import split_tables
 from tests.simulation.scenarios.raw_wire import dial_authenticated, dial_raw
-from tests.simulation.scenarios.training_cluster import (
-    DATA_SERVERS,
-    SERVERS,
-    WORKERS,
-    TrainingCluster,
-)
+from tests.simulation.scenarios.training_cluster import DATA_SERVERS, SERVERS, WORKERS, TrainingCluster
 from tests.simulation.scenarios.valid_messages import valid_messages
 from transport import (
     CallTimeout,

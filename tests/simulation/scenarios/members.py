@@ -24,13 +24,7 @@ from tests.simulation.scenario import Ledger, Node, Scenario, Violation, World, 
 from tests.simulation.scenarios.cluster import LINKS, network_of
 from tests.simulation.scenarios.controller_group import permit_all
 from tests.simulation.scenarios.map_user import INCARNATIONS, new_membership
-from tests.simulation.scenarios.short_runs import (
-    ADDRESS,
-    CONTROLLER,
-    DRIVER,
-    WAITS,
-    ShortRuns,
-)
+from tests.simulation.scenarios.short_runs import ADDRESS, CONTROLLER, DRIVER, WAITS, ShortRuns
 from transport import Identity
 
 STRIKE_S = 14.0

@@ -34,13 +34,7 @@ from tests.simulation.scenarios.bundle_watch import FAILOVERS, FROM_DISK
 from tests.simulation.scenarios.cluster import CONTROLLERS, SERVERS, Cluster
 from tests.simulation.scenarios.disk_faults import mend_disk
 from tests.simulation.scenarios.disk_watch import QUARANTINE, READ_BACK, REPLAYED, TORN
-from tests.simulation.scenarios.power_faults import (
-    BLACKOUT,
-    FULL_DISKS,
-    KILL_ALL,
-    SLOW_DISKS,
-    PowerFaults,
-)
+from tests.simulation.scenarios.power_faults import BLACKOUT, FULL_DISKS, KILL_ALL, SLOW_DISKS, PowerFaults
 from tests.simulation.scenarios.pushes import PUSHERS, SLOTS, end
 from tests.simulation.scenarios.server_faults import POWER, ServerFaults
 from tests.simulation.scenarios.store_clients import Array, StoreClients

@@ -21,13 +21,7 @@ from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, World, settle
 from tests.simulation.scenarios.bundle_watch import EVENTS, ROUND_OTHERWISE
 from tests.simulation.scenarios.cluster import APART, SERVERS, Cluster
-from tests.simulation.scenarios.server_faults import (
-    LINK_KINDS,
-    LOSS_KINDS,
-    POWER,
-    STALL_KINDS,
-    ServerFaults,
-)
+from tests.simulation.scenarios.server_faults import LINK_KINDS, LOSS_KINDS, POWER, STALL_KINDS, ServerFaults
 from tests.simulation.scenarios.store_clients import PUSHED, Array, StoreClients, Workload
 
 PUSHERS = ("pusher-0", "pusher-1", "pusher-2")

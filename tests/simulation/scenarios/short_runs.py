@@ -46,14 +46,7 @@ from adam_async.run.cluster_map import ClusterMap, EpochRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.counts import EpochCounts
 from adam_async.run.group_limits import GroupLimits
-from adam_async.run.group_ranges import (
-    GroupSets,
-    has_groups,
-    name_groups,
-    with_groups,
-    with_losses,
-    without,
-)
+from adam_async.run.group_ranges import GroupSets, has_groups, name_groups, with_groups, with_losses, without
 from adam_async.run.store_record import ArrayRecord, served_word
 from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 from adam_async.runtime.channel import Endpoint

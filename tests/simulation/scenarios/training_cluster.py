@@ -138,10 +138,7 @@ class TrainingCluster(Cluster):
     async def _run_data_server(self, node: Node) -> None:
         while True:
             server = DataServer(
-                self._member("data", node),
-                images(),
-                make_pool=SimulatedPool,
-                available_bytes=lambda: 1 << 30,
+                self._member("data", node), images(), make_pool=SimulatedPool, available_bytes=lambda: 1 << 30
             )
             await self._supervise(node, server)
 

@@ -26,12 +26,7 @@ from tests.simulation.plan import Fault
 from tests.simulation.scenario import Ledger, Violation, World
 from tests.simulation.scenarios.cluster import CONTROLLERS
 from tests.simulation.scenarios.server_faults import SHORT_STEP_S, ServerFaults
-from tests.simulation.scenarios.training_cluster import (
-    CLIENTS,
-    DATA_SERVERS,
-    WORKERS,
-    TrainingCluster,
-)
+from tests.simulation.scenarios.training_cluster import CLIENTS, DATA_SERVERS, WORKERS, TrainingCluster
 
 LINK_KINDS = ("cut", "cut-one-way", "reset", "damage")
 """Kinds of faults of a link that a worker uses at that time."""

@@ -11,12 +11,7 @@ from adam_async.run.cluster_map import EpochRecord
 from adam_async.run.counts import EpochCounts
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
-from tests.simulation.checkers.group_sets import (
-    COMPARED,
-    check_groups,
-    check_steps,
-    epoch_groups,
-)
+from tests.simulation.checkers.group_sets import COMPARED, check_groups, check_steps, epoch_groups
 from tests.simulation.scenario import Violation
 
 EPOCH = EpochRecord(run="run", number=1, groups=12, shares={"0": (0, 12)})

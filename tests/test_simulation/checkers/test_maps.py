@@ -6,11 +6,7 @@ import pytest
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
 from adam_async.model.rules import Sgd
 from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.cluster_map import (
-    ClusterMap,
-    DealerRecord,
-    NodeRecord,
-)
+from adam_async.run.cluster_map import ClusterMap, DealerRecord, NodeRecord
 from adam_async.run.map_changes import difference
 from adam_async.run.store_record import StoreRecord
 from tests.simulation.checkers.maps import Maps
@@ -53,17 +49,9 @@ def test_a_map_that_goes_forward_passes():
         {"nodes": {"a": node(1, changed=1)}, **stores(1, phase="placing")},
         {"nodes": {"a": node(1, changed=1)}, **stores(1, "a")},
         {"nodes": {"a": node(1, changed=2, live=False)}, **stores(1, "a", phase="failed")},
-        {
-            "nodes": {"a": node(2, changed=3)},
-            **stores(2, "b", id="t"),
-            "dealer": dealer(1, "d"),
-        },
+        {"nodes": {"a": node(2, changed=3)}, **stores(2, "b", id="t"), "dealer": dealer(1, "d")},
         {"nodes": {"a": node(2, changed=3)}, "placements": 2, "dealer": dealer(2, "e")},
-        {
-            "nodes": {"a": node(2, changed=3)},
-            "placements": 2,
-            "dealer": dealer(1, "d", run="another"),
-        },
+        {"nodes": {"a": node(2, changed=3)}, "placements": 2, "dealer": dealer(1, "d", run="another")},
     )
     assert maps.lost == 1
 
@@ -80,11 +68,7 @@ def test_a_map_that_goes_forward_passes():
             {"dealer": dealer(1, "e")},
             "I3: .* both deal out groups in term 1 of r",
         ),
-        (
-            {"dealer": dealer(2, "d")},
-            {"dealer": dealer(1, "e")},
-            "I4: the dealer of r went back",
-        ),
+        ({"dealer": dealer(2, "d")}, {"dealer": dealer(1, "e")}, "I4: the dealer of r went back"),
         ({"nodes": {"a": node(1, changed=2)}}, {"nodes": {"a": node(1, changed=1)}}, "I4: a went back"),
     ],
 )

@@ -12,13 +12,7 @@ from tests.ablations.every import NAMED
 from tests.simulation.plan import Case, Fault, Options, in_order
 from tests.simulation.runner import draw_case, run_case, run_seed
 from tests.simulation.scenarios import SCENARIOS
-from tests.simulation.scenarios.bundle_watch import (
-    CATCH_UPS,
-    EVENTS,
-    FAILOVERS,
-    SUCCESSIVE,
-    BundleWatch,
-)
+from tests.simulation.scenarios.bundle_watch import CATCH_UPS, EVENTS, FAILOVERS, SUCCESSIVE, BundleWatch
 from tests.simulation.scenarios.pushes import OWN_KINDS, PUSHERS, PUSHES
 from tests.simulation.scenarios.server_faults import LOSS_KINDS, POWER
 from tests.simulation.wire import Conditions

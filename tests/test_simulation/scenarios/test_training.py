@@ -13,12 +13,7 @@ from tests.simulation.scenarios.bundle_watch import ROUND_OTHERWISE, SUCCESSIVE
 from tests.simulation.scenarios.cluster import CONTROLLERS
 from tests.simulation.scenarios.training import BRIEF_S, LOSSES, TRAIN
 from tests.simulation.scenarios.training_cluster import CLIENTS, IMAGES, WORKERS, images
-from tests.simulation.scenarios.training_faults import (
-    CONTROLLER_KINDS,
-    DRIVER_KINDS,
-    SERVER_KINDS,
-    TORN_KIND,
-)
+from tests.simulation.scenarios.training_faults import CONTROLLER_KINDS, DRIVER_KINDS, SERVER_KINDS, TORN_KIND
 from tests.simulation.scenarios.training_setups import Draw
 from tests.simulation.wire import Conditions
 from tests.test_simulation.other_processes import replay_hash_elsewhere

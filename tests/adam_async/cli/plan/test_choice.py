@@ -200,9 +200,7 @@ def test_a_worker_pulls_what_it_trains_and_one_that_trains_in_place_nothing() ->
 def test_frozen_layers_are_neither_pushed_nor_pulled() -> None:
     layers = [LayerSpec.of("fc1", "dense", outputs=6, frozen=True), LayerSpec.of("fc2", "dense", outputs=4)]
     spec = ModelSpec(
-        name="frozen",
-        input_shape=(8,),
-        layers=(*layers, LayerSpec.of("loss", "softmax_cross_entropy")),
+        name="frozen", input_shape=(8,), layers=(*layers, LayerSpec.of("loss", "softmax_cross_entropy"))
     )
     network, where = Network(spec), conditions()
     times = estimated_times(network, 2)

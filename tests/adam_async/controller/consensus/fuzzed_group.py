@@ -14,15 +14,7 @@ from zlib import crc32
 
 import msgspec
 
-from adam_async.controller.consensus import (
-    core,
-    events,
-    membership,
-    messages,
-    records,
-    settings,
-    violations,
-)
+from adam_async.controller.consensus import core, events, membership, messages, records, settings, violations
 
 HEARTBEAT_S, ELECTION_S = 0.25, 0.6
 CALM_S = 4.0

@@ -33,10 +33,7 @@ FRAMES = (
     (Entries(entries(6, term=3)),),
 )
 END = Saved(
-    me="a",
-    term=3,
-    snapshot=Snapshot(3, 2, Members(("a", "b")), b"state"),
-    entries=entries(4, 5, 6, term=3),
+    me="a", term=3, snapshot=Snapshot(3, 2, Members(("a", "b")), b"state"), entries=entries(4, 5, 6, term=3)
 )
 
 

@@ -71,10 +71,7 @@ def with_label(label: int) -> bytes:
         (b"", "a.tar.gz is not a tar file, or damaged"),
         (b"PK\3\4" + bytes(600), "a.tar.gz is not a tar file, or damaged"),
         (gzip.compress(archive(BATCHES))[:-20], "ends in the middle of its gzip data"),
-        (
-            archive(BATCHES)[:3000],
-            "a.tar.gz ends inside '.*data_batch_1.bin'; it was cut short",
-        ),
+        (archive(BATCHES)[:3000], "a.tar.gz ends inside '.*data_batch_1.bin'; it was cut short"),
         (archive({name: BATCHES[name] for name in TRAIN}), "lacks cifar-10-batches-bin/test_batch.bin"),
         (archive({}), "lacks .*data_batch_1.bin, .*test_batch.bin; is it cifar-10-binary.tar.gz"),
         (archive({}, links=dict.fromkeys(BATCHES, "/etc/passwd")), "lacks .*data_batch_1.bin"),

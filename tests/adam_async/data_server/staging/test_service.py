@@ -280,10 +280,7 @@ async def test_a_server_that_never_answers_is_given_up_and_its_files_are_read_by
     ring, shared
 ) -> None:
     servers = ring(2)
-    async with (
-        impostor(servers, 0, None),
-        servers.server("s1", patience=Patience(answer_s=0.05)) as one,
-    ):
+    async with impostor(servers, 0, None), servers.server("s1", patience=Patience(answer_s=0.05)) as one:
         await one.staged()
         assert one.plan.server == 1
         assert one.plan.gone(0)

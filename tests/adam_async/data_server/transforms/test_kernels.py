@@ -124,13 +124,7 @@ def test_no_images_make_a_kernel_be_compiled_once_more(compiled):
             recipe = Recipe.of(order, images.shape[1:], kernels="numba")
             recipe.apply(images, np.arange(len(images), dtype=np.int32), dice=Dice(1), epoch=1)
 
-    for kernel in (
-        kernels.philox,
-        kernels.displaced,
-        kernels.resample,
-        kernels.levelled,
-        kernels.noisy,
-    ):
+    for kernel in (kernels.philox, kernels.displaced, kernels.resample, kernels.levelled, kernels.noisy):
         assert len(kernel.signatures) == 1
 
 

@@ -336,10 +336,7 @@ def test_the_default_steps_keep_the_shape(shape):
 def test_steps_are_read_from_toml():
     text = '[[transform]]\nkind = "shift"\npixels = 2\n[[transform]]\nkind = "mine"\nanything = [1]\n'
 
-    assert read_steps(text, "a.toml") == [
-        {"kind": "shift", "pixels": 2},
-        {"kind": "mine", "anything": [1]},
-    ]
+    assert read_steps(text, "a.toml") == [{"kind": "shift", "pixels": 2}, {"kind": "mine", "anything": [1]}]
 
 
 @pytest.mark.parametrize(
@@ -371,10 +368,7 @@ PAD_AND_CROP = [{"kind": "pad", "pixels": 60}, {"kind": "crop", "rows": 28, "col
         ([{"kind": "pad", "pixels": 32_767}], r"step 1 \(pad\) makes images of \(1, 65562, 65562\)"),
         ([{"kind": "pad", "pixels": 1_000}] * 2, r"step 2 \(pad\) makes images of \(1, 4028, 4028\)"),
         (
-            [
-                {"kind": "crop", "padding": 32_767, "rows": 32_767, "columns": 1},
-                {"kind": "pad", "pixels": 1},
-            ],
+            [{"kind": "crop", "padding": 32_767, "rows": 32_767, "columns": 1}, {"kind": "pad", "pixels": 1}],
             r"step 2 \(pad\) makes images of \(1, 32769, 3\) .* 32,767 rows or columns",
         ),
         ([{"kind": "f", "draws": 1_000_000}] * 2, r"step 2 \(f\): .* draw 2,000,000 random values"),

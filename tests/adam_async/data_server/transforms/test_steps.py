@@ -98,10 +98,7 @@ def test_other_errors_say_what_to_do(step, claim):
     [
         ({"kind": "crop", "rows": 33, "padding": 2}, r"step 2 \(crop\): rows = 33, expected at most 32"),
         ({"kind": "crop", "columns": 29}, r"step 2 \(crop\): columns = 29, expected at most 28"),
-        (
-            {"kind": "normalise", "mean": [1, 2], "std": 3},
-            r"mean = \[1, 2\], expected as .* channels: 1",
-        ),
+        ({"kind": "normalise", "mean": [1, 2], "std": 3}, r"mean = \[1, 2\], expected as .* channels: 1"),
         ({"kind": "normalise", "mean": 1, "std": [3, 4]}, r"std = \[3, 4\], expected as .* channels: 1"),
     ],
 )

@@ -67,9 +67,7 @@ def simulate(dice: random.Random, *, replicas: int, shards: int, rounds: int, lo
         header=HEADER,
         reads={
             worker.replica: reads_of(
-                worker.replica,
-                [read for read in worker.reads if read[0] <= pushed[worker.replica]],
-                shards,
+                worker.replica, [read for read in worker.reads if read[0] <= pushed[worker.replica]], shards
             )
             for worker in workers
         },

@@ -118,11 +118,7 @@ def test_pools_of_any_shape_equal_the_numpy_ones(shape, kernel, stride, images):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    inputs=st.integers(1, 600),
-    outputs=st.integers(1, 40),
-    images=st.sampled_from([1, 2, 7, 16, 33, 300]),
-)
+@given(inputs=st.integers(1, 600), outputs=st.integers(1, 40), images=st.sampled_from([1, 2, 7, 16, 33, 300]))
 def test_dense_layers_of_any_shape_equal_the_numpy_ones(inputs, outputs, images):
     check_equal("dense", {"outputs": outputs}, ((inputs,),), images)
 
@@ -205,10 +201,6 @@ def test_arrays_that_do_not_fit_are_refused_and_named():
     layer = KINDS["dense"](LayerSpec.of("it", "dense", outputs=5), ((7,),))
     slots = slots_of(layer, (draw("x", (7, 3), np.float32),), np.zeros((5, 3), np.float32))
     bias = np.zeros(5, np.float32)
-    for wrong in (
-        np.zeros((5, 7)),
-        np.zeros((7, 5), np.float32),
-        np.zeros((7, 5), np.float32).T,
-    ):
+    for wrong in (np.zeros((5, 7)), np.zeros((7, 5), np.float32), np.zeros((7, 5), np.float32).T):
         with pytest.raises(ModelError, match=r"'it\.weight' as a C-contiguous float32 array"):
             layer.forward({"it.weight": wrong, "it.bias": bias}, slots)

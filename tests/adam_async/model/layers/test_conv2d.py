@@ -73,9 +73,7 @@ def test_with_equal_weights_everywhere_it_is_a_convolution():
     weight = Dice(1).normal("w", count=3 * 18, dtype=float).reshape(3, 2, 3, 3)
     bias = np.arange(3.0)
     pixels = local.output_shape[1:]
-    spread = np.ascontiguousarray(
-        np.broadcast_to(weight[:, None, None], local.parameters[0].shape),
-    )
+    spread = np.ascontiguousarray(np.broadcast_to(weight[:, None, None], local.parameters[0].shape))
     everywhere = np.ascontiguousarray(np.broadcast_to(bias[:, None, None], (3, *pixels)))
     found, expected = lone_slots(local, [x]), lone_slots(convolution, [x])
 

@@ -74,11 +74,7 @@ def test_parts_of_a_network_of_all_layers_have_the_results_of_the_whole(images, 
 
 def images_of(rows, *layers):
     """Make a small network of these layers, on images with this number of rows."""
-    ends = (
-        of("flat", "flatten"),
-        of("out", "dense", outputs=3),
-        of("loss", "softmax_cross_entropy"),
-    )
+    ends = (of("flat", "flatten"), of("out", "dense", outputs=3), of("loss", "softmax_cross_entropy"))
     return ModelSpec(name="odd", input_shape=(1, rows, 4), layers=(*layers, *ends))
 
 

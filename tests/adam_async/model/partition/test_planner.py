@@ -156,11 +156,7 @@ def parts_of(network, plan):
 
 
 @settings(max_examples=25)
-@given(
-    widths=st.lists(st.integers(1, 60), min_size=4, max_size=7),
-    workers=st.integers(2, 3),
-    data=st.data(),
-)
+@given(widths=st.lists(st.integers(1, 60), min_size=4, max_size=7), workers=st.integers(2, 3), data=st.data())
 def test_consecutive_layers_are_balanced_as_well_as_any_cut_balances_them(widths, workers, data):
     network = network_of(mlp(widths, input_shape=(widths[0], 1, 1)))
     drawn = {layer.name: data.draw(st.floats(0, 1)) for layer in network.layers}

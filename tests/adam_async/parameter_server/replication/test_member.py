@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
 from adam_async.parameter_server.replication import primary
-from adam_async.parameter_server.replication.local_copy import (
-    Bundle,
-    Removed,
-    StartAnew,
-    Stopped,
-    Violation,
-)
+from adam_async.parameter_server.replication.local_copy import Bundle, Removed, StartAnew, Stopped, Violation
 from adam_async.parameter_server.replication.member import BundleMember
 from tests.adam_async.parameter_server.replication.scenarios import (
     a_joining_member_has_the_tail_of_earlier_primaries_before_it_is_added,
