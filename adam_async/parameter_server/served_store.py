@@ -337,19 +337,19 @@ class ServedStore:
 
     # --- pins ----------------------------------------------------------------------------------
 
-    def _refusal_of_pin(self, body: PinShards) -> str:
-        """Return why this server takes no pin; empty if it does."""
+    def _refusal_of_pin(self, body: PinShards) -> tuple[str, str]:
+        """Return the code and the reason of the refusal of a pin; no reason if this server takes it."""
         if self.store.program:
-            return f"store {self.store.id} belongs to a run: take checkpoints of it"
+            return "malformed", f"store {self.store.id} belongs to a run: take checkpoints of it"
         if body.removes:
-            return ""
+            return "", ""
         if self._host.pins is None:
-            return f"{self._host.node} has no folder: start it again with --dir DIR"
+            return "malformed", f"{self._host.node} has no folder: start it again with --dir DIR"
         if body.pin in self.state.bundle.pins:
-            return ""  # a repetition, perhaps to a new primary
+            return "", ""  # a repetition, perhaps to a new primary
         if self.state.bundle.writes_pin:
-            return f"{self._host.node} still writes another pin: repeat the call"
-        return self._host.pins.refusal(self._name_of_store, body.pin)
+            return "busy", f"{self._host.node} still writes another pin"
+        return "malformed", self._host.pins.refusal(self._name_of_store, body.pin)
 
     @property
     def _name_of_store(self) -> str:
@@ -601,8 +601,9 @@ class ServedStore:
                 effects = []
                 send_record(request, body, state.bundle.log)
             case PinShards():
-                if text := self._refusal_of_pin(body):
-                    request.fail("malformed", text)
+                code, text = self._refusal_of_pin(body)
+                if text:
+                    request.fail(code, text)
                     return True
                 effects = state.handle(QueuedPin(request, Pin(body.name, body.pin, body.removes)))
             case _:

@@ -378,7 +378,11 @@ class ParameterServer(Role):
     def _notice(self, text: str) -> None:
         """Report a text to the operator."""
         logger.warning("%s", text)
-        self._spawn("notice", self._set_notice(text[:MOST_REASON]))
+        report = self._set_notice(text[:MOST_REASON])
+        try:
+            self._spawn("notice", report)
+        except RuntimeError:  # the server ends: the last round of its disk may give a notice, too
+            report.close()
 
     async def _set_notice(self, text: str) -> None:
         try:

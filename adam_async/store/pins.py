@@ -294,7 +294,15 @@ class StorePins:
             if not removes:
                 self._check_servers(home)
             body = PinShards(store=self._store.id, home=home, name=name, pin=pin, removes=removes)
-            unpack(await link.call(pack(body), timeout_s=self._waits.call_s), ShardsPinned)
+            for pause_s in PAUSES.waits():
+                try:
+                    unpack(await link.call(pack(body), timeout_s=self._waits.call_s), ShardsPinned)
+                    return
+                except RemoteError as error:
+                    # A pin is valid before the slowest server has written it.
+                    if error.code != "busy":
+                        raise
+                await asyncio.sleep(pause_s)
 
         try:
             await self._copies.with_primaries(self._store, self._table, send)

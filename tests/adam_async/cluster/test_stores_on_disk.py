@@ -249,8 +249,9 @@ async def test_an_epoch_that_ended_early_ends_with_the_same_groups_in_a_run_that
         training = group.create_task(cluster.train(), name="train")
         await until(lambda: place(cluster) >= 1 or training.done())
         disks = [next(iter(server._saved._disk)) for server in cluster.servers]
-        ended = 0
-        while not training.done() and not (ended and cluster.driver.map.results[-1].skipped_groups):
+        ended, is_within = 0, False
+        # A slow disk may end its rounds only in a later epoch: then both copies are made again.
+        while not training.done() and not (is_within and cluster.driver.map.ended == ended):
             shutil.rmtree(torn, ignore_errors=True)
             ended, rounds = cluster.driver.map.ended, disks[1].statistics().rounds
             while disks[1].statistics().rounds == rounds or not groups_in(cluster):
@@ -259,11 +260,11 @@ async def test_an_epoch_that_ended_early_ends_with_the_same_groups_in_a_run_that
             is_within = cluster.driver.map.ended == ended
             while cluster.driver.map.ended == ended:
                 await turns()
-            ended = ended + 1 if is_within else 0
-        rounds = disks[0].statistics().rounds
-        while disks[0].statistics().rounds < rounds + 2 or not groups_in(cluster):
-            await turns()
-        assert cluster.driver.map.ended == ended
+            ended += 1
+            is_within = is_within and bool(cluster.driver.map.results[-1].skipped_groups)
+            rounds = disks[0].statistics().rounds
+            while is_within and (disks[0].statistics().rounds < rounds + 2 or not groups_in(cluster)):
+                await turns()
         shutil.copytree(folder / "ps-0", torn / "ps-0")
         first = [*cluster.driver.map.results]
         training.cancel()

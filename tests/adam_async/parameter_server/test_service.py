@@ -60,6 +60,7 @@ from adam_async.runtime.traffic import Traffic
 from adam_async.worker.pusher import reads_type
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, until
+from tests.adam_async.store.fleets import fleet
 from tests.simulation.scenarios.valid_messages import fields_of
 from transport import LinkConfig, LocalNetwork, Message, RemoteError, TransportError
 
@@ -753,3 +754,19 @@ async def test_the_rule_is_applied_by_compiled_kernels_once_they_are_there():
     async with servers_of(NETWORKS["local"]()) as servers:
         (server,) = servers.servers
         await until(lambda: type(server.store("run")._applier.batches).__name__ == "CompiledBatches")
+
+
+async def test_a_server_that_ends_only_logs_a_notice_of_its_last_work(monkeypatch, caplog):
+    async with fleet(monkeypatch, "ps-0") as servers:
+        server = servers.servers["ps-0"]
+
+        async def last_round():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                server._notice("the last round took 3 s")
+
+        server._spawn("disk", last_round())
+        await asyncio.sleep(0)
+        await servers.end("ps-0")
+    assert "the last round took 3 s" in caplog.text

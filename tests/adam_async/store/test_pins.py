@@ -723,6 +723,23 @@ async def test_the_id_of_a_pin_of_another_store_is_refused(monkeypatch, tmp_path
         assert await other.pins() == []
 
 
+async def test_a_pin_waits_for_a_server_that_still_writes_another_one(monkeypatch, tmp_path):
+    stuck = StuckWrites(monkeypatch)
+    async with (
+        fleet(monkeypatch, "ps-0", network="local", disks=tmp_path) as running,
+        running.open(ARRAYS, **OPTIONS) as store,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(store.pin("first"))
+        await stuck.begun.wait()
+        second = group.create_task(store.pin("second"))
+        await turns(50)
+        assert not second.done()
+        stuck.go_on.set()
+        await second
+        assert [(pin.name, pin.valid) for pin in await store.pins()] == [("first", True), ("second", True)]
+
+
 async def test_lists_of_pins_are_charged_with_at_least_their_size(monkeypatch, tmp_path):
     async with (
         fleet(monkeypatch, *NODES, network="tcp", disks=tmp_path) as running,
