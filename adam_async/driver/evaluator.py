@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.driver.readiness import no_data_server
-from adam_async.driver.sample_images import looked_at, sample_images
+from adam_async.driver.sample_images import MOST_LOOKED_AT, sample_images
 from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, unpack
 from adam_async.run.cluster_map import ClusterMap
@@ -68,6 +68,8 @@ class Evaluator:
         self._available_bytes = available_bytes
         self._sets: dict[bool, tuple[NDArray[Any], NDArray[Any]]] = {}
         """Images and labels of the validation split (key True) and of the test set (key False)."""
+        self._scores: NDArray[Any] | None = None
+        """Scores of the first test images at the last evaluation; None for a step."""
 
     async def read_sample(self, model: RunModel, address: Callable[[], str]) -> None:
         """Read the sample of training images from a data server, if the model is a step that still lacks it.
@@ -111,22 +113,16 @@ class Evaluator:
                 )
                 for a, b in pairwise(cuts)
             ]
-        return sum(part.result() for part in parts) / max(len(labels), 1)
+        if not validation:
+            self._scores = parts[0].result()[1]
+        return sum(part.result()[0] for part in parts) / max(len(labels), 1)
 
-    async def predicted(
-        self, model: RunModel, weights: Mapping[str, NDArray[Any]], epoch: int
-    ) -> Predicted | None:
-        """Return sample images of the test set, which `accuracy` has read; None for a step or odd images."""
-        images, labels = (part[: looked_at(len(self._sets[False][1]))] for part in self._sets[False])
-        if isinstance(model, StepModel) or not len(labels):
+    async def predicted(self, epoch: int) -> Predicted | None:
+        """Return sample images with the scores of the last `accuracy`; None for a step or odd images."""
+        images, labels = self._sets[False]
+        if self._scores is None:
             return None
-
-        def predict() -> Predicted | None:
-            """Predict on a thread of the pool."""
-            scores = model.scores(weights, images).reshape(len(labels), -1)
-            return sample_images(epoch, images, labels, scores)
-
-        return await self._pool.run(predict)
+        return await self._pool.run(sample_images, epoch, images, labels, self._scores)
 
     async def _read_from_any(
         self, address: Callable[[], str], *, validation: bool = False, sample: int = 0
@@ -243,10 +239,14 @@ def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
 @np.errstate(over="ignore", invalid="ignore")
 def _count_right(
     model: RunModel, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
-) -> float:
+) -> tuple[float, NDArray[Any] | None]:
+    """Return the number of right images, and the scores of the first images; None for a step."""
     if isinstance(model, StepModel):
-        return model.count_right(weights, images, labels)
-    return int(np.count_nonzero(model.predict(weights, images) == labels)) if len(labels) else 0
+        return model.count_right(weights, images, labels), None
+    if not len(labels):
+        return 0, None
+    scores = model.scores(weights, images).reshape(len(labels), -1)
+    return int(np.count_nonzero(scores.argmax(axis=1) == labels)), scores[:MOST_LOOKED_AT].copy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

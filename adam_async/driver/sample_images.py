@@ -5,11 +5,8 @@ from numpy.typing import NDArray
 
 from adam_async.run.events import Predicted, PredictedImage
 
-SHARE = 10
-"""Divisor of the number of test images; the quotient is the number of images that are predicted again."""
-
-LEAST_IMAGES = 64
-"""Minimum number of images that are predicted again, if there are so many."""
+MOST_LOOKED_AT = 1000
+"""Maximum number of test images among which the mistakes are."""
 
 SHOWN = 12
 """Maximum number of first images, and of mistakes."""
@@ -18,21 +15,17 @@ MOST_SIDE = 32
 """Maximum height and width of an image, in pixels; a larger one keeps every second pixel, or fewer."""
 
 
-def looked_at(images: int) -> int:
-    """Return the number of test images that are predicted again."""
-    return min(max(images // SHARE, LEAST_IMAGES), images)
-
-
 def sample_images(
     epoch: int, images: NDArray[np.uint8], labels: NDArray[np.int64], scores: NDArray[np.float32]
 ) -> Predicted | None:
     """Return the first images and the most confident mistakes; None without images that a page can show.
 
     Args:
-        images: Pixels (N, C, H, W), with one channel or three.
+        images: Pixels (N, C, H, W), with one channel or three; those beyond the scores are not shown.
         labels: Classes (N,).
-        scores: Scores (N, classes), before the softmax.
+        scores: Scores (n, classes) of the first images, before the softmax.
     """
+    images, labels = images[: len(scores)], labels[: len(scores)]
     if not len(images) or images.shape[1] not in (1, 3) or scores.shape[1] < 2:
         return None
     stretched = np.exp(scores - scores.max(axis=1, keepdims=True), dtype=np.float64)

@@ -341,7 +341,7 @@ class TrainingRun:
         evaluation = Evaluation(epoch, test, validation)
         stream = self._parts.stream
         stream.publish(Evaluated(evaluation=evaluation))
-        if stream.shows_images and (found := await evaluator.predicted(model, weights, epoch)) is not None:
+        if stream.shows_images and (found := await evaluator.predicted(epoch)) is not None:
             stream.publish(found)
         return EpochResult.of(counts, evaluation)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adam_async.cluster.local import LocalCluster
-from adam_async.driver.sample_images import MOST_SIDE, SHOWN, looked_at, sample_images
+from adam_async.driver.sample_images import MOST_SIDE, SHOWN, sample_images
 from adam_async.report.stream import Callback
 from adam_async.run.config import Config
 from adam_async.run.events import AnyEvent, Predicted
@@ -30,6 +30,13 @@ def test_mistakes_come_with_the_most_confident_first() -> None:
     assert found.mistakes[0].pixels == bytes([8, 9, 10, 11])
 
 
+def test_images_beyond_the_scores_are_not_shown() -> None:
+    images = np.zeros((4, 1, 2, 2), np.uint8)
+    found = sample_images(1, images, np.ones(4, np.int64), scores_of([0, 1], [9.0, 1.0]))
+    assert found is not None
+    assert (len(found.first), len(found.mistakes)) == (2, 1)
+
+
 def test_large_images_lose_pixels_and_many_ones_are_few() -> None:
     images = np.zeros((40, 3, 227, 100), np.uint8)
     found = sample_images(1, images, np.ones(40, np.int64), scores_of([0] * 40, [1.0] * 40))
@@ -50,10 +57,6 @@ def test_scores_that_are_not_finite_do_not_reach_a_page() -> None:
     found = sample_images(1, np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.int64), scores)
     assert found is not None
     assert found.first[0].confidence == 0.0
-
-
-def test_a_tenth_of_the_images_is_predicted_again() -> None:
-    assert [looked_at(images) for images in (0, 50, 640, 10_000)] == [0, 50, 64, 1000]
 
 
 class Kept(Callback):
