@@ -58,6 +58,9 @@ CHILDREN = ("controller", "data", "ps", "worker")
 STARTED_AT_ONCE = 64
 """Maximum number of workers that one `scale` starts: a mistyped number must not overload the machine."""
 
+MOST_ADDED = 16
+"""Maximum number of roles of one kind that operators add to those of the options, one after the other."""
+
 PORT_CHOICES = 3
 """Maximum number of attempts to choose free ports for the controllers; another process may take a chosen port
 before the controller listens."""
@@ -126,6 +129,7 @@ class ProcessCluster(Cluster):
         self._threads = 0
         self._allow_operations = allow_operations
         self._scaling = asyncio.Lock()
+        self._frozen: set[str] = set()
 
     @property
     def children(self) -> Mapping[str, RoleHandle]:
@@ -301,10 +305,10 @@ class ProcessCluster(Cluster):
 
     def kill(self, node: str) -> str:
         """Kill a role with SIGKILL. See `Operations.kill`."""
-        process = self._role(node)
-        if not self._roles.survives(node):
+        self._role(node)
+        if not self._roles.survives(node, frozen=self._frozen):
             raise ConfigError(f"the run would end with {node}, which has the only copy of some state")
-        process.kill()
+        self._roles.kill(node)
         return f"{node} was killed"
 
     def freeze(self, node: str, seconds: float) -> str:
@@ -312,13 +316,27 @@ class ProcessCluster(Cluster):
         process = self._role(node)
         if not isinstance(process, ChildProcess):
             raise ConfigError(f"{node} is no child of this process: stop and continue it on its machine")
+        if not self._roles.spares(node, frozen=self._frozen):
+            raise ConfigError(f"the run would not go on without {node}, which no other live role can replace")
+
+        def wake() -> None:
+            """Let the role go on."""
+            self._frozen.discard(node)
+            process.wake()
+
+        self._frozen.add(node)
         process.freeze()
-        asyncio.get_running_loop().call_later(seconds, process.wake)
+        asyncio.get_running_loop().call_later(seconds, wake)
         return f"{node} is frozen for {seconds:g} s"
 
     async def add(self, role: AddedRole) -> str:
         """Start one more worker, or parameter server, which takes copies. See `Operations.add`."""
         of_role = [node for node in self.children if node.startswith(f"{role}-")]
+        most = MOST_ADDED + (
+            self.config.servers if role == "ps" else self.config.replicas * self.config.partitions
+        )
+        if len(of_role) >= most:
+            raise ConfigError(f"{len(of_role)} roles of kind {role} are the most, {MOST_ADDED} of them added")
         if role == "worker":
             return await self.scale(len(of_role) + 1)
         async with self._scaling:

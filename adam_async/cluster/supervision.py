@@ -5,7 +5,7 @@ therefore notes the ended incarnations, and leaves them out when it reads the ne
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from weakref import WeakSet
 
 from adam_async.cluster.launcher import Launcher, RestartPolicy, RoleSpec
@@ -47,9 +47,14 @@ class ServerLosses:
             return False
         return all(len(self._left(bundle)) >= store.min_in_sync_in_force for _, bundle in bundles)
 
-    def outlive(self, cluster: ClusterMap, node: str) -> bool:
-        """Return whether each bundle of the run has a copy on another server."""
-        return all(set(self._left(bundle)) - {node} for _, bundle in _bundles_of(cluster))
+    def outlive(self, cluster: ClusterMap, without: Collection[str]) -> bool:
+        """Return whether all bundles of the run, and of stores of clients, have copies on other servers."""
+        bundles = [bundle for _, bundle in _bundles_of(cluster)]
+        for store in cluster.stores.values():
+            if not store.program and store.phase == "open":
+                found = (cluster.bundle(store.id, home) for home in set(store.buckets))
+                bundles += [bundle for bundle in found if bundle is not None]
+        return all(set(self._left(bundle)).difference(without) for bundle in bundles)
 
     def successors(self, cluster: ClusterMap, node: str) -> tuple[str, ...]:
         """Return the servers that go on with the shards of which an ended server was the primary."""
@@ -288,12 +293,34 @@ class Supervisor:
                     return
             process = self._process(spec)
 
-    def survives(self, node: str) -> bool:
-        """Return whether the run goes on if the process of a role ends."""
+    def kill(self, node: str) -> None:
+        """Kill a role with SIGKILL; it counts as ended at once."""
+        self._losses.note(self._map, node)
+        self.processes[node].kill()
+
+    def survives(self, node: str, *, frozen: Collection[str]) -> bool:
+        """Return whether the run and all stores go on if the process of a role ends.
+
+        Args:
+            frozen: Roles that do not answer meanwhile.
+        """
         role = node.rpartition("-")[0] or node
         if role == "ps":
-            return self._config.copies_in_force > 1 and self._losses.outlive(self._map, node)
+            return self._config.copies_in_force > 1 and self._losses.outlive(self._map, {node, *frozen})
         return self._may_restart(role, node)
+
+    def spares(self, node: str, *, frozen: Collection[str]) -> bool:
+        """Return whether the run and all stores go on while a role does not answer, and is not started again.
+
+        Args:
+            frozen: Roles that do not answer meanwhile.
+        """
+        role = node.rpartition("-")[0] or node
+        if role == "ps":
+            return self.survives(node, frozen=frozen)
+        of_role = {each for each in self.processes if (each.rpartition("-")[0] or each) == role}
+        left = len(of_role - {node, *frozen})
+        return left > len(of_role) // 2 if role == "controller" else left > 0
 
     def _last_death(self, spec: RoleSpec, how: str, refusal: str, *, exhausted: bool) -> RoleDied:
         """Return the error of a role that is not restarted, and that the run needs."""

@@ -1,8 +1,10 @@
 """The end of a cluster's processes."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from adam_async.cluster.launcher import LocalLauncher
 from adam_async.cluster.supervision import ServerLosses, Supervisor, successors_text
@@ -98,9 +100,49 @@ def test_the_others_suffice_while_each_bundle_has_enough_copies_for_its_pushes()
 
 
 def test_a_server_may_be_killed_if_each_bundle_has_a_copy_on_another_one() -> None:
-    assert all(losses(WHOLE).outlive(WHOLE, node) for node in ("ps-0", "ps-1", "ps-2", "ps-3"))
+    assert all(losses(WHOLE).outlive(WHOLE, {node}) for node in ("ps-0", "ps-1", "ps-2", "ps-3"))
     after = losses(WHOLE, "ps-1")  # ps-2 has the only copy of ps-1, and ps-0 that of ps-0
-    assert [after.outlive(WHOLE, node) for node in ("ps-0", "ps-2", "ps-3")] == [False, False, True]
+    assert [after.outlive(WHOLE, {node}) for node in ("ps-0", "ps-2", "ps-3")] == [False, False, True]
+    assert not losses(WHOLE).outlive(WHOLE, {"ps-0", "ps-1"}), "ps-0 is frozen"
+
+
+def test_a_server_with_the_last_copy_of_a_store_of_clients_may_not_be_killed() -> None:
+    run = bundle_map({"ps-0": ("ps-0",)})
+    net = replace(run.stores["run-1"], program="")
+    store = replace(run, run=None, stores={"run-1": net})
+    assert not losses(store).outlive(store, {"ps-0"})
+    assert losses(store).outlive(store, {"ps-1"})
+
+
+def supervisor(cluster: ClusterMap, *nodes: str, **options: int) -> Supervisor:
+    found = Supervisor(Config(**options), LocalLauncher({}), environment={}, on_line=print)
+    found.processes = {node: Process(node, ends=True) for node in nodes}
+    found.driver = SimpleNamespace(map=cluster)
+    return found
+
+
+def test_a_role_may_be_frozen_if_others_of_its_kind_go_on_without_it() -> None:
+    roles = supervisor(
+        *(WHOLE, "ps-0", "ps-1", "ps-2", "data-0", "worker-0", "worker-1"),
+        *("controller-0", "controller-1", "controller-2"),
+        copies=2,
+        controllers=3,
+        servers=3,
+    )
+    assert all(roles.spares(node, frozen=()) for node in ("ps-0", "worker-0", "controller-1"))
+    assert not roles.spares("data-0", frozen=()), "the only one"
+    assert not roles.spares("ps-0", frozen={"ps-1"}), "they have the copies of ps-0"
+    assert not roles.spares("worker-0", frozen={"worker-1"})
+    assert not roles.spares("controller-1", frozen={"controller-2"}), "no majority"
+    assert not supervisor(WHOLE, "controller").spares("controller", frozen=())
+
+
+def test_a_killed_server_counts_as_ended_before_its_process_has() -> None:
+    roles = supervisor(WHOLE, "ps-0", "ps-1", "ps-2", copies=2, servers=3)
+    assert roles.survives("ps-1", frozen=())
+    roles.kill("ps-0")
+    assert roles.processes["ps-0"].is_killed
+    assert not roles.survives("ps-1", frozen=()), "it has the last copy of the shards of ps-0"
 
 
 def test_nothing_is_lost_outside_a_run_or_before_its_values_are_loaded() -> None:
