@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -61,6 +61,9 @@ WARM_S = 2.0
 """Seconds before the measurement, in which the server reads its compiled kernels."""
 
 Gradients = Mapping[str, NDArray[np.float32]]
+
+TURNS = 5
+"""Turns that two ways on one link take in a round: a way that always came second seemed slower."""
 
 Times = dict[str, float]
 """Medians in microseconds, by side and size, such as ``store 1024``."""
@@ -124,17 +127,15 @@ async def medians(address: str, sizes: list[int], many: int, warm_s: float, link
         arrays = {"w": ArraySpec((size // 4,))}
         async with opened(address, f"one-{size}", arrays, link) as store:
             await asyncio.sleep(warm_s)
-            found[f"store {size}"] = await time_pairs(Face(store, arrays).push_pull, size)
-            found[f"buffers {size}"] = await time_pairs(
-                Face(store, arrays, await store.buffers()).push_pull, size
-            )
+            faces = {"store": Face(store, arrays), "buffers": Face(store, arrays, await store.buffers())}
+            found |= {f"{name} {size}": us for name, us in (await time_pairs(faces, size)).items()}
             await store.delete()
     together = {f"w{number}": ArraySpec((SMALL_BYTES // 4,)) for number in range(many)}
     one = {"w": ArraySpec((1 << 18,))}
     async with opened(address, "many", together, link) as small, opened(address, "one", one, link) as large:
         await asyncio.sleep(warm_s)
-        found["many"] = await time_pairs(Face(small, together).push_pull, many * SMALL_BYTES)
-        found["one"] = await time_pairs(Face(large, one).push_pull, 1 << 20)
+        found |= await time_pairs({"many": Face(small, together)}, many * SMALL_BYTES)
+        found |= await time_pairs({"one": Face(large, one)}, 1 << 20)
     return found
 
 
@@ -143,19 +144,21 @@ def opened(address: str, name: str, arrays: Mapping[str, ArraySpec], link: LinkK
     return ParameterStore.open(address, arrays, name=name, rule=Sgd(rate=RATE), create="new", link=link)
 
 
-async def time_pairs(push_pull: Callable[[], Awaitable[float]], size: int) -> float:
-    """Median microseconds, after a warm-up, with the result checked."""
-    repeats = max(20, min(500, (1 << 28) // size))
-    for _ in range(2):
-        await push_pull()
-    before = await push_pull()
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        after = await push_pull()
-        times.append(time.perf_counter() - begin)
-    np.testing.assert_allclose(after, before - RATE * repeats, rtol=0, atol=1e-3 * repeats)
-    return statistics.median(times) * 1e6
+async def time_pairs(faces: Mapping[str, Face], size: int) -> Times:
+    """Median microseconds of each face, measured in turns after a warm-up, with the results checked."""
+    repeats = max(20, min(500, (1 << 28) // size)) // TURNS
+    times: dict[str, list[float]] = {name: [] for name in faces}
+    for face in faces.values():
+        await face.push_pull()
+    for _ in range(TURNS):
+        for name, face in faces.items():
+            before = await face.push_pull()
+            for _ in range(repeats):
+                begin = time.perf_counter()
+                after = await face.push_pull()
+                times[name].append(time.perf_counter() - begin)
+            np.testing.assert_allclose(after, before - RATE * repeats, rtol=0, atol=1e-3 * repeats)
+    return {name: statistics.median(each) * 1e6 for name, each in times.items()}
 
 
 def ours(sizes: list[int], many: int, warm_s: float, link: LinkKind) -> Times:
