@@ -52,7 +52,7 @@ async def evaluated(arguments: Namespace, pieces: int, *, backups: bool, uneven:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(ParameterStore.open("local", ARRAYS, name="stragglers"))
         await store.add_vector(stored_name(GRADIENT), temporary=True)
-        dealer = Dealer(store.link.store.id, count, backups=backups, join_s=10.0)
+        dealer = Dealer(store.link.store.id, count, backups=backups, join_s=10.0, turn_s=10.0)
         group = await stack.enter_async_context(StackedTaskGroup())
         for number in range(WORKERS):
             pace = arguments.pace / (SLOW_BY if uneven and not number else 1)

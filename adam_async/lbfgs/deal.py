@@ -43,6 +43,8 @@ class Deal:
         self._losses: dict[int, float] = {}
         self._turn: tuple[Worker, int] | None = None
         """Worker that pushes now, and one past its last piece."""
+        self._given: dict[Worker, int] = {}
+        """One past the last piece of each worker's turn, also of a lost one, until the worker has pushed."""
 
     @property
     def is_over(self) -> bool:
@@ -57,6 +59,11 @@ class Deal:
             return fsum(losses)
         except (OverflowError, ValueError):  # the sum is beyond all numbers, or inf - inf
             return nan
+
+    @property
+    def in_turn(self) -> Worker | None:
+        """Worker that pushes now, if there is one."""
+        return None if self._turn is None else self._turn[0]
 
     def take(self, worker: Worker) -> range:
         """Deal a piece to a free worker; none if it has to wait."""
@@ -105,17 +112,20 @@ class Deal:
                 stop += 1
         if stop > self.counted:
             self._turn = worker, stop
+            self._given[worker] = stop
         return range(self.counted, stop)
 
     def pushed(self, worker: Worker, stop: int) -> None:
         """Take note that the servers have the pieces of a turn, up to `stop`."""
-        if (worker, stop) != self._turn:
-            return  # the worker was lost meanwhile, and is back
-        self._turn = None
+        if self._given.pop(worker, None) != stop:
+            return
+        if self._turn == (worker, stop):
+            self._turn = None
+        # A worker that lost its turn may be late: the servers have its pieces all the same.
         for piece in range(self.counted, stop):
             self._computing.pop(piece, None)
             self._gradients.pop(piece, None)
-        self.counted = stop
+        self.counted = max(self.counted, stop)
 
     def lost(self, worker: Worker) -> None:
         """Forget a worker: others compute and push its pieces."""

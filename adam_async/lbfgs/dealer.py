@@ -6,6 +6,7 @@ its task, gives its pieces to others.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from adam_async.errors import DeadlineExceeded
@@ -13,21 +14,28 @@ from adam_async.lbfgs.deal import Deal, Worker
 from adam_async.messages import AskPieces, Pieces, pack, unpack
 from transport import Link, ProtocolError, Request
 
+logger = logging.getLogger(__name__)
+
 
 class Dealer:
-    """Deals out the pieces of one evaluation after the other; fails without a worker for `join_s` seconds."""
+    """Deals out the pieces of one evaluation after the other.
 
-    def __init__(self, store: str, pieces: int, *, backups: bool, join_s: float) -> None:
+    Fails without a worker for `join_s` seconds. A worker that holds its turn for `turn_s` loses it to another
+    one; without another one the evaluation fails.
+    """
+
+    def __init__(self, store: str, pieces: int, *, backups: bool, join_s: float, turn_s: float) -> None:
         self._store = store
         self._pieces = pieces
         self._backups = backups
         self._join_s = join_s
+        self._turn_s = turn_s
         self._deal: Deal | None = None
         self._workers: set[Worker] = set()
         self._open: dict[tuple[Worker, bool], Callable[[Pieces], None]] = {}
         """Calls that take the answers to the open questions, by worker, and whether it asks for its turn."""
         self._moved = asyncio.Event()
-        """Event: the evaluation is over, or the first worker comes, or the last one goes."""
+        """Event: the evaluation is over, a turn begins or ends, or the only worker comes or goes."""
         self.computations = 0
         """Number of pieces that were dealt in all ended evaluations, with repetitions."""
 
@@ -40,11 +48,21 @@ class Dealer:
         self._serve()
         while not deal.is_over:
             self._moved.clear()
+            holder = deal.in_turn
+            turn_s = None if holder is None else self._turn_s
             try:
-                async with asyncio.timeout(None if self._workers else self._join_s):
+                async with asyncio.timeout(turn_s if self._workers else self._join_s):
                     await self._moved.wait()
             except TimeoutError:
-                raise DeadlineExceeded("a worker that computes gradients", self._join_s) from None
+                if not self._workers:
+                    raise DeadlineExceeded("a worker that computes gradients", self._join_s) from None
+                if len(self._workers) == 1:
+                    raise DeadlineExceeded("the only worker to push in its turn", self._turn_s) from None
+                logger.warning(
+                    "a worker of L-BFGS held its turn for %.0f s: another one has it", self._turn_s
+                )
+                deal.lost(holder)
+                self._serve()
         self.computations += deal.computations
         return deal.value
 
@@ -57,6 +75,7 @@ class Dealer:
         if deal is not None and asked.evaluation == deal.number:
             if asked.pushes:
                 deal.pushed(worker, asked.piece)
+                self._moved.set()
             else:
                 deal.computed(worker, asked.piece, asked.loss)
         self._open[worker, asked.pushes] = answer
@@ -89,6 +108,8 @@ class Dealer:
             if found:
                 answer = self._open.pop((worker, pushes))
                 answer(Pieces(evaluation=deal.number, first=found.start, stop=found.stop))
+                if pushes:
+                    self._moved.set()
         if deal.is_over:
             self._moved.set()
 

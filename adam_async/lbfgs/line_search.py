@@ -20,6 +20,9 @@ MOST_TRIES = 24
 MARGIN = 0.1
 """Least distance of an interpolated step from both ends of its interval, as a share of the interval."""
 
+ROUNDING = 2.0**-50
+"""Largest change of a value that may be its rounding alone, as a share of the value."""
+
 Verdict = Literal["evaluate", "accept", "fail"]
 """Outcome of an evaluation: another one at `LineSearch.step`, or the end of the search."""
 
@@ -70,6 +73,10 @@ class LineSearch(msgspec.Struct, kw_only=True):
         if self.is_last:
             return "fail"
         is_lower = decreases and (value < self.low.value or not self.low.step)
+        # Too short a step changes the value by no more than its rounding, and the slope by little.
+        is_flat = is_finite and abs(value - start.value) <= ROUNDING * abs(start.value)
+        if is_flat and self.high is None and slope < CURVATURE * start.slope:
+            is_lower = True
         if not is_lower:
             self.high = trial
         elif self.high is None:

@@ -179,8 +179,8 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if not slope < 0 or not isfinite(slope):
             self._restart()
             return
-        # The length of a first step is not known; later directions have the length of the Newton step.
-        step = 1.0 if self.slots else min(1.0, 1.0 / self.norm)
+        # A first step has length 1 whatever the scale of the values; later directions are Newton's steps.
+        step = 1.0 if self.slots else 1.0 / self.norm
         self.search = LineSearch.begin(self.value, slope, step)
         self.phase = "search"
 
@@ -207,7 +207,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         slot, asked = self._next_slot, self._new_products
         answers = {_named(*pair): each for pair, each in zip(asked, products, strict=True)}
         s, y = f"s{slot}", f"y{slot}"
-        lengths = sqrt(answers[_named(s, s)] * answers[_named(y, y)])
+        lengths = sqrt(answers[_named(s, s)]) * sqrt(answers[_named(y, y)])
         has_curvature = answers[_named(s, y)] > LEAST_CURVATURE * lengths > 0
         self.slots = (*self._kept, slot) if has_curvature else self._kept
         found, basis = {**self.products, **answers}, {*self._basis}
@@ -226,7 +226,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def _restart(self) -> None:
         """Return to the base without the history; without a history no lower value is in reach."""
         if not self.slots:
-            self.reason = "no step along the negative gradient lowers the value"
+            self.reason = "no step along the negative gradient lowers the value by more than rounding"
         self.slots = ()
         self.phase = "back"
 

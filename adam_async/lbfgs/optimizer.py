@@ -15,25 +15,34 @@ parameters, with the same copies and disks. A coordinator that finds the record 
 last move. In the midst of an evaluation, the lost one may have left pushes on their way, which name it.
 Servers keep the pieces of the three newest evaluations and take those of older ones for counted, so two
 evaluations of one piece follow first.
+
+Pieces of an evaluation whose number the servers know would count as pushed before, and leave no gradient. So
+each evaluation has a number above all that the shards have counted, which the step before it asks for.
+
+One coordinator minimises on a store at a time. Each adds a vector to the record's store, named by its nodes,
+and waits until no node of a vector with a lower number is live: the controllers give these numbers, and say
+which nodes are live. Servers take no steps of a node that is no longer live.
 """
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.cluster.networks import address_towards
-from adam_async.errors import ConfigError, StoreError, first_cause
+from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, StoreError, first_cause
 from adam_async.lbfgs.dealer import Dealer
 from adam_async.lbfgs.minimiser import GRADIENT, Minimiser, Move, stored_name
 from adam_async.lbfgs.worker import GradientWorker, LossAndGradient
 from adam_async.messages import AskPieces, Pieces, pack, unpack
+from adam_async.messages.bounds import Epoch
 from adam_async.messages.group_sets import KEPT_EPOCHS
+from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime.channel import Channel, StackedTaskGroup
 from adam_async.store.arguments import LOCAL
 from adam_async.store.store import ParameterStore
@@ -45,6 +54,8 @@ ANSWER_S = 86_400.0
 """Deadline of the coordinator's answer to a worker, in seconds: one piece of another worker may take long. A
 link ends much earlier if its other side is silent."""
 
+MOST_EVALUATION = (1 << 32) - 1
+"""Highest number of an evaluation: the bound of epochs in messages."""
 
 RECORD_VALUES = 2560
 """Length of the array of a record, in values of two bytes each: 231 inner products have less than 4 KiB."""
@@ -74,7 +85,7 @@ class CoordinatorState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     minimiser: Minimiser
     store: str = ""
     """Id of the store; it changes if the store comes back from disks."""
-    evaluation: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    evaluation: Epoch = 0
     """Number of the last evaluation that began."""
     address: str = ""
 
@@ -87,8 +98,7 @@ class LBFGS:
 
     Args:
         store: The store, with consistency ``asp``. Its values are where the minimisation begins. No other
-            program may push to it meanwhile, or name groups in it before: shards take groups of older epochs
-            for counted, and the gradient would be 0. Its rules have no effect.
+            program may push to it meanwhile. Its rules have no effect.
         function: Function ``loss_and_gradient(values, batch)`` that returns the batch's part of the objective
             and its gradient, by name. Threads call it; it does not change the values.
         batches: The batches, each for one call. A batch is much smaller than the share of a worker, so that
@@ -133,7 +143,11 @@ class LBFGS:
         self._workers = workers
         link = store.link
         self._dealer = Dealer(
-            link.store.id, len(batches), backups=backups, join_s=link.arguments.waits.prepare_s
+            link.store.id,
+            len(batches),
+            backups=backups,
+            join_s=link.arguments.waits.prepare_s,
+            turn_s=link.arguments.waits.clock_s,
         )
         self._record: CoordinatorState | None = None
         self._records: ParameterStore | None = None
@@ -162,9 +176,10 @@ class LBFGS:
             anew: Whether to begin with the values of the store in any case.
 
         Raises:
-            StoreError: A gradient does not fit the store, another client deleted a vector, or an earlier call
-                has not ended.
-            DeadlineExceeded: No worker was there for `prepare_s`.
+            StoreError: A gradient does not fit the store; another client deleted a vector, or named groups in
+                a push; an earlier call has not ended; or another coordinator of the store is live after
+                `patience_s`.
+            DeadlineExceeded: No worker came within `prepare_s`, or the only one held its turn for `clock_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
             Exception: An error of `function` in a worker of this process.
         """
@@ -173,7 +188,9 @@ class LBFGS:
         self._is_minimising = True
         try:
             async with AsyncExitStack() as stack:
-                was_lost = await self._open_record(stack, anew=anew)
+                self._records = await stack.enter_async_context(_open_records(self._store))
+                await stack.enter_async_context(self._leading(self._records))
+                was_lost = await self._find_record(anew=anew)
                 await self._start_workers(stack)
                 if not self._now.minimiser.is_done:
                     await self._make_vectors()
@@ -239,17 +256,36 @@ class LBFGS:
         if not move.evaluates:
             await self._save()
             return 0.0, await self._store.step(sums, dots=dots)
+        await self._begin_evaluation(sums)
+        value = await self._dealer.evaluate(self._now.evaluation)
+        products = await self._store.step([], dots=dots)
+        known = self._store.link.calls.groups_epoch
+        if known != self._now.evaluation:
+            raise StoreError(
+                f"the shards of store {self._store.name!r} have groups of epoch {known} after evaluation "
+                f"{self._now.evaluation} of L-BFGS: no other program may name groups in pushes meanwhile"
+            )
+        return value, products
+
+    async def _begin_evaluation(self, sums: Sequence[Combine] = ()) -> None:
+        """Empty the gradient, and give the evaluation a number that no shard knows; see the head."""
         self._now.evaluation += 1
         await self._save()
         await self._store.step([*sums, Combine(stored_name(GRADIENT), ())])
-        value = await self._dealer.evaluate(self._now.evaluation)
-        return value, await self._store.step([], dots=dots)
+        known = self._store.link.calls.groups_epoch
+        if known >= MOST_EVALUATION:
+            raise StoreError(
+                f"store {self._store.name!r} has groups of epoch {known}, and no evaluation of L-BFGS may "
+                "have a higher number: begin a new store with its values"
+            )
+        if known >= self._now.evaluation:
+            self._now.evaluation = known + 1
+            await self._save()
 
     async def _end_earlier_evaluations(self) -> None:
         """Make late pushes of an earlier coordinator count as repetitions; see the head of this file."""
         for _ in range(KEPT_EPOCHS - 1):
-            self._now.evaluation += 1
-            await self._save()
+            await self._begin_evaluation()
             await self._dealer.evaluate(self._now.evaluation, pieces=1)
 
     async def _make_vectors(self) -> None:
@@ -265,9 +301,6 @@ class LBFGS:
 
     async def forget(self) -> None:
         """Delete the store of the record. Workers of other programs read it, and have left before.
-
-        Delete the minimised store, too: another minimisation on it would count its evaluations from 1 again,
-        and shards would take their gradients for those of the first one.
 
         For errors see `ParameterStore.open` and `ParameterStore.delete`.
         """
@@ -335,9 +368,39 @@ class LBFGS:
 
     # --- the record ------------------------------------------------------------------------------
 
-    async def _open_record(self, stack: AsyncExitStack, *, anew: bool) -> bool:
-        """Open the record; return whether it is that of a lost coordinator."""
-        self._records = await stack.enter_async_context(_open_records(self._store))
+    @asynccontextmanager
+    async def _leading(self, records: ParameterStore) -> AsyncIterator[None]:
+        """Be the only coordinator of the store within the context; see the head of this file."""
+        store, membership = self._store, records.link.membership
+        name = f"{store.link.endpoint.identity.node} {records.link.endpoint.identity.node}"
+
+        def live(cluster: ClusterMap) -> list[str]:
+            """Return the live nodes of coordinators that came earlier."""
+            earlier = [node for each in _before(name, records) for node in each.split()]
+            return [node for node in earlier if node in cluster.nodes and cluster.nodes[node].live]
+
+        await records.add_vector(name, temporary=True)
+        try:
+            what = f"the end of another L-BFGS on store {store.name!r}"
+            try:
+                await membership.wait_for(
+                    lambda now: not live(now), what, store.link.arguments.waits.patience_s
+                )
+            except DeadlineExceeded:
+                raise StoreError(
+                    f"another L-BFGS minimises on store {store.name!r} ({live(membership.map)[0]}), and one "
+                    "at a time may: end it, or help it as a worker by LBFGS.assist"
+                ) from None
+            for lost in _before(name, records):
+                await records.delete_vector(lost)
+            yield
+        finally:
+            with suppress(AdamError):  # it has no force once its nodes have left
+                await records.delete_vector(name)
+
+    async def _find_record(self, *, anew: bool) -> bool:
+        """Read the record; return whether it is that of a lost coordinator."""
+        assert self._records is not None, "the record is open"
         found = _read((await self._records.pull())["record"])
         # Disks may have the record and the vectors of different moments, unless each change was durable.
         store = self._store.link.store
@@ -404,6 +467,12 @@ async def _open_records(store: ParameterStore) -> AsyncIterator[ParameterStore]:
         waits=of.waits,
     ) as records:
         yield records
+
+
+def _before(vector: str, store: ParameterStore) -> list[str]:
+    """Return the names of the vectors that a store had before one of them, in their order."""
+    vectors = store.vectors
+    return [each for each, record in vectors.items() if record.number < vectors[vector].number]
 
 
 def _written(record: CoordinatorState) -> NDArray[np.float32]:

@@ -165,6 +165,8 @@ class Pushed(Body, frozen=True, kw_only=True):
     ] = ()
     """For each dot product of a step, numbers whose exact sum is that of the shards; none if a product or a
     sum overflows float64."""
+    epoch: Epoch | msgspec.UnsetType = msgspec.UNSET
+    """Highest epoch of the groups that the shards have, in the answer to a step."""
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):

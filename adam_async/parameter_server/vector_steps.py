@@ -123,12 +123,14 @@ def answer_to_step(queued: QueuedPush, problems: Sequence[Problem]) -> Pushed:
         for place, shard in enumerate(queued.shards)
         if place not in lost
     ]
+    tables = {shard.tables for shard in queued.shards if shard is not None}
+    epoch = max([epoch for each in tables for epoch in each.ordered_groups], default=0)
     # A repetition may ask for other dot products than the step had.
     of_shards = [dots for dots in kept if dots is not None and len(dots) == len(commands.dots)]
     if not of_shards or len(of_shards) < len(kept):  # no dot products, or they are those of an old step
-        return Pushed(versions=0, problems=tuple(worst))
+        return Pushed(versions=0, problems=tuple(worst), epoch=epoch)
     parts = [exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))]
     if sum(map(len, parts)) > MOST_PARTS:
-        return Pushed(versions=0, problems=tuple(worst))
+        return Pushed(versions=0, problems=tuple(worst), epoch=epoch)
     dots = tuple([each + (0.0,) * (LEAST_PARTS - len(each)) if each else () for each in parts])
-    return Pushed(versions=0, problems=tuple(worst), dots=dots)
+    return Pushed(versions=0, problems=tuple(worst), dots=dots, epoch=epoch)

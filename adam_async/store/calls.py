@@ -345,6 +345,8 @@ class Calls:
         self.clock_s = arguments.waits.clock_s
         self.clock = 0
         """Number of steps that this client has ended."""
+        self.groups_epoch = 0
+        """Highest epoch of the groups that the servers had at this client's steps on vectors."""
         self.memory = BufferPool()
         """Memory of pulled arrays that come in several messages."""
         self._shares = arguments.link != "tcp"

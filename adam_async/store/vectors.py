@@ -99,6 +99,8 @@ class StepCall(Call, kw_only=True, eq=False):
                 raise RemoteProtocolError("problems", f"shard {problem.index} of {len(shards)}")
             if problem.status == REFUSED:
                 self.refuse_shard(shards[problem.index])
+        if answer.epoch is not msgspec.UNSET:
+            self.calls.groups_epoch = max(self.calls.groups_epoch, answer.epoch)
         if len(answer.dots) == len(self.commands.dots):
             self._parts.append(answer.dots)
         elif answer.dots:

@@ -125,10 +125,25 @@ def test_a_worker_that_is_lost_in_its_turn_gives_it_to_another():
     assert [*deal.take("b")] == [0]
     deal.computed("b", 0, 1.0)
     assert deal.turn("b") == range(1)
-    deal.pushed("a", 1)
+    deal.pushed("c", 1)
     assert not deal.is_over
     deal.pushed("b", 1)
     assert deal.is_over
+
+
+def test_a_late_push_of_a_worker_that_lost_its_turn_counts_and_the_next_turn_begins_behind_it():
+    deal = Deal(1, 3)
+    for _ in range(3):
+        deal.computed("late", deal.take("late").start, 1.0)
+    assert deal.turn("late") == range(3)
+    deal.lost("late")
+    deal.computed("other", deal.take("other").start, 1.0)
+    assert deal.turn("other") == range(1)
+
+    deal.pushed("late", 3)
+    assert deal.is_over
+    deal.pushed("other", 1)
+    assert deal.counted == 3
 
 
 def test_a_worker_with_many_gradients_waits_for_the_oldest_piece():

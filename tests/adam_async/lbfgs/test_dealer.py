@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from adam_async.errors import DeadlineExceeded
 from adam_async.lbfgs.dealer import Dealer
 from adam_async.messages import AskPieces, Pieces, pack, role_table, unpack
 from transport import Identity, LocalNetwork, RemoteError
@@ -13,9 +14,10 @@ COMPUTE, PUSH = AskPieces(store="s", pushes=False), AskPieces(store="s", pushes=
 
 
 @asynccontextmanager
-async def dealing(*, backups=True):
+async def dealing(*, backups=True, turn_s=5.0):
     """Run a dealer that listens; yields it, and a function that links a further worker."""
-    network, dealer = LocalNetwork(rules=role_table()), Dealer("s", 3, backups=backups, join_s=5.0)
+    network = LocalNetwork(rules=role_table())
+    dealer = Dealer("s", 3, backups=backups, join_s=5.0, turn_s=turn_s)
     identity = Identity(role="client", node="coordinator", incarnation=1)
     links = []
 
@@ -58,6 +60,46 @@ async def test_the_pieces_of_a_worker_whose_link_ends_go_to_another():
 
 def of_piece(piece):
     return AskPieces(store="s", pushes=False, evaluation=7, piece=piece, loss=0.5)
+
+
+async def compute_all(link):
+    """Compute the three pieces; the question for a fourth stays open."""
+    piece = (await ask(link, COMPUTE)).first
+    while piece < 2:
+        piece = (await ask(link, of_piece(piece))).first
+    return link.call_nowait(pack(of_piece(piece)), timeout_s=5.0)
+
+
+async def test_a_worker_that_holds_its_turn_loses_it_and_its_late_push_counts():
+    async with asyncio.timeout(10), dealing(turn_s=0.1) as (dealer, new_link), asyncio.TaskGroup() as group:
+        evaluation = group.create_task(dealer.evaluate(7))
+        late, other = await new_link("late"), await new_link("other")
+        again = await compute_all(late)
+        assert await ask(late, PUSH) == Pieces(evaluation=7, first=0, stop=3)
+        waits = other.call_nowait(pack(PUSH), timeout_s=5.0)
+        first = await ask(other, COMPUTE)
+        assert unpack(await again, Pieces).first == 0  # it may compute the first piece again, too
+        assert first.first < 2
+
+        end = AskPieces(store="s", pushes=True, evaluation=7, piece=3)
+        late.call_nowait(pack(end), timeout_s=5.0)
+        assert await evaluation == 1.5
+        assert not waits.done()
+
+
+async def test_the_only_worker_that_holds_its_turn_ends_the_evaluation():
+    async with asyncio.timeout(10), dealing(turn_s=0.1) as (dealer, new_link), asyncio.TaskGroup() as group:
+        evaluation = group.create_task(failing(dealer.evaluate(7)))
+        worker = await new_link("worker")
+        await compute_all(worker)
+        assert await ask(worker, PUSH) == Pieces(evaluation=7, first=0, stop=3)
+        assert "the only worker to push in its turn" in await evaluation
+
+
+async def failing(work):
+    with pytest.raises(DeadlineExceeded) as caught:
+        await work
+    return str(caught.value)
 
 
 async def test_a_second_question_of_one_kind_is_refused_and_another_store_too():

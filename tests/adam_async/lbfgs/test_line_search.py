@@ -56,6 +56,16 @@ def test_values_that_are_not_finite_count_as_too_large():
     assert 0 < t <= 0.01
 
 
+def test_a_first_step_below_the_rounding_of_the_value_is_lengthened():
+    def phi(t):
+        return 1e9 + (t - 1) ** 2, 2 * (t - 1)
+
+    verdict, t, _ = run(phi, 1e-6)
+
+    assert verdict == "accept"
+    assert 0 < t < 2
+
+
 def test_a_function_that_only_rises_fails():
     verdict, _, tries = run(lambda t: (t, -1.0))
 

@@ -50,6 +50,39 @@ def test_iterates_are_those_of_the_written_out_method(problem):
     assert done.norm <= 1e-7 * done.first_norm or len(found) == 50
 
 
+@pytest.mark.parametrize("exponent", [-300, -100, -40, 40, 100, 300])
+def test_a_scale_of_the_values_changes_no_bit_of_the_iterates(exponent):
+    function, start = problems.whole(*problems.logistic())
+    scale = 2.0**exponent
+
+    def scaled(x):
+        value, gradient = function(x)
+        return value * scale, gradient * scale
+
+    expected, _ = iterates(Minimiser(tolerance=1e-7), Vectors(function, start))
+    found, done = iterates(Minimiser(tolerance=1e-7), Vectors(scaled, start))
+
+    assert "the gradient's norm is" in done.reason
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_the_minimum_of_a_scaled_objective_is_that_of_scipy(scale):
+    optimize = pytest.importorskip("scipy.optimize", reason="SciPy is not installed (extra dev)")
+    function, start = problems.whole(*problems.logistic())
+
+    def scaled(x):
+        value, gradient = function(x)
+        return value * scale, gradient * scale
+
+    _, done = iterates(Minimiser(tolerance=1e-8), Vectors(scaled, start), most=500)
+    options = {"ftol": 0, "gtol": 0, "maxiter": 5000}
+    found = optimize.minimize(scaled, start, jac=True, method="L-BFGS-B", options=options)
+
+    assert "the gradient's norm is" in done.reason
+    assert done.value == pytest.approx(found.fun, rel=1e-9)
+
+
 def test_a_move_that_is_made_twice_by_a_restored_minimiser_changes_no_bit():
     function, start = problems.whole(*problems.network())
     expected, _ = iterates(Minimiser(tolerance=1e-7), Vectors(function, start))

@@ -315,6 +315,104 @@ async def test_a_second_call_goes_on_and_another_object_begins_anew():
     assert other.value < second.value
 
 
+@pytest.mark.parametrize("known", [1, 2, 5, (1 << 32) - 100])
+async def test_a_store_whose_shards_know_groups_of_any_epoch_is_minimised(known):
+    arrays, function, batches = problems.logistic()
+    expected, _ = await run("local", problems.logistic, iterations=4)
+    points = []
+    async with ParameterStore.open("local", arrays, name="used", shard_bytes=SHARD_BYTES) as store:
+        for epoch in range(max(known - 3, 1), known + 1):
+            await store.push(arrays, groups=(epoch, 0, 1000))
+        await store.push({"b": arrays["b"]}, groups=(known + 1, 0, 1000))
+        await LBFGS(store, function, batches).minimise(4, collect(store, points, arrays))
+
+    assert np.array_equal(points, expected)
+
+
+async def test_a_store_without_a_number_for_an_evaluation_is_refused():
+    arrays, function, batches = problems.logistic()
+    async with ParameterStore.open("local", arrays, name="full") as store:
+        await store.push(arrays, groups=((1 << 32) - 1, 0, 1))
+        with pytest.raises(StoreError, match="groups of epoch 4294967295, and no evaluation"):
+            await LBFGS(store, function, batches).minimise(4)
+
+
+async def test_groups_of_another_program_in_the_midst_are_named():
+    arrays, function, batches = problems.logistic()
+    loop = asyncio.get_running_loop()
+    async with ParameterStore.open("local", arrays, name="mixed") as store:
+
+        def mixed(values, batch):
+            pushed = store.push(arrays, groups=(90, 0, 1))
+            asyncio.run_coroutine_threadsafe(pushed, loop).result()
+            return function(values, batch)
+
+        with pytest.raises(StoreError, match="groups of epoch 90 after evaluation 1"):
+            await LBFGS(store, mixed, batches).minimise(4)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_store_is_minimised_again_after_its_record_is_forgotten_and_from_its_disk(tmp_path, durable):
+    arrays, function, batches = problems.logistic()
+    expected, _ = await run("local", problems.logistic, iterations=6)
+    points, disk = [], {"name": "disk", "dir": tmp_path}
+    async with ParameterStore.open("local", arrays, durable=durable, **disk) as store:
+        for _ in range(2):
+            optimizer = LBFGS(store, function, batches)
+            await optimizer.minimise(6)
+            await optimizer.forget()
+            await store.assign(arrays)
+    async with ParameterStore.open("local", None, **disk) as store:
+        await LBFGS(store, function, batches).minimise(6, collect(store, points, arrays))
+
+    assert np.array_equal(points, expected)
+
+
+# --- coordinators --------------------------------------------------------------------------------
+
+
+async def test_a_second_coordinator_is_refused_by_the_name_of_the_first():
+    arrays, function, batches = problems.logistic()
+    options = {"name": "lbfgs", "waits": Waits(patience_s=0.3)}
+    async with servers(1) as address, asyncio.timeout(30), AsyncExitStack() as stack:
+        store, other = [
+            await stack.enter_async_context(ParameterStore.open(address, arrays, **options)) for _ in range(2)
+        ]
+        first = store.link.endpoint.identity.node
+
+        async def second(iteration):
+            if iteration.number == 2:
+                for each in (other, store):
+                    with pytest.raises(StoreError, match=rf"another L-BFGS minimises .*\({first}\)"):
+                        await LBFGS(each, function, batches).minimise()
+
+        assert (await LBFGS(store, function, batches).minimise(4, second)).number == 4
+        assert (await LBFGS(other, function, batches).minimise(1)).number == 1
+        async with ParameterStore.open(address, name="lbfgs.lbfgs") as records:
+            assert records.vectors == {}
+
+
+async def test_of_coordinators_at_once_one_goes_on_and_the_others_follow_it():
+    arrays, function, batches = problems.logistic()
+    expected, _ = await run("local", problems.logistic, iterations=4)
+    points = []
+    async with servers(1) as address, asyncio.timeout(30), AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(ParameterStore.open(address, arrays, name="lbfgs"))
+            for _ in range(3)
+        ]
+
+        async def minimised(store):
+            await LBFGS(store, function, batches).minimise(4, collect(store, points, arrays))
+
+        async with asyncio.TaskGroup() as group:
+            for store in opened:
+                group.create_task(minimised(store))
+
+    assert np.array_equal(points[:4], expected)
+    assert len(points) == 12
+
+
 @pytest.mark.slow
 async def test_the_minimum_is_that_of_scipy():
     optimize = pytest.importorskip("scipy.optimize", reason="SciPy is not installed (extra dev)")

@@ -16,7 +16,7 @@ def minimise(function, start, *, history=10, tolerance=1e-7, iterations=50):
     pairs, points = [], []
     while len(points) < iterations and np.sqrt(gradient @ gradient) > tolerance * first:
         d = -two_loops(gradient, pairs)
-        step = 1.0 if pairs else min(1.0, 1 / np.sqrt(gradient @ gradient))
+        step = 1.0 if pairs else 1 / np.sqrt(gradient @ gradient)
         t = wolfe(lambda t: along(function, x, d, t), value, gradient @ d, step)  # noqa: B023 - called here
         if t is None:
             if not pairs:

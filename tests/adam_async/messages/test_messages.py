@@ -244,7 +244,7 @@ EXAMPLES = [
         vector=3,
         commands=Commands((Command(1, ((0.5, 2), (-1.0, 0)), "w"),), (DotProduct(1, 2),)),
     ),
-    Pushed(versions=(1, 2), problems=(Problem(1, messages.GAP, 4),), dots=((0.5, 1e-30), ())),
+    Pushed(versions=(1, 2), problems=(Problem(1, messages.GAP, 4),), dots=((0.5, 1e-30), ()), epoch=7),
     ReportSteps(
         store="r",
         session=1,

@@ -298,6 +298,17 @@ def test_an_answer_with_numbers_of_extremely_different_sizes_fits_into_its_frame
         assert found == ([sum(map(Fraction, values))] if dots == 1 else [])
 
 
+@pytest.mark.parametrize("commands", [Commands((), ()), Commands((), (DotProduct(0, 0),))])
+def test_an_answer_has_the_highest_epoch_of_all_shards(commands):
+    shards = new_shards()
+    for epoch, shard in enumerate(shards):
+        shard.separate().ordered_groups = {epoch: (0, 4), 7 * epoch: (0, 1)}
+    push = push_with(commands, shards=tuple(range(len(shards))))
+    queued = QueuedPush("step", push, tuple(shards), PushGradients(), (), [])
+
+    assert answer_to_step(queued, ()).epoch == 7 * (len(shards) - 1) > 0
+
+
 # --- bad messages ----------------------------------------------------------------------------
 
 
