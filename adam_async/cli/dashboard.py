@@ -19,6 +19,7 @@ from adam_async.dashboard.state import State
 from adam_async.driver.cluster_watch import ClusterWatch
 from adam_async.driver.driver import Driver
 from adam_async.driver.events import RunEvents
+from adam_async.driver.predictions import Predictions
 from adam_async.driver.requests import Request, ask
 from adam_async.errors import ConfigError, binding, install_command
 from adam_async.report.stream import EventStream
@@ -96,6 +97,8 @@ async def serve_dashboard(
             )
             group.create_task(watch.run(), name="dashboard/watch")
             group.create_task(publish_epochs(member.changes(), stream), name="dashboard/epochs")
+            predictions = Predictions(queries.endpoint, member, stream, waits=waits_at_start(options.wait))
+            group.create_task(predictions.run(), name="dashboard/predictions")
         operate = _asking(options, token) if options.allow_operations else None
         site = Site(live=live, past=past, operate=operate)
         async with _page(options.bind, "--bind", site, options.dashboard_token_file, terminal):

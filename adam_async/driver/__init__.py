@@ -15,7 +15,7 @@ Files, in reading order:
 
     training_run.py                  one run: waits, evaluations, checkpoints, the end
     evaluator.py                     accuracy on test and validation images; a pull of all parameters
-    sample_images.py                 test images with their predictions, for a page
+    sample_images.py, predictions.py test images with their predictions, for a page; those of another driver
     epoch_choice.py                  early stopping: `patience`, `keep_best`, `until_accuracy`
     divergence.py                    losses that show a diverging run, or a run that learns nothing
     epoch_checkpoints.py             checkpoints within an epoch, without a pause of the training

@@ -50,6 +50,7 @@ class Evaluator:
         pool: Runs the evaluation, on `threads` threads.
         available_bytes: Returns the memory of this process for images, in bytes. A data server states the
             number of its images; the evaluator refuses images that do not fit.
+        most: Maximum number of images of a set, the first ones; None reads all.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Evaluator:
         pool: ComputePool,
         threads: int,
         available_bytes: Callable[[], int] = available_bytes,
+        most: int | None = None,
     ) -> None:
+        self._most = most
         self._endpoint = endpoint
         self._waits = waits
         self._pool = pool
@@ -161,7 +164,7 @@ class Evaluator:
             RunFailed: This process lacks the memory for the stated number of images.
         """
         found: tuple[NDArray[Any], NDArray[Any]] | None = None
-        have, total = 0, 1
+        have, total, whole = 0, 1, 0
         count = 1  # the size of the first image determines how many fit into one message
         async with self._endpoint.connected(address, timeout_s=self._waits.dial_s) as link:
             while have < total:
@@ -170,18 +173,21 @@ class Evaluator:
                 stated = unpack(reply, TestImages).total
                 _check(reply.tensors, count if stated else 0, like=None if found is None else found[0])
                 if found is None:
-                    found, total = self._room_for(stated, reply.tensors, address, sample), stated
+                    whole, total = stated, stated if self._most is None else min(stated, self._most)
+                    found = self._room_for(total, reply.tensors, address, sample)
                 read = len(reply.tensors[1])
-                if stated != total or have + read > total:
+                if stated != whole or have + read > total:
                     raise RemoteProtocolError(
                         "message",
                         f"test images {have} to {have + read} of {stated}, after an answer with a total of "
-                        f"{total}",
+                        f"{whole}",
                     )
-                for whole, part in zip(found, reply.tensors, strict=True):
-                    whole[have : have + read] = part
+                for all_of, part in zip(found, reply.tensors, strict=True):
+                    all_of[have : have + read] = part
                 have += read
                 count = _images_in(link.max_message_bytes, reply.tensors)
+                if self._most is not None:
+                    count = min(count, total - have)
         assert found is not None, "the first request is made in any case"
         return found
 

@@ -44,7 +44,7 @@ class RoleQueries:
     """
 
     def __init__(self, endpoint: Endpoint, *, waits: Waits) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._waits = waits
 
     async def statistics(self, address: str, run: str, *, dial_s: float | None = None) -> Counts:
@@ -58,7 +58,7 @@ class RoleQueries:
             ValueError: The address is of no network that the driver has.
         """
         timeout_s = self._waits.dial_s if dial_s is None else dial_s
-        async with self._endpoint.connected(address, timeout_s=timeout_s) as link:
+        async with self.endpoint.connected(address, timeout_s=timeout_s) as link:
             reply = await link.call(pack(GetStatistics(run=run)), timeout_s=self._waits.call_s)
             sender = _check_sender(reply, link)
             kind = ROLES.get(sender.role, Counts)
@@ -71,7 +71,7 @@ class RoleQueries:
 
     async def store_counts(self, address: str, store: str) -> StoreCounts:
         """Return the counts of a store, by its id, on the server at an address; see `statistics`."""
-        async with self._endpoint.connected(address, timeout_s=self._waits.dial_s) as link:
+        async with self.endpoint.connected(address, timeout_s=self._waits.dial_s) as link:
             reply = await link.call(pack(GetStatistics(run=store)), timeout_s=self._waits.call_s)
             _check_sender(reply, link)
             counts: StoreCounts = read_text_tensor(reply, StoreCounts, MOST_STATISTICS_BYTES)
@@ -110,7 +110,7 @@ class RoleQueries:
                 return None
             return statistics
 
-        asker = self._endpoint.identity.node
+        asker = self.endpoint.identity.node
         async with asyncio.TaskGroup() as group:
             asking = [
                 group.create_task(ask(node, address), name=f"{asker}/asks-{node or address}")
@@ -120,7 +120,7 @@ class RoleQueries:
 
     def _uncounted(self, address: str) -> AbstractAsyncContextManager[Link]:
         """Return a link for the duration of one block; its bytes do not count in the driver's traffic."""
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         return endpoint.network.connect(address, endpoint.identity, timeout_s=self._waits.dial_s)
 
     async def profile(self, address: str) -> list[Part]:

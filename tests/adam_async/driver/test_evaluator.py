@@ -36,7 +36,7 @@ async def test_test_images_of_any_size_are_read_in_messages_that_hold_them(side)
     assert labels.tolist() == [0, 1, 2, 3, 4]
 
 
-async def read_from(network, answer, **options):
+async def read_from(network, answer, *, most=None, **options):
     """Read images from a data server with these answers."""
 
     async def serve(link):
@@ -52,6 +52,7 @@ async def read_from(network, answer, **options):
             pool=ComputePool(threads=1, name="evaluate"),
             threads=1,
             available_bytes=lambda: AVAILABLE,
+            most=most,
         )
         return await evaluator._read(listener.address, **options)
 
@@ -166,3 +167,19 @@ async def test_a_snapshot_has_the_keyed_initial_values_then_the_pushed_ones(netw
             # A copy: later steps do not change it.
             np.testing.assert_array_equal(first.weights[name], values)
             np.testing.assert_array_equal(second.weights[name], values - np.float32(0.25))
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 9])
+async def test_an_evaluator_of_few_images_reads_the_first_ones_alone(most):
+    network = LocalNetwork(rules=role_table(), config=LinkConfig(max_message_bytes=MOST_BYTES))
+    images = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1) * np.ones((5, 1, 2, 2), np.uint8)
+
+    def answer(request):
+        body = unpack(request.message, ReadTest)
+        assert body.stop <= max(most, 1)
+        part = slice(body.start, body.stop)
+        request.reply(pack(TestImages(total=5), [images[part], np.arange(5)[part]]))
+
+    read, labels = await read_from(network, answer, most=most)
+    np.testing.assert_array_equal(read, images[:most])
+    assert labels.tolist() == list(range(min(most, 5)))
