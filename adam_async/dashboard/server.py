@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import get_args
 
 import msgspec
 from starlette.applications import Starlette
@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 from adam_async.dashboard.access import SESSION_S, Access, Session
 from adam_async.dashboard.past_runs import PastRuns
 from adam_async.dashboard.state import Part, State, shown
-from adam_async.driver.requests import MOST_FROZEN_S, AddedRole
+from adam_async.driver.requests import FAULTS
 from adam_async.driver.requests import Request as DriverRequest
 from adam_async.errors import AdamError, first_cause
 from adam_async.report.stream import EventStream
@@ -90,15 +90,6 @@ Operate = Callable[[DriverRequest], Awaitable[Sequence[str]]]
 
 It raises an `AdamError` if the driver refuses.
 """
-
-
-class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of an operation."""
-
-    action: Literal["kill", "freeze", "add"]
-    node: Annotated[str, msgspec.Meta(max_length=256)] = ""
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=MOST_FROZEN_S)] = 0.0
-    role: AddedRole | None = None
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,18 +202,17 @@ class Dashboard:
             return _error(401, "no session")
         if not self._access.proves(session, request.headers.get(PROOF, "")):
             return _error(403, "the request does not come from the page")
-        live, operate = self._site.live, self._site.operate
-        if live is None or operate is None:
+        operate = self._site.operate
+        if operate is None:
             return _error(403, "operations are off: start with --allow-operations")
         try:
-            asked = msgspec.json.decode(await _body(request), type=Operation)
+            asked = msgspec.json.decode(await _body(request), type=DriverRequest)
         except msgspec.DecodeError as error:
             return _error(400, str(error))
-        whole = DriverRequest(
-            run=live.run, action=asked.action, node=asked.node, seconds=asked.seconds, role=asked.role
-        )
+        if asked.action not in FAULTS:
+            return _error(400, f"the page does not ask for {asked.action}")
         try:
-            lines = await operate(whole)
+            lines = await operate(asked)
         except (AdamError, TransportError, ExceptionGroup) as error:
             cause = first_cause(error)
             if not isinstance(cause, AdamError | TransportError):

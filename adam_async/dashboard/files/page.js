@@ -345,7 +345,7 @@ function choose(node) {
 async function operate(body, words) {
   $("answer").textContent = words;
   try {
-    $("answer").textContent = (await ask("operate", { body, within: 60000 })).text;
+    $("answer").textContent = (await ask("operate", { body: { ...body, run: page.now.run?.id ?? "" }, within: 60000 })).text;
   } catch (error) {
     $("answer").textContent = `Refused: ${error.message}`;
   }

@@ -123,7 +123,7 @@ async def test_the_session_is_a_cookie_that_scripts_and_other_sites_do_not_get(t
 
 async def test_an_operation_needs_its_proof_and_comes_from_the_page(tmp_path: Path) -> None:
     operate = Operated()
-    kill = {"action": "kill", "node": "worker-0"}
+    kill = {"run": "run-1", "action": "kill", "node": "worker-0"}
     async with visited(tmp_path, operate) as client:
         offer = await login(client)
         for headers in ({}, {"X-Session-Proof": ""}, {"X-Session-Proof": "0" * 48}):
@@ -134,10 +134,11 @@ async def test_an_operation_needs_its_proof_and_comes_from_the_page(tmp_path: Pa
                 await client.post("/operate", json=kill, headers={**proof, "Origin": origin})
             ).status_code == 403
         for body in (
-            {"action": "stop"},
-            {"action": "freeze", "node": "a", "seconds": 1e9},
-            {"action": "add", "role": "driver"},
-            {**kill, "run": "other"},
+            {"run": "run-1", "action": "stop"},
+            {"run": "run-1", "action": "logs", "node": "ps-0"},
+            {"run": "run-1", "action": "freeze", "node": "a", "seconds": 1e9},
+            {"run": "run-1", "action": "add", "role": "driver"},
+            {"action": "kill", "node": "worker-0"},
             [],
         ):
             assert (await client.post("/operate", json=body, headers=proof)).status_code == 400
@@ -146,7 +147,7 @@ async def test_an_operation_needs_its_proof_and_comes_from_the_page(tmp_path: Pa
             "/operate", json=kill, headers={**proof, "Origin": f"http://127.0.0.1:{client.port}"}
         )
         assert (answer.status_code, answer.json()) == (200, {"text": "done"})
-        refused = await client.post("/operate", json={"action": "kill", "node": "ps-0"}, headers=proof)
+        refused = await client.post("/operate", json={**kill, "node": "ps-0"}, headers=proof)
         assert (refused.status_code, refused.json()) == (
             409,
             {"error": "the run would end with ps-0; see …/notes.txt"},
