@@ -18,7 +18,6 @@ from adam_async.report.report import Report
 from adam_async.run.events import AnyEvent, text_of
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult
-from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import waited_s
 from adam_async.run.step_model import RunModel, StepModel
 
@@ -405,6 +404,7 @@ def caption(progress: Progress) -> list[str]:
     if progress.status is None:
         return lines
     condition = progress.status.condition
+    lines += [condition.judgement] * (condition.verdict != "well")
     lines.append(condition.line)
     lines += [f"{each}" for each in condition.waits[:WAITING_SHOWN]]
     if (more := len(condition.waits) - WAITING_SHOWN) > 0:
@@ -420,34 +420,17 @@ def checkpoint_age(progress: Progress, *, now: float) -> str:
 
 
 def consistency_line(progress: Progress) -> str:
-    """Return the line about bound and staleness of the replicas, and about copies and silent roles."""
+    """Return the line about bound and staleness of the replicas, and about silent roles."""
     line = f"{progress.consistency}, staleness at most {progress.staleness_max} so far"
     if progress.consistency != "asp":
         line += f", slowest clock {_count(progress.clock)}"
     if progress.skipped:
         line += f", {_count(progress.skipped)} images skipped"
-    if progress.copies is not None and progress.copies.copies > 1:
-        line += f"; {copies_text(progress.copies)}"
     if progress.silent:
         more = len(progress.silent) - WAITING_SHOWN
         line += f"; no answer: {', '.join(progress.silent[:WAITING_SHOWN])}"
         line += f" and {more} more" if more > 0 else ""
     return line
-
-
-def copies_text(copies: RunCopies) -> str:
-    """Return a text with the copies of each shard, and the servers whose shards lack copies in sync.
-
-    If pushes to some shards wait for another copy, the text has the number of copies that a push needs.
-    """
-    lagging = copies.lagging
-    if not lagging:
-        return f"{copies.copies} copies of each shard"
-    few = [f"{each.home} {len(each.in_sync)}" for each in lagging]
-    more = f" and {len(few) - WAITING_SHOWN} more" if len(few) > WAITING_SHOWN else ""
-    text = f"copies in sync, of {copies.copies}: {', '.join(few[:WAITING_SHOWN])}{more}"
-    waits = min(len(each.in_sync) for each in lagging) < copies.min_in_sync
-    return f"{text}; pushes wait for {copies.min_in_sync}" if waits else text
 
 
 def _count(number: float) -> str:

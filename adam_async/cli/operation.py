@@ -143,8 +143,7 @@ def print_status(status: ClusterStatus, terminal: Terminal) -> None:
         terminal.print(_run_line(run))
         if not run.driven and run.phase not in ("finished", "failed"):
             terminal.print(f"its driver, {run.driver}, is lost: adam-async train --attach takes the run over")
-    reasons = f": {'; '.join(condition.reasons)}" if condition.reasons else ""
-    terminal.print(f"{condition.verdict}{reasons}")
+    terminal.print(condition.judgement)
     if run is not None and run.phase not in ("finished", "failed"):
         terminal.print(condition.line)
     elif condition.survival:

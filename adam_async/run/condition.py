@@ -87,6 +87,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[LostRole, ...] = ()
 
     @property
+    def judgement(self) -> str:
+        """The verdict with its reasons, in words."""
+        return f"{self.verdict}{': ' if self.reasons else ''}{'; '.join(self.reasons)}"
+
+    @property
     def survival(self) -> str:
         """The losses that run and stores survive, in words; empty if neither exists."""
         if self.survives is None:

@@ -17,7 +17,6 @@ from adam_async.cli.live_table import (
     caption,
     cells_of,
     consistency_line,
-    copies_text,
     cut_line,
     epoch_line,
     fitting,
@@ -42,10 +41,9 @@ from adam_async.run.counts import ControllerCounts
 from adam_async.run.events import Noted
 from adam_async.run.progress import Progress
 from adam_async.run.result import EpochResult, RunResult
-from adam_async.run.run_copies import copies_of
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import describe_machine
-from tests.adam_async.cluster_maps import bundle_map, node, run_record
+from tests.adam_async.cluster_maps import node, run_record
 from tests.adam_async.role_counts import counts_of
 
 MODEL = Network(named_model("mnist-adam"))
@@ -528,17 +526,7 @@ def test_the_table_shows_how_old_the_newest_checkpoint_is() -> None:
     assert live_table.checkpoint_age(progress, now=1334.4) == "1,234 s old"
 
 
-@pytest.mark.parametrize(
-    ("in_sync", "text"),
-    [
-        (("ps-0", "ps-1", "ps-2"), "3 copies of each shard"),
-        (("ps-0", "ps-1"), "copies in sync, of 3: ps-0 2"),
-        (("ps-0",), "copies in sync, of 3: ps-0 1; pushes wait for 2"),
-    ],
-)
-def test_the_line_names_shards_that_lack_copies_and_pushes_that_wait_for_them(in_sync, text) -> None:
-    copies = copies_of(bundle_map({"ps-0": in_sync}, copies=3))
-    assert copies is not None
-    assert copies_text(copies) == text
-    progress = Progress(status=structs.replace(status_with(), copies=copies))
-    assert consistency_line(progress).endswith(f"; {text}")
+def test_the_caption_names_what_is_lacking_above_the_numbers() -> None:
+    lacking = Condition(verdict="degraded", reasons=("ps-1 is lost", "1 of 2 replicas are live"))
+    for condition, line in ((lacking, "degraded: ps-1 is lost; 1 of 2 replicas are live"), (WELL, WELL.line)):
+        assert caption(Progress(status=status_with(condition=condition)))[1] == line
