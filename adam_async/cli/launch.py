@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from adam_async.cli.options import TrainOptions
 from adam_async.cli.terminal import Terminal
-from adam_async.errors import ConfigError
+from adam_async.errors import ConfigError, listed
 from adam_async.run.config import Config
 from adam_async.runtime.disk import Disk
 
@@ -35,15 +35,11 @@ class Launch:
     ) -> None:
         if file is not None and options.config is not None:
             raise ConfigError(f"{file} and --config {options.config} are both the file of options: give one")
-        for option in ("controller", "replay"):
-            if getattr(options, option) is not None:
-                raise ConfigError(
-                    f"--{option} has no force with launch, which starts the roles: leave it out"
-                )
-        if options.processes is False:
-            raise ConfigError(
-                "--no-processes has no force with launch, whose roles are processes: leave it out"
-            )
+        given = [f"--{option}" for option in ("controller", "replay") if getattr(options, option) is not None]
+        given += ["--no-processes"] * (options.processes is False)
+        if given:
+            why = "which starts the roles as processes"
+            raise ConfigError(f"{listed(given)} has no effect with launch, {why}: leave it out")
         self._options = dataclasses.replace(options, config=file or options.config, processes=True)
         self._terminal = terminal
         self.environment = environment

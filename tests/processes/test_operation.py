@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 
@@ -10,6 +11,9 @@ from tests.processes.commands import RUN_S, Command, children_of, watched
 pytestmark = pytest.mark.processes
 
 TOKEN = {"ADAM_TOKEN": "a token that nobody guesses"}
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 TRAIN = (
     "train",
     "--data",
@@ -49,7 +53,13 @@ def test_another_shell_sees_scales_and_ends_a_run() -> None:
             assert all(worker["pid"] in children for worker in workers.values())
             assert all(role["age_s"] > 0 for role in status["roles"] if role["role"] != "driver")
 
-            assert asked("scale", "3", *there) == (0, "3 workers: started worker-2\n")
+            with Command("status", "--watch", *there, environment=TOKEN) as watch:
+                watch.wait_for("2 live, 2 taking part")
+                assert asked("scale", "3", *there) == (0, "3 workers: started worker-2\n")
+                watch.wait_for("3 live, 3 taking part")
+                assert re.match(r"worker-2 +replica 2", watch.wait_for("worker-2 ")), watch.output
+                watch.signal(signal.SIGINT)
+                watch.ends(INTERRUPTED)
             code, text = asked("status", *there)
             assert code == 0
             assert re.search(r"worker-2 +replica 2", text), text

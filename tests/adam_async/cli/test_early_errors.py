@@ -259,7 +259,7 @@ WRONG_FILES: Cases = [
     ("data inspect digits --size x", "--size must be ROWSxCOLUMNS"),
     ("data inspect digits --transforms bad.toml", "bad.toml has 'foo'"),
     ("launch slurm --nodes 0", "--nodes must be within 1 and"),
-    ("launch slurm --controller tcp://localhost:1", "--controller has no force with launch"),
+    ("launch slurm --controller tcp://localhost:1", "--controller has no effect with launch"),
     ("launch torchrun --port -1", "--port must be within 0 and 65535, not -1"),
     ("launch torchrun", "torchrun sets RANK and MASTER_ADDR"),
     ("launch ray --env x", "--env 'x'"),
