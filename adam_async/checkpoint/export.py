@@ -3,7 +3,7 @@
 The file has the values by tensor, as the file of a trained model, and the state of the update rules under
 names of their own (`model_head.RULE_STATE`): elementwise arrays in the shape of their tensor, and counts with
 one number per shard of the tensor; then the vectors of a store (`tensors.VECTOR`). Larger types come first,
-so each array is aligned.
+so each array is aligned. The head has the CRC-32 of each array (`model_head.SUMS`).
 """
 
 import json
@@ -11,11 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.model_head import RULE_STATE
+from adam_async.checkpoint.model_head import RULE_STATE, SUMS
 from adam_async.checkpoint.tensors import VECTOR, ShardSource, WholeTensors
 from adam_async.model.rules import Rule
 from adam_async.run.store_record import ArrayRecord, VectorRecord
@@ -97,6 +98,7 @@ async def export_of(
     """
     counts: dict[str, NDArray[Any]] = {}
     entries: dict[str, NDArray[Any]] = {}
+    sums: dict[str, int] = {}
     tensors = tuple(sorted(arrays, key=lambda each: (-np.dtype(each.dtype).itemsize, each.name)))
     for record in tensors:
         whole = await _read(source, record, rules, vectors)
@@ -105,9 +107,10 @@ async def export_of(
         names = {name for name, _ in found}
         # Only the shapes are kept.
         entries |= {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in found}
+        sums |= {name: crc32(each.tobytes()) for name, each in found}
         counts |= {name: v for key, v in whole.state.items() if (name := state_name(key)) not in names}
     entries = {**dict(sorted(counts.items())), **entries}
-    head = _head_of(entries, metadata)
+    head = _head_of(entries, metadata, sums | {name: crc32(each.tobytes()) for name, each in counts.items()})
     nbytes = len(head) + sum([each.nbytes for each in entries.values()])
     return Export(
         head=head,
@@ -120,8 +123,26 @@ async def export_of(
     )
 
 
-def _head_of(entries: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+def file_of(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of a file with these arrays, in the order and with the checksums of an export."""
+    ordered = dict(sorted(arrays.items(), key=lambda each: (-each[1].dtype.itemsize, each[0])))
+    parts = {name: each.tobytes() for name, each in ordered.items()}
+    sums = {name: crc32(part) for name, part in parts.items()}
+    return b"".join([_head_of(ordered, metadata, sums), *parts.values()])
+
+
+def check_sums(arrays: Mapping[str, NDArray[Any]], sums: Mapping[str, Any]) -> None:
+    """Check the arrays that were read from a file against its checksums. Raises ValueError."""
+    for name, array in arrays.items():
+        if name in sums and sums[name] != crc32(array.tobytes()):
+            raise ValueError(f"the bytes of {name!r} are not those that were written")
+
+
+def _head_of(
+    entries: Mapping[str, NDArray[Any]], metadata: Mapping[str, str], sums: Mapping[str, int]
+) -> bytes:
+    metadata = {**metadata, SUMS: json.dumps(dict(sorted(sums.items())), separators=(",", ":"))}
+    header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, each in entries.items():
         header[name] = {

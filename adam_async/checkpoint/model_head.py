@@ -24,6 +24,9 @@ RULE_STATE = "rule_state/"
 """Beginning of the names of arrays with the state of an update rule, such as ``rule_state/mean/fc1.weight``.
 A model takes no value from them."""
 
+SUMS = "adam-async/crc32"
+"""Key of the checksums in the metadata: a JSON object with the CRC-32 of each array's bytes, by name."""
+
 MAX_HEADER_BYTES = 4 << 20
 """Maximum size of a header in bytes: names, shapes and metadata of some thousand tensors with rule state."""
 
@@ -86,6 +89,23 @@ def _header(data: bytes, whole: int, origin: str) -> dict[str, Any]:
     if whole < expected:
         raise SavedModelError(f"{origin} is truncated: it has {whole} bytes of {expected}")
     return header
+
+
+def sums_in(metadata: Any) -> dict[str, Any]:
+    """Return the checksums of arrays by name, none if the file is without. Raises ValueError: damaged."""
+    text = metadata.get(SUMS, "{}") if isinstance(metadata, dict) else "{}"
+    try:
+        sums = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        sums = None
+    if not isinstance(sums, dict):
+        raise ValueError(f"the checksums under {SUMS!r} are no JSON object")
+    return sums
+
+
+def sums_of_model(data: bytes, origin: str) -> dict[str, Any]:
+    """Return the checksums in the bytes of a file. Raises ValueError, or SavedModelError as `read_head`."""
+    return sums_in(_header(data, len(data), origin).get("__metadata__"))
 
 
 def values_alone(data: bytes, origin: str) -> bytes:

@@ -24,12 +24,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from adam_async.checkpoint.export import check_sums, file_of
 from adam_async.checkpoint.model_head import (
     FORMAT,
     METADATA_KEY,
     SavedModelError,
     cannot_read,
     read_head,
+    sums_of_model,
     values_alone,
 )
 from adam_async.checkpoint.names import FILE_NAME
@@ -68,12 +70,11 @@ def dump_model(
     tensors = {p.name: np.asarray(weights[p.name], network.dtype, order="C") for p in network.parameters}
     if isinstance(network, StepModel):
         return dump_arrays(network.tensors(tensors))
-    return bytes(save_tensors(tensors, metadata=metadata_of(network, class_names)))
+    return file_of(tensors, metadata_of(network, class_names))
 
 
 def metadata_of(network: Network, class_names: Sequence[str]) -> dict[str, str]:
     """Return the texts in the head of a model's file."""
-    # One entry, because the library writes several in an order that changes from process to process.
     ours: dict[str, Any] = {"format_version": FORMAT, "spec": network.spec.to_dict()}
     if class_names:
         ours["class_names"] = list(class_names)
@@ -139,6 +140,10 @@ def load_model(
     except SpecError as error:
         raise SavedModelError(f"{origin} holds a model that cannot be built: {error}") from None
     check_model(network, weights, class_names, origin)
+    try:
+        check_sums(weights, sums_of_model(data, origin))
+    except ValueError as error:
+        raise SavedModelError(f"{origin} is damaged: {error}; save it again") from None
     return Model(network, weights, class_names)
 
 

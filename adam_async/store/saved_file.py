@@ -13,8 +13,8 @@ import msgspec
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from adam_async.checkpoint.export import export_of, state_name
-from adam_async.checkpoint.model_head import RULE_STATE
+from adam_async.checkpoint.export import check_sums, export_of, state_name
+from adam_async.checkpoint.model_head import RULE_STATE, sums_in
 from adam_async.checkpoint.tensors import ShardSource, WholeTensors
 from adam_async.errors import ConfigError, StoreError
 from adam_async.messages.tensors import UNREADABLE
@@ -73,7 +73,7 @@ async def read_store(path: Path) -> SavedFile:
             about, found = await disk.run(_read, path)
             record, arrays = _decoder.decode(about)
             check_placed_store(record, arrays)
-        except (OSError, SafetensorError, ConfigError, *UNREADABLE) as error:
+        except (OSError, SafetensorError, ConfigError, ValueError, *UNREADABLE) as error:
             why = getattr(error, "strerror", None) or error
             raise StoreError(f"{path} cannot be read as a file of `ParameterStore.save`: {why}") from None
     has_state = any(name.startswith(RULE_STATE) for name in found.keys() - {each.name for each in arrays})
@@ -97,10 +97,13 @@ _decoder = msgspec.json.Decoder(tuple[StoreRecord, tuple[ArrayRecord, ...]])
 
 def _read(path: Path) -> tuple[str, Mapping[str, NDArray[Any]]]:
     with safe_open(path, framework="numpy") as file:
-        about = (file.metadata() or {}).get(STORE)
+        metadata = file.metadata() or {}
+        about = metadata.get(STORE)
         if about is None:
             raise ConfigError(
                 "its head has no store: give `arrays` what safetensors.numpy.load_file returns, and leave "
                 "init out"
             )
-        return about, {name: file.get_tensor(name) for name in file.keys()}
+        found = {name: file.get_tensor(name) for name in file.keys()}
+    check_sums(found, sums_in(metadata))
+    return about, found

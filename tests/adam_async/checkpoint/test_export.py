@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from adam_async.checkpoint.export import export_of
 from adam_async.checkpoint.files import load_checkpoint, open_checkpoint
-from adam_async.checkpoint.model_head import RULE_STATE, SavedModelError, values_alone
+from adam_async.checkpoint.model_head import RULE_STATE, SUMS, SavedModelError, values_alone
 from adam_async.checkpoint.trained_model import load_model, metadata_of
 from adam_async.model import Network, mlp
 from adam_async.runtime.disk import Disk
@@ -59,7 +59,9 @@ async def test_an_export_has_the_values_and_the_rule_state_of_each_tensor_aligne
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
     size = int.from_bytes(data[:8], "little")
-    for entry in json.loads(data[8 : 8 + size]).values():
+    header = json.loads(data[8 : 8 + size])
+    assert json.loads(header.pop("__metadata__")[SUMS]).keys() == found.keys()
+    for entry in header.values():
         assert (8 + size + entry["data_offsets"][0]) % (int(entry["dtype"][1:]) // 8) == 0
 
 

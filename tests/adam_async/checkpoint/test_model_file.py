@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from adam_async.checkpoint.model_head import SUMS
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.checkpoint.trained_model import SavedModelError, dump_model, load_model, save_model
 from adam_async.model import Network, mlp, named_model
@@ -118,6 +119,26 @@ def test_a_truncated_file_is_refused(length: int) -> None:
 def test_an_invalid_model_file_is_refused_with_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(SavedModelError, match=f"the model file .*{reason}"):
         load_model(data)
+
+
+@pytest.mark.parametrize("place", [-1, -9000, -len(DATA) // 2])
+def test_a_changed_bit_of_a_weight_is_refused_with_the_tensor(place: int) -> None:
+    data = bytearray(DATA)
+    data[place] ^= 1
+    with pytest.raises(SavedModelError, match=r"the bytes of 'fc\d\.\w+' are not those that were written"):
+        load_model(bytes(data))
+
+
+@pytest.mark.parametrize("sums", ["7", "{", "[" * 100_000])
+def test_checksums_that_cannot_be_read_are_refused(sums: str) -> None:
+    data = with_header(lambda header: header["__metadata__"].update({SUMS: sums}))
+    with pytest.raises(SavedModelError, match=r"the checksums under .* are no JSON object"):
+        load_model(data)
+
+
+def test_a_file_of_another_program_without_checksums_is_read() -> None:
+    data = with_header(lambda header: header["__metadata__"].pop(SUMS))
+    assert load_model(data).weights.keys() == WEIGHTS.keys()
 
 
 def test_a_missing_tensor_is_named() -> None:
