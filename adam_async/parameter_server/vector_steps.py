@@ -10,6 +10,10 @@ number of servers, and an answer is equally short for any number of shards.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, Commands, Problem, Pushed, of_place
 from adam_async.model.vectors import BLOCK, Term, exact_parts, exact_sum
@@ -17,6 +21,7 @@ from adam_async.parameter_server.apply import PIECE_WORK, Applier, Pieces, Work
 from adam_async.parameter_server.events import QueuedPush
 from adam_async.parameter_server.shard import Shard, StepKey
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_record import vector_key
 
 MOST_PROBLEMS = 8
 """Maximum number of problems in the answer to a step: the worst ones of all shards."""
@@ -56,23 +61,21 @@ def _key(queued: QueuedPush, place: int) -> StepKey:
 
 
 def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepKey) -> Pieces:
-    new: dict[int, str] = {}
-    """Name of the scratch memory with the new values of each vector."""
-    spare: list[str] = []
+    new: dict[int, NDArray[Any]] = {}
+    """New values of each vector."""
     size = shard.spec.size
     for command in commands.combine:
         if shard.vector(command.into) is None or command.array not in ("", shard.spec.tensor):
             continue
-        # The memory of the old values may be that of a term, so the sum goes to another one.
-        name = spare.pop() if spare else f"step {len(new)}"
         terms: list[Term] = []
         for coefficient, number in command.terms:
-            values = shard.vector(number) if number not in new else applier.room(new[number], 1, size)[0]
+            values = new[number] if number in new else shard.vector(number)
             if values is None:  # the vector lacks this array
                 yield 0, [(False,)]
                 return
             terms.append((coefficient, values))
-        out, most = applier.room(name, 1, size)[0], max(PIECE_WORK // max(len(terms), 1), 1)
+        # The allocator returns the memory that the vector of the previous shard had.
+        out, most = np.empty(size, applier.dtype), max(PIECE_WORK // max(len(terms), 1), 1)
         for start in range(0, size, most):
             part = slice(start, start + most)
             if not applier.vectors.combine(out[part], [(factor, each[part]) for factor, each in terms]):
@@ -80,15 +83,15 @@ def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepK
                 return
             # Two terms take as long as applying one gradient.
             yield (len(out[part]) + CALL_WORK) * max(len(terms), 1) // 2, []
-        if command.into in new:
-            spare.append(new[command.into])
-        new[command.into] = name
-    for number, name in new.items():
-        target, source = shard.vector(number), applier.room(name, 1, size)[0]
-        assert target is not None
+        new[command.into] = out
+    for number, result in new.items():
+        if number:  # no other object has the memory of a vector, so it is replaced and not written
+            shard.rule_state[vector_key(number)] = result
+            continue
         for start in range(0, size, PIECE_WORK):
-            target[start : start + PIECE_WORK] = source[start : start + PIECE_WORK]
-            yield len(target[start : start + PIECE_WORK]) // 4, []
+            part = slice(start, start + PIECE_WORK)
+            shard.values[part] = result[part]
+            yield len(result[part]) // 4, []
     if commands.dots:
         yield from _dot_pieces(applier, shard, commands, key)
     yield CALL_WORK, [(True,)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adam_async.model.fast.memory import CACHE, compile_kept, exact, kept_name, largest
 from adam_async.model.fast.registers import HOST
-from adam_async.model.fast.vectors import POINTER, Vectors, emit_loop, whole
+from adam_async.model.fast.vectors import I32, POINTER, Vectors, emit_loop, whole
 from adam_async.model.vectors import Term, rounded
 
 TILE = 2048
@@ -25,6 +25,9 @@ TILE = 2048
 
 SUMS = 4 if HOST.number >= 32 else 2
 """Number of vectors of sums of a dot product: each has a vector of errors and one of sizes, in registers."""
+
+AHEAD = 4096
+"""Distance at which a dot product fetches values ahead, in bytes: processors do not fetch across pages."""
 
 WIDTH = HOST.width // 8
 """Number of float64 of a vector register."""
@@ -53,7 +56,13 @@ def emit_dot(builder: Any, element: Any, arguments: list[Any]) -> None:
     kind = f"llvm.fabs.v{WIDTH}f64"
     size_of_each = builder.module.declare_intrinsic(kind, (), ir.FunctionType(wide.type, [wide.type]))
 
+    fetch = builder.module.declare_intrinsic(
+        "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+    )
+    to_read = [ir.Constant(I32, word) for word in (0, 3, 1)]  # into all caches, of data
+
     def load(source: Any, at: Any) -> Any:
+        builder.call(fetch, [narrow.at(source, builder.add(at, whole(AHEAD // narrow.bytes))), *to_read])
         values = narrow.load(narrow.at(source, at))
         return values if narrow.bytes == 8 else builder.fpext(values, wide.type)
 
