@@ -11,13 +11,13 @@ buckets onto servers, largest first onto the least loaded, by bytes (AD-40, AD-4
 number, so the result does not depend on any hash.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
 from itertools import groupby, pairwise
 from math import prod
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Protocol
 
 from adam_async.run.config import SHARD_BYTES
@@ -226,6 +226,15 @@ def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
     Args:
         sizes: Number of shards of each size in bytes, as `shard_sizes` returns it.
     """
+    total = [0] * NUM_BUCKETS
+    for size, rounds, buckets in _rounds(sizes):
+        for bucket in buckets:
+            total[bucket] += size * rounds
+    return tuple(total)
+
+
+def _rounds(sizes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield a size, a number of rounds, and the buckets that get a shard of this size in each, in order."""
     loads = [(0, bucket) for bucket in range(NUM_BUCKETS)]
     for size in sorted(sizes, reverse=True):
         left = sizes[size]
@@ -233,25 +242,43 @@ def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
             if left >= NUM_BUCKETS and max(loads)[0] - loads[0][0] < size:
                 # Each round gives every bucket one shard, in the same order.
                 rounds, left = divmod(left, NUM_BUCKETS)
+                yield size, rounds, [bucket for _, bucket in sorted(loads)]
                 loads = [(load + rounds * size, bucket) for load, bucket in loads]
+            some = []
             for _ in range(min(left, NUM_BUCKETS)):
                 load, bucket = loads[0]
                 heapreplace(loads, (load + size, bucket))
-            left -= min(left, NUM_BUCKETS)
-    return tuple(load for load, _ in sorted(loads, key=itemgetter(1)))
+                some.append(bucket)
+            yield size, 1, some
+            left -= len(some)
 
 
 def bytes_of_vectors(
     vectors: Sequence[VectorRecord], arrays: Sequence[ArrayRecord], shard_bytes: int
 ) -> tuple[int, ...]:
-    """Return the bytes of a store's vectors of each bucket; empty without vectors."""
+    """Return the bytes of a store's vectors of each bucket, in time independent of the number of shards."""
     if not vectors:
         return ()
     named = Counter([name for vector in vectors for name in vector.arrays])
     everywhere = sum([not vector.arrays for vector in vectors])
+    runs: dict[int, deque[tuple[int, int]]] = {}
+    """Numbers of shards of one size that follow one another, and of the vectors of each."""
+    for array in arrays:
+        of_each = named[array.name] + everywhere * (not array.frozen)
+        for size, count in shard_sizes([array], shard_bytes).items():
+            runs.setdefault(size, deque()).append((count, of_each))
     total = [0] * NUM_BUCKETS
-    for spec in shard_table(arrays, shard_bytes=shard_bytes).shards:
-        total[spec.bucket] += spec.nbytes * (named[spec.tensor] + everywhere * (not spec.frozen))
+    for size, rounds, buckets in _rounds({size: sum([n for n, _ in run]) for size, run in runs.items()}):
+        at, end = 0, rounds * len(buckets)
+        while at < end:
+            count, of_each = runs[size].popleft()
+            taken = min(count, end - at)
+            if count > taken:
+                runs[size].appendleft((count - taken, of_each))
+            whole, rest = divmod(taken, len(buckets))
+            for step in range(min(taken, len(buckets))):
+                total[buckets[(at + step) % len(buckets)]] += size * of_each * (whole + (step < rest))
+            at += taken
     return tuple(total)
 
 

@@ -16,6 +16,7 @@ from adam_async.run.partition import table_of
 from adam_async.run.shard_table import (
     assign_buckets,
     bytes_of_buckets,
+    bytes_of_vectors,
     cut_tensor,
     holders,
     part_table,
@@ -23,7 +24,7 @@ from adam_async.run.shard_table import (
     shard_table,
     spread,
 )
-from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
+from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord, VectorRecord
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple)
 limits = st.integers(1, 300)
@@ -205,6 +206,26 @@ def test_the_bytes_of_buckets_are_those_of_the_table(sizes, limit):
     for shard in shard_table(arrays(*sizes), shard_bytes=4 * limit).shards:
         loads[shard.bucket] += shard.nbytes
     assert bytes_of_buckets(shard_sizes(arrays(*sizes), 4 * limit)) == tuple(loads)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 3000), st.booleans()), min_size=1, max_size=8),
+    limit=st.integers(1, 40),
+    like=st.lists(st.sets(st.integers(0, 7), max_size=3), min_size=1, max_size=3),
+)
+def test_the_bytes_of_vectors_are_those_of_the_table(sizes, limit, like):
+    several = [
+        ArrayRecord(f"t{number}", (size,), frozen=is_frozen) for number, (size, is_frozen) in enumerate(sizes)
+    ]
+    vectors = [
+        VectorRecord(f"v{at}", tuple([f"t{each}" for each in sorted(names)]), number=at + 1)
+        for at, names in enumerate(like)
+    ]
+    loads = [0] * NUM_BUCKETS
+    for shard in shard_table(several, shard_bytes=4 * limit).shards:
+        for vector in vectors:
+            loads[shard.bucket] += shard.nbytes * vector.covers(shard.tensor, frozen=shard.frozen)
+    assert bytes_of_vectors(vectors, several, 4 * limit) == tuple(loads)
 
 
 @given(st.dictionaries(st.integers(1, 40), st.integers(1, 200), max_size=5))
