@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from adam_async.client.session import Exchange, PushExchange, Receiver, Session, SessionIdentity
-from adam_async.errors import ShardUnavailable
+from adam_async.errors import ShardUnavailable, StoreError
 from adam_async.run.config import Waits
 from adam_async.run.run_copies import Primary
 from adam_async.runtime.callbacks import Callbacks
@@ -253,7 +253,9 @@ class BundleConnection(Session):
             logger.warning("%s sent an invalid answer: %s", self.channel.peer, self._refusal)
         elif isinstance(error, RemoteError):
             self._refusal = str(error)
-            if error.code not in NOT_SERVING:
+            if error.code == "partly-known":  # a repetition would get the same answer
+                self.fail(StoreError(f"{error.text}, and lacks others: always push the same groups together"))
+            elif error.code not in NOT_SERVING:
                 asked = f"{exchange.message.type} of bundle {self.home}"
                 logger.warning("%s refused %s: %s", self.channel.peer, asked, error)
         self._trouble.set()

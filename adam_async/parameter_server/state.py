@@ -404,7 +404,9 @@ class ServerState:
             if has_new_number(push, shards, session):
                 return [Refuse(event.request, "busy", text)]
         if push.groups and knows_a_part(push, shards, session):
-            return [Refuse(event.request, "busy", f"a shard has some of the groups {push.groups[:9]}")]
+            # In a run the map may end the generation that pushed them; no client of a store takes them back.
+            code = "busy" if self.program else "partly-known"
+            return [Refuse(event.request, code, f"a shard has some of the groups {push.groups[:9]}")]
         # Usually all shards of a push share one table and one number: a single comparison orders the push.
         number = push.numbers
         tables = group.shared() if group is not None and isinstance(number, int) else None
