@@ -46,7 +46,7 @@ from adam_async.parameter_server.kept_shards import ClockSnapshot, KeptShards, P
 from adam_async.parameter_server.push_numbers import refuse_places
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
-from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard import Session, Shard, ShardTables, set_vectors
 from adam_async.parameter_server.shard_group import (
     ShardGroup,
     count_groups,
@@ -263,8 +263,7 @@ class Bundle:
                 self._count_steps(entry)
             case VectorsChanged():
                 self.vectors = entry.vectors
-                for shard in self._touched():
-                    shard.set_vectors(entry.vectors)
+                set_vectors(self._touched(), entry.vectors)
             case ForgetSessions():
                 self.changes += 1
                 for shard in self._touched():

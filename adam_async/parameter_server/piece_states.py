@@ -21,7 +21,7 @@ from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.kept_shards import KeptShards
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Shard, set_vectors
 from adam_async.parameter_server.shard_pieces import (
     PART_BYTES,
     copy_piece,
@@ -143,8 +143,7 @@ def pieces_by_name(record: StoreRecord, table: Sequence[ShardSpec]) -> dict[Stat
 def new_bundle(record: StoreRecord, specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> Bundle:
     """Return a bundle with new shards and their vectors, for the pieces of a store on a disk."""
     shards = own_shards(specs, rules)
-    for shard in shards:
-        shard.set_vectors(record.vectors)
+    set_vectors(shards, record.vectors)
     return bundle_of(record, shards)
 
 

@@ -75,7 +75,7 @@ from adam_async.parameter_server.question_checks import (
 from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
 from adam_async.parameter_server.sender_checks import SenderChecks
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Shard, set_vectors
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
@@ -139,6 +139,8 @@ class ServedStore:
         specs = [spec for spec in self._specs if store.buckets[spec.bucket] == home]
         self._pushed_to = tuple([spec.id for spec in specs if not spec.frozen])
         """Shards that the commands of a step are for."""
+        self._largest = max([spec.nbytes for spec in specs if not spec.frozen], default=0)
+        """Size of the largest of them, in bytes."""
         self._pieces = pieces_of(specs, in_place=store.in_place)
         self._make()
         if host.disk is not None and self._storage is not None:
@@ -222,8 +224,7 @@ class ServedStore:
     def _set_vectors(self) -> None:
         """Give the shards the vectors of the map, before the log has an entry."""
         self.state.bundle.vectors = self._vectors
-        for shard in self.state.shards.values():
-            shard.set_vectors(self._vectors)
+        set_vectors(self.state.shards.values(), self._vectors)
 
     @property
     def complete(self) -> bool:
@@ -498,8 +499,13 @@ class ServedStore:
         """Answer a question, now or later. Returns whether the store takes messages of this type."""
         if self._is_refused(request, body):
             return True
-        if isinstance(body, Push) and body.commands is not None and body.generation == self.store.generation:
+        commands = body.commands if isinstance(body, Push) else None
+        if isinstance(body, Push) and commands is not None and body.generation == self.store.generation:
+            # The new values of a shard have memory beside the old ones until its step is done.
+            nbytes = self._largest * len({command.into for command in commands.combine})
             body = msgspec.structs.replace(body, shards=self._pushed_to)
+            request.charge(nbytes, partial(self._take_charged, request, body))
+            return True
         if isinstance(body, Push) and body.pull and not self._missing:
             # Charge on arrival: the answer has values and their versions, so it cannot wait for room later.
             shards, group = self.state.shards, self.state.bundle.group(body.shards)

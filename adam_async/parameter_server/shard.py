@@ -7,7 +7,7 @@ that are always pushed together share tables (`shard_group.py`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages import Push, StepReport, check_tensor
+from adam_async.messages import MOST_TERMS, Push, StepReport, check_tensor
 from adam_async.messages.loss_sums import LossSums
 from adam_async.parameter_server.bsp_barrier import PendingContributions
 from adam_async.run.group_ranges import GroupSets, Ranges, united, with_losses, without_groups, without_losses
@@ -315,17 +315,11 @@ class Shard:
         """Return a vector on this shard, or for 0 its values; None without this vector."""
         return self.rule_state.get(vector_key(number)) if number else self.values
 
-    def set_vectors(self, vectors: Iterable[VectorRecord]) -> None:
-        """Add the vectors that the shard lacks, with zeros, and drop those that are not named."""
-        spec = self.spec
-        wanted = {each.key for each in vectors if each.covers(spec.tensor, frozen=spec.frozen)}
-        for key in [key for key in self.rule_state if is_vector_key(key) and key not in wanted]:
-            del self.rule_state[key]
-        for key in sorted(wanted - self.rule_state.keys()):
-            self.rule_state[key] = np.zeros(len(self.values), self.values.dtype)
-
     def keep_dots(self, step: StepKey, dots: tuple[float, ...]) -> None:
-        """Keep the dot products of a step, and forget those of the oldest steps."""
+        """Keep the dot products of a step; forget the answered ones of its client, and the oldest."""
+        answered = step[2] - MOST_DOTS // MOST_TERMS
+        for other in [other for other in self.dots if other[2] <= answered and other[:2] == step[:2]]:
+            del self.dots[other]
         self.dots[step] = dots
         total = sum(map(len, self.dots.values()))
         while total > MOST_DOTS and len(self.dots) > 1:
@@ -382,6 +376,22 @@ class Shard:
         return (
             f"<Shard {self.spec.id} {self.spec.tensor}[{self.spec.start}:{self.spec.stop}] v{self.version}>"
         )
+
+
+def set_vectors(shards: Iterable[Shard], vectors: Sequence[VectorRecord]) -> None:
+    """Add the vectors that shards lack, with zeros, and drop those that are not named."""
+    wanted: dict[str, tuple[str, ...]] = {}
+    for shard in shards:
+        spec, state = shard.spec, shard.rule_state
+        keys = wanted.get(spec.tensor)
+        if keys is None:  # an array may have many shards
+            keys = tuple([each.key for each in vectors if each.covers(spec.tensor, frozen=spec.frozen)])
+            wanted[spec.tensor] = keys
+        for key in [key for key in state if is_vector_key(key) and key not in keys]:
+            del state[key]
+        for key in keys:
+            if key not in state:
+                state[key] = np.zeros(spec.size, shard.values.dtype)
 
 
 def check_array(array: NDArray[Any], what: str, target: NDArray[Any]) -> None:

@@ -26,7 +26,7 @@ from adam_async.model.rules import Sgd
 from adam_async.parameter_server.apply import PIECE_WORK, Applier
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Applied, Apply, PushArrived, QueuedPush, VectorsChanged
-from adam_async.parameter_server.gradients import PushGradients
+from adam_async.parameter_server.gradients import DeltaPart, PushGradients
 from adam_async.parameter_server.log_entries import decode_entry, encode_entry, without_shards
 from adam_async.parameter_server.question_checks import QuestionChecks
 from adam_async.parameter_server.shard import MOST_DOTS, Shard
@@ -119,6 +119,26 @@ def test_a_repetition_with_another_number_of_dot_products_gets_none(dots):
     again = server.step(Commands((), (DotProduct(1, 0),) * dots))
     assert {problem.status for problem in again.problems} == {DUPLICATE}
     assert again.dots == ()
+
+
+def test_an_answer_has_the_dot_products_of_all_shards_or_none():
+    server = Server()
+    server.step(MOVE)
+    server.state.shards[ShardId(2)].dots.clear()
+    assert server.step(MOVE).dots == ()
+
+
+def test_pushes_for_a_vector_and_for_the_values_are_two_batches():
+    server = Server()
+    before = server.vector(0)
+    gradients = PushGradients((DeltaPart(np.ones(SIZE * SHARDS), (SIZE,) * SHARDS, 1.0, finite=True),))
+    places = {"shards": tuple(range(SHARDS)), "rate": 1.0, "assign": False}
+    for number, vector in ((1, 1), (2, 0)):
+        push = push_with(None, numbers=number, vector=vector, **places)
+        server.state.handle(PushArrived(f"push {number}", push, gradients))
+    server.work()
+    assert (server.vector(1) == 1).all()
+    assert (server.vector(0) == before - 1).all()
 
 
 def test_shards_go_on_sharing_their_tables_and_versions_count_changes_of_values():
@@ -242,13 +262,15 @@ def test_a_shard_keeps_the_dot_products_of_all_open_steps_of_a_client():
     assert len(shard.dots) == MAX_UNACKNOWLEDGED
 
 
-def test_a_shard_forgets_the_dot_products_of_the_oldest_steps_and_of_forgotten_sessions():
+def test_a_shard_forgets_the_dot_products_of_answered_and_of_the_oldest_steps_and_of_forgotten_sessions():
     (shard,) = new_shards()[:1]
     for number in range(3 * MOST_DOTS):
-        shard.keep_dots((1, 2, number), (0.5, 0.25))
-    assert len(shard.dots) == MOST_DOTS // 2
+        shard.keep_dots((number, 2, 1), (0.5, 0.25))
+        shard.keep_dots((1, 2, number), (0.5,))
+    assert sum(map(len, shard.dots.values())) in range(MOST_DOTS - 1, MOST_DOTS + 1)
     assert next(reversed(shard.dots)) == (1, 2, 3 * MOST_DOTS - 1)
-    shard.forget_dots(lambda step: step[:2] == (1, 2))
+    assert sum(step[:2] == (1, 2) for step in shard.dots) == MAX_UNACKNOWLEDGED
+    shard.forget_dots(lambda step: step[1] == 2)
     assert shard.dots == {}
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from contextlib import AsyncExitStack
 
 import msgspec
 import numpy as np
@@ -22,10 +23,13 @@ from tests.adam_async.store.fleets import fleet
 from tests.adam_async.store.servers import faulty_clients, store_servers
 from tests.adam_async.store.vector_programs import SHARD_BYTES, Program, first_values
 from tests.transport.testing import Faults
+from transport import Request
 
 WAITS = msgspec.structs.replace(Waits(), answer_s=0.5, call_s=5.0)
 FAULTS = Faults(drop=0.02, delay=0.01, cut=0.02, drop_reply=0.02, delay_s=0.005)
 OPTIONS = {"rule": Sgd(rate=1.0), "shard_bytes": SHARD_BYTES}
+AT_A_TIME = 8
+"""Number of programs that run at a time, most of which wait for an answer that was lost."""
 NODES = ("ps-0", "ps-1", "ps-2")
 FIRST = {"w": np.arange(12.0).reshape(3, 4), "b": np.ones(2)}
 
@@ -43,20 +47,26 @@ async def test_a_random_program_equals_numpy():
 
 
 async def run_over_failing_links(monkeypatch, servers, programs, calls):
-    """Run programs over links that fail; return the dot products of all programs."""
-    networks, results = faulty_clients(monkeypatch), []
-    async with store_servers(servers, waits=WAITS) as cluster:
-        for seed in programs:
-            options = {"name": f"program-{seed}", "waits": WAITS, **OPTIONS}
-            opened = ParameterStore.open(cluster.address, first_values(), **options)
-            async with opened as store:
-                networks[-1].faults = FAULTS
-                program = Program(random.Random(seed))
-                await program.run(store, calls)
-                results += program.results
-                networks[-1].faults = Faults()
-                await store.delete()
-    return results
+    """Run programs over links that fail, some at a time; return the dot products of all programs."""
+    networks, opening, some = faulty_clients(monkeypatch), asyncio.Lock(), asyncio.Semaphore(AT_A_TIME)
+
+    async def run(seed):
+        options = {"name": f"program-{seed}", "waits": WAITS, **OPTIONS}
+        async with some, AsyncExitStack() as stack:
+            async with opening:  # the newest network is that of the store which opens
+                opened = ParameterStore.open(cluster.address, first_values(), **options)
+                store = await stack.enter_async_context(opened)
+                network = networks[-1]
+            network.faults = FAULTS
+            program = Program(random.Random(seed))
+            await program.run(store, calls)
+            network.faults = Faults()
+            await store.delete()
+            return program.results
+
+    async with store_servers(servers, waits=WAITS) as cluster, asyncio.TaskGroup() as group:
+        running = [group.create_task(run(seed)) for seed in programs]
+    return [result for each in running for result in each.result()]
 
 
 async def test_programs_over_failing_links_have_the_same_bits_on_one_server_and_on_three(monkeypatch):
@@ -175,6 +185,30 @@ async def test_a_step_comes_between_the_pushes_before_it_and_behind_it(consisten
         x = await store.pull(vector="x")
         assert np.array_equal(x["w"], 2 * (FIRST["w"] - 1))
         assert store.clock == (0 if consistency == "asp" else 2)
+
+
+async def test_a_step_is_charged_with_the_memory_of_its_sums(monkeypatch):
+    charged, charge = [], Request.charge
+
+    def note(request, nbytes, then):
+        charged.append(nbytes)
+        charge(request, nbytes, then)
+
+    monkeypatch.setattr(Request, "charge", note)
+    async with asyncio.timeout(20), store_servers(1) as cluster:
+        async with ParameterStore.open(cluster.address, first_values(), name="model", **OPTIONS) as store:
+            await store.add_vector("x")
+            charged.clear()
+            await store.step([Combine("x", ((1.0, "*"),)), Combine("*", ()), Combine("x", ())])
+            largest = max(shard.nbytes for shard in store._calls.layout.table.shards)
+            assert charged == [2 * largest]
+
+
+async def test_groups_that_a_shard_has_in_part_are_an_error_at_once():
+    async with asyncio.timeout(20), local() as store:
+        await store.push({"w": FIRST["w"]}, groups=(1, 0, 2))
+        with pytest.raises(StoreError, match=r"some of the groups \(1, 1, 3\), and lacks others"):
+            await store.push({"w": FIRST["w"]}, groups=(1, 1, 3))
 
 
 async def test_in_bsp_a_step_behind_a_push_and_a_push_to_a_vector_are_refused():
