@@ -370,7 +370,7 @@ class TrainOptions(LogOptions, LayerOptions):
     optimizer: Literal["rule", "lbfgs", "lbfgs-worker"] = "rule"
     """rule trains push by push, by --rule; lbfgs minimises by L-BFGS, whose steps use all training images: an
     epoch is one step, and --replicas are threads of this process (docs/how-to/minimise-with-lbfgs.md).
-    lbfgs-worker computes gradients for such a command with the same options at --controller."""
+    lbfgs-worker computes gradients for such a command at --controller, with its options of data and model."""
     controller: Annotated[str | None, addresses_of("--controller")] = None
     """tcp://HOST:PORT of the controller of a cluster started by hand, or of several controllers, with commas
     between them; the command then starts no role."""

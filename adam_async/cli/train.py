@@ -143,6 +143,10 @@ async def _train(
         config = await configure(options, environment, disk, resumed, launched=ranks or launcher is not None)
         if is_lbfgs := options.optimizer != "rule":
             check_lbfgs(options, config, is_launched=ranks or launcher is not None)
+            if resumed is not None:
+                raise ConfigError(
+                    f"--store {options.store} has the shards of another training: name another folder"
+                )
         imports = import_code(options, terminal)
         contents = await _read_contents(options, config, environment, disk, resumed, imports, terminal)
         if is_lbfgs:

@@ -1,8 +1,8 @@
 """`train --optimizer lbfgs`: a network or a step of the user is minimised by L-BFGS over all training images.
 
-The workers are threads of this process. The servers are in this process, or those of the cluster at
-``--controller``, with its copies and disks. An iteration counts as an epoch of the report: a pass over all
-images for each evaluation of the line search.
+The workers are threads of this process. The servers are in this process, with ``--store`` on disk, or are
+those of the cluster at ``--controller``, with its copies and disks. An iteration counts as an epoch of the
+report: a pass over all images for each evaluation of the line search.
 """
 
 import asyncio
@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.cli.live_table import introduction
-from adam_async.cli.options import TrainOptions
+from adam_async.cli.options import WAITING, TrainOptions
 from adam_async.cli.results import Kept, write_results
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.terminal import Terminal
@@ -30,6 +31,7 @@ from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Layer
 from adam_async.model.network import Network
 from adam_async.report.report import build_report
+from adam_async.run.addresses import addresses_in
 from adam_async.run.config import GROUP_IMAGES, OPTIONS, Config
 from adam_async.run.model_selection import choose_model
 from adam_async.run.result import EpochResult, RunResult
@@ -57,9 +59,12 @@ HAS_EFFECT = frozenset(
 
 OF_COMMAND = frozenset(
     "step_path layers log_level log_format health config report out step step_args optimizer controller "
-    "token_file quiet wait verbose".split()
+    "token_file quiet wait verbose store attach replace".split()
 )
 """Options of the command that have an effect with L-BFGS."""
+
+OF_COORDINATOR = frozenset("epochs replicas report out attach replace".split())
+"""Options that have no effect with a worker alone."""
 
 
 def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> None:
@@ -75,18 +80,28 @@ def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> 
             "--augment changes images at random, and L-BFGS needs a loss that is a function of the values: "
             "leave --augment out, or leave out --optimizer"
         )
-    idle = [name for name, option in OPTIONS.items() if getattr(config, name) != option.default]
-    idle = [name for name in idle if name not in HAS_EFFECT]
-    idle += [
-        each.name
-        for each in fields(options)
-        if each.name not in OF_COMMAND
-        and each.name not in OPTIONS
-        and getattr(options, each.name) != each.default
-    ]
-    if idle:
+    if addresses_in(config.data):
         raise ConfigError(
-            f"--{idle[0].replace('_', '-')} has no effect with --optimizer lbfgs: leave one of them out"
+            f"--data {config.data} names data servers, and L-BFGS reads all images in each evaluation: name "
+            "the images themselves"
+        )
+    given = {name for name, option in OPTIONS.items() if getattr(config, name) != option.default}
+    given |= {each.name for each in fields(options) if getattr(options, each.name) != each.default}
+    effective = HAS_EFFECT | OF_COMMAND
+    if options.optimizer == "lbfgs-worker":
+        effective -= OF_COORDINATOR
+    if idle := sorted(given - effective):
+        cure = (
+            "give --store, and the same command goes on"
+            if idle[0] in ("checkpoint", "resume")
+            else "leave it out"
+        )
+        raise ConfigError(
+            f"--{idle[0].replace('_', '-')} has no effect with --optimizer {options.optimizer}: {cure}"
+        )
+    if options.attach not in (None, WAITING):
+        raise ConfigError(
+            "--attach takes no RUN with --optimizer lbfgs, because its store has the model's name"
         )
 
 
@@ -125,6 +140,7 @@ async def minimise(
         ParameterStore.open(
             options.controller or "local", first, name=f"lbfgs-{network.spec.name}",
             shard_bytes=config.shard_bytes, link=config.link, token=token, waits=waits,
+            dir=options.store, durable=options.store is not None,
         ) as store,
     ):  # fmt: skip
         if options.optimizer == "lbfgs-worker":
@@ -134,7 +150,7 @@ async def minimise(
             terminal.print(line)
         begin, values = loop.time(), await store.pull()
 
-        async def take(iteration: Iteration) -> None:
+        async def take(iteration: Iteration) -> bool:
             nonlocal begin, values
             train_s = loop.time() - begin
             values = await store.pull()
@@ -151,10 +167,16 @@ async def minimise(
             )
             terminal.print(str(epochs[-1]))
             begin = loop.time()
+            return iteration.number < (config.epochs or ITERATIONS)  # with those of a lost command
 
         optimizer = LBFGS(store, loss, loss.batches, workers=config.replicas)
+        if options.controller and not (options.attach or options.replace) and await optimizer.was_left():
+            raise ConfigError(
+                f"store {store.name!r} has an L-BFGS that has not ended: --attach goes on with it if its "
+                "command is lost, and --replace begins anew with its values"
+            )
         try:
-            result = await optimizer.minimise(config.epochs or ITERATIONS, take)
+            result = await optimizer.minimise(config.epochs or ITERATIONS, take, anew=options.replace)
         except (asyncio.CancelledError, AdamError, ExceptionGroup) as error:
             if epochs:
                 write = partial(_write, options, config, environment, disk, network, values, data, epochs)
@@ -252,4 +274,6 @@ async def _write(
         baseline=None,
         ended=ended,
     )
-    await write_results(options, result, report, disk, environment)
+    # No rule and no rate has changed the weights.
+    used = {**report.config, "rule": "lbfgs", "rate": None}
+    await write_results(options, result, replace(report, config=used), disk, environment)

@@ -299,6 +299,19 @@ class LBFGS:
             if stored_name(name) in self._store.vectors:
                 await self._store.delete_vector(stored_name(name))
 
+    async def was_left(self) -> bool:
+        """Return whether a coordinator of this store has not ended: it is lost, or minimises now.
+
+        For errors see `ParameterStore.open`.
+        """
+        async with _open_records(self._store) as records:
+            return self._is_left(_read((await records.pull())["record"]))
+
+    def _is_left(self, record: CoordinatorState | None) -> bool:
+        # Disks may have the record and the vectors of different moments, unless each change was durable.
+        store = self._store.link.store
+        return record is not None and bool(record.address) and (record.store == store.id or store.durable)
+
     async def forget(self) -> None:
         """Delete the store of the record. Workers of other programs read it, and have left before.
 
@@ -402,16 +415,13 @@ class LBFGS:
         """Read the record; return whether it is that of a lost coordinator."""
         assert self._records is not None, "the record is open"
         found = _read((await self._records.pull())["record"])
-        # Disks may have the record and the vectors of different moments, unless each change was durable.
-        store = self._store.link.store
-        is_whole = found is not None and (found.store == store.id or store.durable)
-        was_lost = found is not None and is_whole and bool(found.address)
+        was_lost = self._is_left(found)
         if found is not None and was_lost and not anew:
             self._record = found
             found.minimiser.tolerance = self._new.tolerance
         elif self._record is None or anew:
             self._record = CoordinatorState(minimiser=msgspec.structs.replace(self._new))
-        self._now.store = store.id
+        self._now.store = self._store.link.store.id
         self._now.evaluation = max(self._now.evaluation, found.evaluation if found is not None else 0)
         return was_lost
 

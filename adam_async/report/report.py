@@ -329,6 +329,8 @@ def _plan(report: Report) -> str:
 
 def _schedule(report: Report) -> str:
     config = report.config
+    if config["rate"] is None:  # L-BFGS
+        return ""
     words = [f"{config['rate']:.4g}"]
     if config["schedule"] != "constant":
         words.append(config["schedule"])

@@ -6,14 +6,16 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adam_async import Model
-from adam_async.cli.options import TrainOptions
+from adam_async.cli.options import WAITING, TrainOptions
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
 from adam_async.cluster.networks import cluster_network
 from adam_async.errors import ConfigError, RoleUnreachable
+from adam_async.report.report import Report, compare
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
 from adam_async.store.survey import join
@@ -78,6 +80,51 @@ async def test_an_interruption_keeps_the_weights_and_the_report_of_the_last_epoc
     assert (report["ended"], len(report["epochs"])) == ("interrupted", 2)
 
 
+async def interrupted(epoch, **options):
+    """Interrupt a command after an epoch; return its error lines."""
+    terminal = Terminal()
+    task = asyncio.ensure_future(run_training(TrainOptions(**{**DIGITS, **options}), {}, terminal))
+    terminal.print = lambda line: task.cancel() if line.startswith(f"epoch {epoch}:") else None
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_the_report_names_no_rule_and_no_rate(tmp_path):
+    await train(epochs=2, report=tmp_path / "report.json")
+
+    report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
+    assert (report.config["rule"], report.config["rate"]) == ("lbfgs", None)
+    rows = dict(compare([report]))
+    assert rows["rule"] == "lbfgs"
+    assert "rate" not in rows
+
+
+async def test_the_same_command_goes_on_from_the_disk_of_its_store(tmp_path, capsys):
+    await train(epochs=6)
+    await interrupted(4, epochs=6, store=tmp_path)
+    await train(epochs=6, store=tmp_path, report=tmp_path / "report.json")
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    epochs = json.loads((tmp_path / "report.json").read_text())["epochs"]
+    assert 4 <= epochs[0]["epoch"] <= 5
+
+
+async def test_a_command_takes_over_that_of_a_lost_one_or_replaces_it_as_told(capsys):
+    await train(epochs=6)
+    async with servers(2) as address:
+        await interrupted(4, epochs=6, controller=address)
+        with pytest.raises(ConfigError, match=r"--attach goes on with it .* and --replace begins anew"):
+            await train(epochs=6, controller=address)
+        await train(epochs=6, controller=address, attach=WAITING)
+        await interrupted(2, epochs=3, controller=address)
+        await train(epochs=4, controller=address, replace=True)
+
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert "after 4 epochs" in third
+
+
 async def test_the_wait_for_a_controller_is_that_of_the_option():
     async with asyncio.timeout(5):
         with pytest.raises(RoleUnreachable, match=r"controller at tcp://127\.0\.0\.1:1"):
@@ -101,12 +148,17 @@ async def test_a_worker_of_another_process_helps_and_ends_with_the_command(capsy
     [
         ({"optimizer": "lbfgs-worker"}, "add --controller"),
         ({"augment": True}, "--augment changes images at random"),
-        ({"momentum": 0.9}, "--momentum has no effect with --optimizer lbfgs"),
+        ({"momentum": 0.9}, "--momentum has no effect with --optimizer lbfgs: leave it out"),
+        ({"rule": "sgd"}, "--rule has no effect"),
+        ({"data": "tcp://127.0.0.1:1"}, "names data servers, and L-BFGS reads all images"),
+        ({"controller": "tcp://127.0.0.1:1", "attach": "run-7"}, "--attach takes no RUN"),
+        ({"optimizer": "lbfgs-worker", "controller": "tcp://127.0.0.1:1", "epochs": 3}, "--epochs has no"),
+        ({"optimizer": "lbfgs-worker", "controller": "tcp://127.0.0.1:1", "out": Path("x")}, "--out has no"),
         ({"consistency": "bsp"}, "--consistency has no effect"),
         ({"processes": True}, "--processes has no effect"),
         ({"events": Path("file")}, "--events has no effect"),
         ({"record": Path("file")}, "--record has no effect"),
-        ({"checkpoint": Path("folder")}, "--checkpoint has no effect"),
+        ({"checkpoint": Path("folder")}, r"--checkpoint has no effect .* give --store, and the same command"),
     ],
 )
 async def test_random_and_idle_options_are_refused_by_name(options, text):

@@ -88,11 +88,13 @@ async def assistant(open_store, function, batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["tcp", "local"])
-async def test_losses_of_a_worker_and_a_server_change_no_bit(monkeypatch, network):
+@pytest.mark.parametrize(
+    ("network", "problem"), [("tcp", "logistic"), ("tcp", "network"), ("local", "network")]
+)
+async def test_losses_of_a_worker_and_a_server_change_no_bit(monkeypatch, network, problem):
     monkeypatch.setattr(members_watch, "INVITE_S", 0.3)
-    problem = problems.wide_network
-    expected, _ = await run("local", problem, iterations=20)
+    problem = PROBLEMS[problem]
+    expected, _ = await run("local", problem)
     arrays, function, batches = problem()
     options = {"copies": 3, "shard_bytes": SHARD_BYTES}
     points = []
@@ -111,16 +113,18 @@ async def test_losses_of_a_worker_and_a_server_change_no_bit(monkeypatch, networ
 
         async def lose(iteration):
             await take(iteration)
-            if iteration.number == 6:
-                helper.cancel()
             if iteration.number == 10:
+                helper.cancel()
+            if iteration.number == 20:
                 await running.end("ps-1")
 
-        result = await LBFGS(store, function, batches, workers=0).minimise(20, lose)
+        result = await LBFGS(store, function, batches, workers=0, tolerance=1e-7).minimise(50, lose)
         assert not other.cancelled()
 
-    assert result.number == 20
+    assert "the gradient's norm is" in result.reason or result.number == 50
+    assert result.number > 20
     assert np.array_equal(points, expected)
+    check_iterates(points, problem)
 
 
 async def test_a_worker_that_is_lost_in_its_turn_is_replaced(monkeypatch):
@@ -430,18 +434,18 @@ async def test_the_minimum_is_that_of_scipy():
 
 
 @pytest.mark.slow
-async def test_commands_have_the_same_bytes_for_every_number_of_parameters():
-    sizes = [await bytes_per_iteration(values) for values in (10**4, 10**7)]
+@pytest.mark.parametrize("history", [3, 10])
+async def test_commands_have_the_same_bytes_for_every_number_of_parameters(history):
+    sizes = [await bytes_per_iteration(values, history) for values in (10**4, 10**7)]
 
     assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
     assert 0 < sizes[0] < 4_000
 
 
-async def bytes_per_iteration(values):
+async def bytes_per_iteration(values, history):
     """Return the bytes between the coordinator and one of two servers in an iteration, heartbeats apart.
 
-    There are 16 shards. The exact inner products of several shards are sent as a few numbers, and that of one
-    shard as one, so bytes do not depend on the number of values, but a little on that of shards.
+    With the default cut 10^4 values are one shard, and 10^7 are 20 shards on each server.
     """
     arrays, batches = {"x": np.ones(values, np.float32)}, [0.4, 0.6]
     weights = np.resize(np.arange(1, 14, dtype=np.float32), values)
@@ -454,7 +458,7 @@ async def bytes_per_iteration(values):
     async with servers(2) as address, AsyncExitStack() as stack:
 
         def open_store():
-            return ParameterStore.open(address, arrays, name="bytes", shard_bytes=values // 4)
+            return ParameterStore.open(address, arrays, name="bytes")
 
         store = await stack.enter_async_context(open_store())
         await stack.enter_async_context(assistant(open_store, function, batches))
@@ -464,7 +468,9 @@ async def bytes_per_iteration(values):
             most = max(sum_of_bytes(link.statistics().by_type.values()) for link in links)
             totals.append((iteration.evaluations, most))
 
-        await LBFGS(store, function, batches, workers=0, history=3, tolerance=0).minimise(6, count)
+        await LBFGS(store, function, batches, workers=0, history=history, tolerance=0).minimise(
+            history + 3, count
+        )
     (before, first), (after, second) = totals[-2:]
     assert after == before + 1
     return second - first
