@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from adam_async import sync as sync
     from adam_async.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from adam_async.checkpoint.checkpoint import CheckpointError as CheckpointError
     from adam_async.checkpoint.files import load_checkpoint as load_checkpoint
-    from adam_async.checkpoint.manifest import CheckpointError as CheckpointError
     from adam_async.checkpoint.trained_model import Model as Model
     from adam_async.checkpoint.trained_model import Predictions as Predictions
     from adam_async.cluster.local import LocalCluster as LocalCluster
@@ -87,8 +87,7 @@ _HOMES = {
     "store.values": ("PushOutcome", "ReadVersions", "Values"),
     "store.vectors": ("Combine",),
     "run.store_record": ("PARAMETERS", "VectorRecord"),
-    "checkpoint.checkpoint": ("Checkpoint",),
-    "checkpoint.manifest": ("CheckpointError",),
+    "checkpoint.checkpoint": ("Checkpoint", "CheckpointError"),
     "checkpoint.files": ("load_checkpoint",),
     "cluster.local": ("LocalCluster",),
     "cluster.processes": ("ProcessCluster",),

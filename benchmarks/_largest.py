@@ -12,9 +12,8 @@ from adam_async import messages as m
 from adam_async.controller.consensus import messages as consensus
 from adam_async.controller.learned_map import StoresReport
 from adam_async.data_server.staging.plan import File
-from adam_async.messages import bounds
-from adam_async.messages.pins import MOST_PINS_BYTES
-from adam_async.messages.saved_shards import MOST_SAVED_BYTES
+from adam_async.messages import body
+from adam_async.messages.saved_shards import MOST_PINS_BYTES, MOST_SAVED_BYTES
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, NodeRecord
 from adam_async.run.map_changes import Change
 from adam_async.run.store_record import ArrayRecord, ArraysPiece, StoreRecord
@@ -49,17 +48,17 @@ class Largest:
 
 
 MOST_BYTES = {
-    "CompareAndSet": bounds.MOST_VALUE_BYTES,
-    "ReportStores": bounds.MOST_MAP_TEXT_BYTES,
-    "MapState": bounds.MOST_MAP_TEXT_BYTES,
-    "MapChanges": bounds.MOST_MAP_TEXT_BYTES,
-    "Serving": bounds.MOST_INFO_BYTES,
-    "Statistics": bounds.MOST_STATISTICS_BYTES,
-    "Profile": bounds.MOST_PROFILE_BYTES,
-    "ManifestPart": bounds.MOST_MANIFEST_BYTES,
+    "CompareAndSet": body.MOST_VALUE_BYTES,
+    "ReportStores": body.MOST_MAP_TEXT_BYTES,
+    "MapState": body.MOST_MAP_TEXT_BYTES,
+    "MapChanges": body.MOST_MAP_TEXT_BYTES,
+    "Serving": body.MOST_INFO_BYTES,
+    "Statistics": body.MOST_STATISTICS_BYTES,
+    "Profile": body.MOST_PROFILE_BYTES,
+    "ManifestPart": body.MOST_MANIFEST_BYTES,
     "SavedList": MOST_SAVED_BYTES,
     "PinList": MOST_PINS_BYTES,
-    "Agree": bounds.MOST_AGREE_BYTES,
+    "Agree": body.MOST_AGREE_BYTES,
 }
 """Maximum size of the record attached to a message, in bytes, by name of the message."""
 

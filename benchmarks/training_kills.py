@@ -58,7 +58,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import state_of
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Config, Waits
 from adam_async.run.counts import SkippedGroups, skipped_groups

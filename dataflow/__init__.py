@@ -4,18 +4,17 @@ A `Graph` describes nodes joined by named ports. An `Engine` runs a graph for ma
 on the loop, heavy nodes in a `ComputePool`. A pure `Scheduler` makes all decisions. Standard library only.
 
 A caller admits tags and delivers tokens to `engine.py`. The engine reports these events to `scheduler.py`,
-carries out the effects, and submits heavy calls to `pool.py`. Completed calls return through `mailbox.py`, as
-further events.
+carries out the effects, and submits heavy calls to `pool.py`. Completed calls return through a mailbox
+(`jobs.py`), as further events.
 
     graph.py               start here: nodes and ports, checked once (readers, writers, cycles)
     tags.py, tokens.py     the name of a unit of work; tokens, firings, calls of nodes, effects
     scheduler.py           states of a tag; firings, exactly once per finished tag; training contexts
     engine.py              shell of the scheduler: turns, light nodes, backlog of heavy calls, failures, end
     waiters.py             callers that wait, each with a deadline: for admission, room, idleness
-    jobs.py                a job, and the interface of a pool
-    gate.py                stops threads between two units of their work, for as long as the loop needs
-    pool.py                compute threads, which run jobs; a limit of jobs; threads slowed on purpose
-    mailbox.py             the queue from threads to the loop: many items, one wake-up
+    jobs.py                a job, the interface of a pool, and the queue from its threads to the loop
+    pool.py                compute threads, which run jobs; a limit of jobs; threads slowed on purpose, or
+                           stopped at a gate for as long as the loop needs
     errors.py              errors of graphs, engines and pools
 """
 
@@ -39,12 +38,12 @@ from dataflow.errors import TooManyEarlyTokens as TooManyEarlyTokens
 from dataflow.errors import UnknownPort as UnknownPort
 from dataflow.errors import WaitTimedOut as WaitTimedOut
 from dataflow.errors import WrongOutputs as WrongOutputs
-from dataflow.gate import Gate as Gate
 from dataflow.graph import Graph as Graph
 from dataflow.graph import Node as Node
 from dataflow.jobs import Job as Job
 from dataflow.jobs import JobPool as JobPool
 from dataflow.pool import ComputePool as ComputePool
+from dataflow.pool import Gate as Gate
 from dataflow.pool import MakePool as MakePool
 from dataflow.pool import PoolStatistics as PoolStatistics
 from dataflow.scheduler import Scheduler as Scheduler

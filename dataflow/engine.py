@@ -33,8 +33,7 @@ from dataflow.errors import (
     WaitTimedOut,
 )
 from dataflow.graph import Graph
-from dataflow.jobs import Job, JobPool
-from dataflow.mailbox import Mailbox
+from dataflow.jobs import Job, JobPool, Mailbox
 from dataflow.scheduler import Scheduler
 from dataflow.tags import Tag
 from dataflow.tokens import BatchCall, Call, Firing, Output, Token, TraceRecord

@@ -428,7 +428,6 @@ class SettledTags:
         self._runs: dict[tuple[int, int], _Run] = {}
 
     def add(self, tag: Tag) -> None:
-        """Add a tag."""
         epoch, number, attempt = tag
         run = self._runs.get((epoch, attempt))
         if run is not None:

@@ -82,7 +82,6 @@ class Firing(Job):
 
     @property
     def tag(self) -> Tag:
-        """Tag of this firing."""
         return self.flight.tag
 
     @property

@@ -7,8 +7,9 @@ import ast
 import operator
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,13 +50,19 @@ def product_files() -> Iterator[Path]:
         yield from sorted((ROOT / room).rglob("*.py"))
 
 
-def numbers() -> list[Constant]:
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the syntax of the product's files, by their names below the root."""
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in product_files()}
+
+
+@cache
+def numbers() -> Sequence[Constant]:
     """Return every number at the top of a file with a name in capitals."""
-    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in product_files()}
     known: dict[str, dict[str, float]] = {}
     for _ in range(3):  # a number may be made from one of another file
         found = []
-        for file, tree in trees.items():
+        for file, tree in trees().items():
             values = known.setdefault(file.removesuffix(".py").replace("/", "."), {})
             values |= _imported(tree, known)
             found += _numbers_of(file, tree, values)
@@ -114,13 +121,7 @@ def _value(node: ast.expr, values: Mapping[str, float]) -> float | None:
 
 # --- bounds and times --------------------------------------------------------------------------
 
-FORMATS = (
-    "adam_async/data_server/sources/published_sets.py",
-    "adam_async/messages/loss_sums.py",
-    "transport/frames.py",
-    "transport/handshake.py",
-    "transport/keys.py",
-)
+FORMATS = ("transport/frames.py", "transport/handshake.py", "transport/keys.py")
 """Files whose sizes are those of a format of bytes, which no one chooses."""
 
 SECONDS, SIZE = re.compile(r"(.*_)?(?<!PER_)S"), re.compile(r"(.*_)?BYTES")
@@ -179,11 +180,12 @@ def sentence_of(constant: Constant) -> str:
     return sentence.replace("``", "`").replace("|", "\\|")
 
 
-def options() -> dict[str, list[str]]:
+@cache
+def options() -> Mapping[str, list[str]]:
     """Return the options with a constant as their default, by the name of the constant."""
     found: dict[str, list[str]] = {}
-    for path in product_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in trees().values():
+        for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name in ("Config", "Waits", "OpenArguments"):
                 for field in node.body:
                     if isinstance(field, ast.AnnAssign) and isinstance(field.value, ast.Name):

@@ -28,7 +28,7 @@ Kinds of links, and their networks:
 Authentication:
     handshake.py, greeter.py     proof of both identities by HMAC, in four records; its run on a connection
     keys.py                      a key for each pair of roles, derived from the root token
-    entrance.py, admission.py    unauthenticated connections of a listener; the choice of those that it closes
+    entrance.py                  unauthenticated connections of a listener; the choice of those that it closes
 """
 
 from importlib import import_module

@@ -176,7 +176,6 @@ class Account:
         self.budget._line[self] = (on_room, in_line)
 
     def leave(self) -> None:
-        """Leave the queue."""
         if self.budget._line.pop(self, None) is not None:
             self._wake()
 

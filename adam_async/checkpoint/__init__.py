@@ -5,9 +5,8 @@ During a run `writer.py` reads all shards by `shard_transfer.py`. `files.py` wri
 For a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files, and
 reads its pieces again when they are loaded.
 
-    checkpoint.py, names.py        start here: a checkpoint, and its pieces; names of its folder
-    manifest.py                    options, model, data and results of the run, from its record; options of a
-                                   resumed run
+    checkpoint.py, names.py        start here: a checkpoint, and its pieces; names of its folder; options,
+                                   model, data and results of the run; options of a resumed run
     writer.py                      checkpoints during training: one at a time, misses, notes of progress
     new_checkpoint.py              pieces between servers and disk, with bounded memory
     shard_transfer.py              all shards read from the primaries, perhaps at one clock, or loaded into

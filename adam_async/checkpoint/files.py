@@ -27,16 +27,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from adam_async.checkpoint.checkpoint import Checkpoint, StoredCheckpoint
-from adam_async.checkpoint.manifest import CheckpointError, Manifest
+from adam_async.checkpoint.checkpoint import Checkpoint, CheckpointError, Manifest, StoredCheckpoint
 from adam_async.checkpoint.names import age_order, is_folder_name
 from adam_async.checkpoint.new_checkpoint import NewCheckpoint
 from adam_async.checkpoint.reader import checkpoint_manifest, in_memory, read_checkpoint
 from adam_async.errors import failing_as
 from adam_async.parameter_server.piece_states import CONTENTS
 from adam_async.parameter_server.store_disk import PREFIX
-from adam_async.persistence.keys import Identity
 from adam_async.persistence.opening import LOCK
+from adam_async.persistence.records import Identity
 from adam_async.persistence.scan import segment_name
 from adam_async.persistence.written_once import ShortMemory, write_once
 from adam_async.runtime.disk import Disk

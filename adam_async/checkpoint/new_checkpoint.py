@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from adam_async.checkpoint.manifest import Manifest
+from adam_async.checkpoint.checkpoint import Manifest
 from adam_async.messages import ShardState
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import Catalogue, catalogue_state, piece_state, run_state
 from adam_async.parameter_server.shard_transfer import state_of
-from adam_async.persistence.keys import State, StateName
+from adam_async.persistence.records import State, StateName
 from adam_async.run.run_record import RunRecord
 
 MOST_BYTES = 64 << 20

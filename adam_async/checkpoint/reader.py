@@ -11,15 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from adam_async.checkpoint.checkpoint import Checkpoint, StoredCheckpoint, StoredPieces
-from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
+from adam_async.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Manifest,
+    StoredCheckpoint,
+    StoredPieces,
+    saved_manifest,
+)
 from adam_async.checkpoint.names import age_order
 from adam_async.errors import ConfigError, DataError, RunFailed
 from adam_async.messages import ShardState
 from adam_async.parameter_server.piece_states import CATALOGUE, CONTENTS, RUN, read_catalogue, read_run
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import state_of
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.persistence.written_once import (
     DamagedFile,
     FoundState,
@@ -138,7 +144,6 @@ class FolderShards:
 
     @property
     def table(self) -> ShardTable:
-        """All shards of the checkpoint."""
         return self._head.pieces.table
 
     async def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:

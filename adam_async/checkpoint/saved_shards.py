@@ -18,15 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from adam_async.checkpoint.checkpoint import StoredPieces, take_states
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError, StoredPieces, take_states
 from adam_async.errors import ConfigError
 from adam_async.messages import ListSaved, ReadSaved, SavedList, SavedStore, ShardStates, pack, unpack
 from adam_async.messages.saved_shards import MOST_LISTS, MOST_RECORD_BYTES, MOST_SAVED_STORES, read_saved_list
 from adam_async.parameter_server.piece_states import Catalogue, chunks_of, pieces_by_name
 from adam_async.parameter_server.server_disk import read_saved_stores
 from adam_async.parameter_server.shard import Shard
-from adam_async.persistence.keys import Order, StateName
+from adam_async.persistence.records import Order, StateName
 from adam_async.run.cluster_map import DISK, ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.run_record import RunRecord, newest, read_run_record
@@ -92,7 +91,6 @@ class FoundStore:
 
     @property
     def table(self) -> ShardTable:
-        """Table of the store's shards."""
         return shard_table(self.arrays, shard_bytes=self.record.shard_bytes)
 
     def has_record(self, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> bool:
@@ -333,7 +331,6 @@ class DiskShards:
 
     @property
     def table(self) -> ShardTable:
-        """All shards of the store."""
         return self._pieces.table
 
     async def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:

@@ -36,7 +36,7 @@ from adam_async.parameter_server.piece_states import chunks_of
 from adam_async.parameter_server.question_checks import MOST_STEPS
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.shard_transfer import state_of
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.epoch_shares import most_clock

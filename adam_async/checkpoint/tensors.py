@@ -22,9 +22,7 @@ class ShardSource(Protocol):
     """The shards of a store, wherever they are."""
 
     @property
-    def table(self) -> ShardTable:
-        """All shards of the store."""
-        ...
+    def table(self) -> ShardTable: ...
 
     def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
         """Yield some shards, those of one piece at a time; close the generator (`contextlib.aclosing`).

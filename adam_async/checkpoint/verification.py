@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from adam_async.checkpoint.checkpoint import CheckpointError, Manifest
 from adam_async.checkpoint.files import candidates_in, named_checkpoint, without_checkpoints
-from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.names import age_order
 from adam_async.checkpoint.reader import CheckpointHead, checkpoint_head, read_shards
 from adam_async.errors import failing_as
@@ -141,7 +141,6 @@ async def checkpoints_in(
 
 
 async def summary_of(folder: Path, disk: Disk, *, latest: bool) -> Summary:
-    """Summarise one checkpoint."""
     epoch, groups = age_order(folder.name)
     place = Summary(name=folder.name, epoch=epoch, groups=groups, whole=False, latest=latest)
     try:

@@ -21,19 +21,18 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.checkpoint import StoredPieces
+from adam_async.checkpoint.checkpoint import StoredPieces, folder_name, saved_manifest
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import folder_name, saved_manifest
 from adam_async.checkpoint.new_checkpoint import MOST_BYTES, NewCheckpoint
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.messages import ShardState
-from adam_async.messages.loss_sums import LossSum
+from adam_async.messages.group_sets import LossSum
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import Catalogue, catalogue_of
 from adam_async.parameter_server.storage import StoragePool
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config
 from adam_async.run.counts import EpochCounts

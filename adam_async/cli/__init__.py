@@ -8,8 +8,8 @@ event loop. The command checks its options, calls other rooms, and prints result
 Files, in reading order:
 
     main.py, commands.py         entry point; the commands with their help, and the exit code of a call
-    launch_commands.py           the commands below `launch`, made from the descriptions of launchers
-    checkpoint_commands.py       the commands below `checkpoint`
+    launch_commands.py           the commands below `launch`, made from the descriptions of launchers; a
+                                 training that a launcher runs
     options.py                   options of commands: those of a run from its fields; others beside them
     link_speed.py                bandwidth and latency of `plan`, read from text with units
     running.py, signals.py       one event loop per command, with probes; Ctrl-C and SIGTERM
@@ -22,7 +22,6 @@ Files, in reading order:
     results.py                   model, report, profile and record of a run, also of an interrupted one; the
                                  bare kernels measured before and after training, for a report
     replay.py                    `train --replay`: a recorded run repeated, and its weights compared
-    launch.py                    a training that a launcher runs
     launch_ranks.py              `launch torchrun`, `launch slurm --here`: roles of a rank, and the driver
 
     roles/                       `controller`, `ps`, `data`, `worker`: one role in this process

@@ -5,9 +5,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from adam_async.checkpoint.checkpoint import CheckpointError, Manifest
 from adam_async.checkpoint.export import export_of
 from adam_async.checkpoint.files import open_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError, Manifest
 from adam_async.checkpoint.model_head import read_head
 from adam_async.checkpoint.trained_model import check_finite, check_model, metadata_of
 from adam_async.checkpoint.verification import Verification, checkpoints_in, summary_of, verify_checkpoint

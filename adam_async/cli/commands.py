@@ -28,8 +28,7 @@ from rich.text import Text
 
 import adam_async
 from adam_async.cli.checkout import add_commands, check_command
-from adam_async.cli.checkpoint_commands import checkpoint_commands
-from adam_async.cli.files import check_model_option, check_model_path, check_present
+from adam_async.cli.files import check_checkpoints, check_model_option, check_model_path, check_present
 from adam_async.cli.launch_commands import launch_commands
 from adam_async.cli.operation_options import (
     Action,
@@ -46,6 +45,8 @@ from adam_async.cli.options import (
     ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,
+    JsonOptions,
+    LayerOptions,
     PlanOptions,
     PredictOptions,
     ServerOptions,
@@ -70,6 +71,47 @@ from adam_async.run.addresses import own_peer, read_peers
 from adam_async.run.config import FIELDS, MOST_WORKERS, OPTIONS, Config, Damaged
 from adam_async.run.option_sources import PLAIN, variable_of
 
+CheckpointsPath = Annotated[
+    Path,
+    to_read("checkpoint", check_checkpoints),
+    Parameter(help="Folder of `train --checkpoint`, or one checkpoint in it."),
+]
+
+checkpoint_commands = App(name="checkpoint", help="List, verify and export the checkpoints of a run.")
+
+
+@checkpoint_commands.command(name="list")
+def checkpoint_list(folder: CheckpointsPath, /, *, options: JsonOptions = JsonOptions()) -> int:
+    """List checkpoints: epoch, groups, run, mode, model, time, bytes, and whether all files are there."""
+    from adam_async.cli.checkpoint import list_checkpoints
+
+    return run_in_loop(lambda terminal: list_checkpoints(folder, options, terminal))
+
+
+@checkpoint_commands.command(name="verify")
+def checkpoint_verify(folder: CheckpointsPath, /, *, options: JsonOptions = JsonOptions()) -> int:
+    """Read every byte of checkpoints, and report damage; exit code 3 if one is damaged."""
+    from adam_async.cli.checkpoint import verify_checkpoints
+
+    return run_in_loop(lambda terminal: verify_checkpoints(folder, options, terminal))
+
+
+@checkpoint_commands.command(name="export")
+def checkpoint_export(
+    folder: CheckpointsPath, file: Path, /, *, options: LayerOptions = LayerOptions()
+) -> int:
+    """Write the model of the newest whole checkpoint, or of one that you name, as `train --out` does.
+
+    Parameters
+    ----------
+    file
+        File for the model, in the safetensors format; `evaluate`, `predict` and `export` take it.
+    """
+    from adam_async.cli.checkpoint import export_checkpoint
+
+    return run_in_loop(lambda terminal: export_checkpoint(folder, file, options, terminal))
+
+
 USAGE = 2
 
 ModelPath = Annotated[Path, to_read("model", check_model_path)]
@@ -87,7 +129,6 @@ class FilledHelp(DefaultFormatter):
         super().__call__(console, options, panel.copy(entries=entries))
 
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
-        """Print the description of a command."""
         super().render_description(console, options, filled(description))
 
 

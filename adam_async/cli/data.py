@@ -22,9 +22,9 @@ from adam_async.cli.terminal import Terminal, print_json
 from adam_async.data_server.damage import Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources.datasets import load_dataset
-from adam_async.data_server.sources.downloads import Downloader
 from adam_async.data_server.sources.kinds import Kind, address_error, find_files, is_import_path
 from adam_async.data_server.sources.objects import from_object
+from adam_async.data_server.sources.published_sets import Downloader
 from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.preparation import steps_for
 from adam_async.errors import AdamError, ConfigError, DataError

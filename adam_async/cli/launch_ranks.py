@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.files import check_resumes_newest, newest_manifest
-from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.cli.from_environment import Found, find_roles, running_roles
 from adam_async.cli.options import FromEnvironmentOptions, TrainOptions
 from adam_async.cli.roles.serving import waits_at_start

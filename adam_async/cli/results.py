@@ -180,7 +180,6 @@ NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --r
 
 
 def progress_words(driver: Driver) -> str:
-    """Return the progress of a run, in words."""
     progress = driver.progress
     if not progress.epoch:
         return "before training began"

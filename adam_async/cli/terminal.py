@@ -39,7 +39,6 @@ class OneLine(logging.Formatter):
         return ""
 
     def message(self, record: logging.LogRecord) -> str:
-        """Return the text of the record."""
         return record.getMessage()
 
 
@@ -226,7 +225,6 @@ class _LogLines(logging.StreamHandler[TextIO]):
     aside: Aside = nullcontext
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record as a line."""
         with self.aside():
             super().emit(record)
 

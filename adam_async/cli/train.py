@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-from adam_async.checkpoint.files import (
-    check_resumes_newest,
-    has_checkpoints,
-    newest_manifest,
-    open_checkpoints,
-)
-from adam_async.checkpoint.manifest import (
+from adam_async.checkpoint.checkpoint import (
     Manifest,
     kept_model,
     resumed_config,
     resumed_options,
     resumed_transforms,
+)
+from adam_async.checkpoint.files import (
+    check_resumes_newest,
+    has_checkpoints,
+    newest_manifest,
+    open_checkpoints,
 )
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.checkpoint.trained_model import Model

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleUnreachable, RunFailed
 from adam_async.messages import Serve, Serving, pack, read_text_tensor, unpack
-from adam_async.messages.bounds import MOST_INFO_BYTES
+from adam_async.messages.body import MOST_INFO_BYTES
 from adam_async.run.cluster_map import DATA_FACTS
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel, Endpoint

@@ -138,7 +138,6 @@ class LocalCluster(Cluster):
         return self.data_servers[0]
 
     async def _open(self, stack: AsyncExitStack) -> Driver:
-        """See `Cluster._open`."""
         config, setup = self.config, self._setup
         threads = config.threads_per_worker(usable_cores())
         if self.dataset is None and not setup.hosts:

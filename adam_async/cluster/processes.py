@@ -137,7 +137,6 @@ class ProcessCluster(Cluster):
         return self._roles.processes
 
     async def _open(self, stack: AsyncExitStack) -> Driver:
-        """See `Cluster._open`."""
         config, setup = self.config, self._setup
         data_servers = 0 if setup.hosts or setup.dataset is not None else config.data_servers
         threads = self._threads = await self._launcher.prepare(config, data_servers=data_servers)

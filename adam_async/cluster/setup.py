@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
+from adam_async.checkpoint.checkpoint import kept_model
 from adam_async.checkpoint.files import open_checkpoints
-from adam_async.checkpoint.manifest import kept_model
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.checkpoint.trained_model import check_init
 from adam_async.data_server.dataset import Dataset, check_dataset

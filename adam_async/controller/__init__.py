@@ -16,10 +16,10 @@ by the rules in `state.py`. The leader then answers the request, and the watches
                                   checks that commands, states and logs are readable
     service.py                    the controller role: requests, compare-and-set, watches, proposed losses
     failure_detector.py           suspected nodes, which have no link to the leader, and their deadlines
-    consensus_node.py             shell of the core: proposals, linearizable reads, group commit, snapshots
+    consensus_node.py             shell of the core: proposals, linearizable reads, group commit, snapshots;
+                                  the core's clock, which leaves out stalls of the process
     consensus/                    pure core: Multi-Paxos with a stable leader, as in Raft; heartbeats
     log_file.py                   the synced log on disk
-    stall_aware_clock.py          the core's clock, which leaves out stalls of the process
     peer_controllers.py           links to the other controllers, and the next change of the membership
     learned_map.py                first map of a restarted single controller, from the servers of stores
     bootstrap.py                  first voters of a group; a controller with an empty disk joins a group

@@ -120,7 +120,6 @@ def _lost_since(store: StoreRecord, bundle: BundleRecord, lost: tuple[str, ...])
 
 
 def _store_of(key: str) -> str:
-    """Return the name of the store in the key of a bundle."""
     return key.split("/", 2)[1]
 
 

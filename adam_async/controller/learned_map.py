@@ -36,7 +36,7 @@ from adam_async.controller.state import ControllerState, NodeLost
 from adam_async.controller.store_rules import MOST_STORES
 from adam_async.errors import ConfigError
 from adam_async.messages import Standing
-from adam_async.messages.bounds import MOST_MAP_BYTES
+from adam_async.messages.body import MOST_MAP_BYTES
 from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import STORE_ROLES, ClusterMap
 from adam_async.run.shard_table import bytes_of_buckets, bytes_of_vectors, fault_of_shards, shard_sizes

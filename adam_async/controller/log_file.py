@@ -158,7 +158,6 @@ class LogFile:
 
     @property
     def folder(self) -> Path:
-        """Folder of the file."""
         return self._folder
 
     def _unwritable(self, error: OSError) -> ConfigError:

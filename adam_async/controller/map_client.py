@@ -34,7 +34,7 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
-from adam_async.messages.bounds import MOST_MAP_TEXT_BYTES
+from adam_async.messages.body import MOST_MAP_TEXT_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.map_changes import Change
 from adam_async.runtime.clock import Within

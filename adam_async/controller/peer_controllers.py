@@ -32,7 +32,7 @@ from adam_async.messages import (
     read_packed_tensor,
     unpack,
 )
-from adam_async.messages.bounds import MOST_AGREE_BYTES
+from adam_async.messages.body import MOST_AGREE_BYTES
 from adam_async.runtime import fault_points
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import DialFailed, Link, LocalProtocolError, RemoteError, RetrySchedule, TransportError

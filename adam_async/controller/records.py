@@ -4,8 +4,7 @@ import msgspec
 import numpy as np
 
 from adam_async.errors import ConfigError
-from adam_async.messages.body import ROLES
-from adam_async.messages.bounds import MOST_INFO_BYTES, MOST_VALUE_BYTES, SMALL_INFO_BYTES, Count
+from adam_async.messages.body import MOST_INFO_BYTES, MOST_VALUE_BYTES, ROLES, SMALL_INFO_BYTES, Count
 from adam_async.messages.notes import USERS
 from adam_async.run.addresses import check_address
 from adam_async.run.cluster_map import COPIES, ELSEWHERE, MOST_REASON, NodeRecord

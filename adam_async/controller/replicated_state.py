@@ -33,7 +33,7 @@ from adam_async.controller.records import MAX_DEPTH, nests_too_deep, value_too_l
 from adam_async.controller.state import CompareAndSet, Conflict, ControllerState, Event, Invalid, NodeLost
 from adam_async.errors import AdamError
 from adam_async.messages import SESSION_OVER, USERS
-from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.body import MOST_MAP_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.map_changes import Change, History, changed_records, difference
 

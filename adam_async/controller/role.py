@@ -250,7 +250,6 @@ class Role:
             request.fail("malformed", str(error))
 
     def _report_statistics(self, request: Request, body: GetStatistics) -> None:
-        """Answer with the statistics of the role."""
         reply_when_room(request, STATISTICS_BYTES, lambda: self._pack_statistics(self.statistics()))
 
     def _pack_statistics(self, statistics: Counts) -> Message:

@@ -62,7 +62,7 @@ from adam_async.messages import (
     text_tensor,
     unpack,
 )
-from adam_async.messages.bounds import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
+from adam_async.messages.body import MOST_MAP_BYTES, MOST_MAP_TEXT_BYTES, MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.counts import ControllerCounts
 from adam_async.runtime import fault_points

@@ -42,7 +42,7 @@ import msgspec
 
 from adam_async.controller.records import info_problem
 from adam_async.controller.store_rules import without_stores
-from adam_async.messages.bounds import Count, Images, Row
+from adam_async.messages.body import Count, Images, Row
 from adam_async.option_types import fault_of
 from adam_async.run.cluster_map import (
     DATA_FACTS,

@@ -3,27 +3,26 @@
 A worker asks the *dealer*, one of the data servers, for groups ahead of need (`client.py`). `service.py`
 receives the question, and `questions.py` turns it into an event. `state.py` decides which groups the worker
 gets, and `questions.py` sends their numbers. Reports of finished groups become events in the same way. The
-worker reads the images of the groups from any data server (`group_reader.py`); there `image_questions.py`
+worker reads the images of the groups from any data server (`group_reader.py`); there `questions.py`
 sends them, and `group_producer.py` makes them.
 
     state.py                        leases and reports: each group finished exactly once, or skipped
     epoch.py                        one epoch: queues, groups of lost replicas, early end, skipped groups
     replica_leases.py               the log of one replica's leases, from which all its workers read;
-                                    fewer groups ahead for slow replicas (stragglers)
-    clock_targets.py                clocks in ssp and bsp, and the sync clock that all replicas reach
+                                    fewer groups ahead for slow replicas (stragglers); clocks in ssp and
+                                    bsp, and the sync clock that all replicas reach
     order.py                        the shuffle by seed and epoch, skipped images first, cut into groups
 
     dealer.py                       shell of the state: the map, epochs, and the sets that settle leases, from
                                     the primaries of all bundles
     service.py                      the data-server role: runs, epochs, effects of events
-    questions.py                    questions for leases, and reports of workers, from request to answer
-    image_questions.py              questions for images, from request to answer; back-pressure
+    questions.py                    questions for leases and images, and reports of workers, from request
+                                    to answer; back-pressure
 
-    group_producer.py               groups made ahead (prefetch); reads, decoding, transforms on a thread
-    group_cache.py                  gathered blocks of groups, handed out as slices
-    image_cache.py                  decoded images in memory
+    group_producer.py               groups made ahead (prefetch); reads, decoding, transforms on a thread;
+                                    memory of a run, checked before allocation
+    image_cache.py                  decoded images in memory; gathered blocks of groups, handed out as slices
     transforms/                     data augmentation: the recipe of transforms, and its compiled kernels
-    run_memory.py                   memory of a run, checked before allocation
 
     dataset.py, class_names.py      checked images with labels; images in files; images held back for
                                     validation, and the sample of a training step; names of classes

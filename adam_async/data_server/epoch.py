@@ -31,7 +31,7 @@ from itertools import chain
 from math import ceil
 from typing import NamedTuple
 
-from adam_async.data_server.clock_targets import ClockTargets
+from adam_async.data_server.replica_leases import ClockTargets
 from adam_async.run.epoch_shares import POOL, Ranges, assign, assign_pool
 from adam_async.run.ids import Replica
 
@@ -212,7 +212,6 @@ class Epoch:
         return deque((number, 2 if number in self.ragged else 1) for number in left)
 
     def images_of(self, number: int) -> int:
-        """Return the number of images of a group."""
         size = self._images_per_group
         return min(size, self._images - number * size) if self._images else size
 

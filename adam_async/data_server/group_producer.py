@@ -11,16 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, StoredImages, ValidationSplit, check_validation, sample_of
-from adam_async.data_server.group_cache import GroupCache, MemoryInUse, Pieces
-from adam_async.data_server.image_cache import SHARE_OF_BLOCKS, CachedImages, Images
+from adam_async.data_server.image_cache import (
+    SHARE_OF_BLOCKS,
+    CachedImages,
+    GroupCache,
+    Images,
+    MemoryInUse,
+    Pieces,
+)
 from adam_async.data_server.order import EpochOrder
-from adam_async.data_server.run_memory import check_cache, check_run_memory
 from adam_async.data_server.transforms.pipeline import first_kernels
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError
@@ -35,6 +41,66 @@ from adam_async.runtime.child_process import run_module
 from adam_async.runtime.clock import fine_clock
 from adam_async.runtime.machine import available_bytes
 from dataflow import ComputePool, Job, MakePool
+from transport import LinkConfig
+
+SHARE_OF_AVAILABLE = 2
+"""Divisor of the available memory that gives the maximum memory of a run beside its cache."""
+
+GROUPS_AT_ONCE = 3
+"""Number of copies of a group that are in memory at a time: gathered, transformed, and in an answer."""
+
+LABEL_BYTES = 8
+"""Size of a label, in bytes."""
+
+
+def check_run_memory(
+    config: Config, step: StepSpec | None, recipe: Recipe | None, dataset: Dataset, *, available_bytes: int
+) -> None:
+    """Check that the images of a run fit into the memory of a data server.
+
+    Raises:
+        ConfigError: The images do not fit, or a group of images is larger than a message.
+    """
+    count, image_bytes = len(dataset.train_labels), prod(dataset.image_shape)
+    group = min(config.images_per_group, count)
+    group_bytes, most_bytes = group * (image_bytes + LABEL_BYTES), LinkConfig().max_message_bytes
+    # Workers that each train a part of the model get only some rows of the images.
+    if config.partitions == 1 and group_bytes > most_bytes:
+        raise ConfigError(
+            f"a group of {group:,} images has {group_bytes:,} bytes, above the {most_bytes:,} of a message: "
+            f"images_per_group may be {most_bytes // (image_bytes + LABEL_BYTES):,} at most"
+        )
+    sample = step.sample if step is not None else 0
+    parts = {
+        f"images_per_group={config.images_per_group}": GROUPS_AT_ONCE * group_bytes,
+        f"validation={config.validation}": config.validation * image_bytes,
+        f"the sample of {sample} images of its step": min(sample, count) * image_bytes,
+        "its transforms": recipe.work_bytes if recipe is not None else 0,
+    }
+    room, needed = available_bytes // SHARE_OF_AVAILABLE, sum(parts.values())
+    if needed > room:
+        largest = max(parts, key=parts.__getitem__)
+        raise ConfigError(
+            f"the run needs {needed:,} bytes of memory on a data server, {parts[largest]:,} of them for "
+            f"{largest}, and this one has {room:,} for a run: make that smaller"
+        )
+
+
+def check_cache(limits: CacheLimits, *, available_bytes: int) -> None:
+    """Check the size of the cache that a run asks for on a data server.
+
+    Args:
+        available_bytes: Memory available to the server plus the memory of its images, in bytes.
+
+    Raises:
+        ConfigError: The cache is larger.
+    """
+    if limits.asked and limits.size_bytes > available_bytes:
+        raise ConfigError(
+            f"the run asks for a cache of {limits.size_bytes:,} bytes, and this data server has "
+            f"{available_bytes:,}: give --cache auto or a smaller size, or start the data server with its own"
+        )
+
 
 logger = logging.getLogger(__name__)
 

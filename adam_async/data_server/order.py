@@ -80,7 +80,6 @@ class EpochOrders:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups of an epoch."""
         return count_groups(self.num_images, self._images_per_group)
 
     def images_of(self, number: int) -> int:

@@ -27,13 +27,12 @@ from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.dealer import Dealer
 from adam_async.data_server.group_producer import GroupProducer
-from adam_async.data_server.image_questions import ImageQuestions
 from adam_async.data_server.order import EpochOrders
-from adam_async.data_server.questions import Questions, takers
+from adam_async.data_server.questions import ImageQuestions, Questions, takers
 from adam_async.data_server.state import DataState, Effect, EpochEnded, Grant
 from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed
 from adam_async.messages import Body, LeaseGroups, ReadGroups, ReadTest, ReportGroups
-from adam_async.messages.bounds import MOST_INFO_BYTES
+from adam_async.messages.body import MOST_INFO_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import DATA_FACTS, ClusterMap, EpochRecord, failed_word
 from adam_async.run.counts import DataCounts, EpochCounts, skipped_groups

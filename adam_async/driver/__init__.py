@@ -10,14 +10,13 @@ Files, in reading order:
     driver.py                        `Driver`: a run from its options to its result; takeover, ordered end
     settings.py                      access to the cluster; inputs of runs: model, step, checkpoint, folders
     preparation.py, calibration.py   checks, network, partition plan, first values, transforms; layer times
-    submission.py                    a program set in the map, changed, or taken over from a lost driver
     readiness.py                     waits for roles; errors that name missing or lost roles
 
     training_run.py                  one run: waits, evaluations, checkpoints, the end
-    evaluator.py                     accuracy on test and validation images; a pull of all parameters
-    sample_images.py, predictions.py test images with their predictions, for a page; those of another driver
-    epoch_choice.py                  early stopping: `patience`, `keep_best`, `until_accuracy`
-    divergence.py                    losses that show a diverging run, or a run that learns nothing
+    evaluator.py                     accuracy on test and validation images, some shown with predictions
+    predictions.py                   predictions of a run of another driver
+    stopping.py                      early stopping: `patience`, `keep_best`, `until_accuracy`; losses of
+                                     a run that diverges, or learns nothing
     epoch_checkpoints.py             checkpoints within an epoch, without a pause of the training
 
     role_counts.py, role_queries.py  questions to roles: counts, profiles, logs for a replay
@@ -25,7 +24,8 @@ Files, in reading order:
     events.py                        incidents: deaths, returns, successors, moved primaries; notices
     requests.py                      an operator's `scale`, `stop`, `kill` and others, by way of the map
 
-    takeover.py                      a run of another driver: its options and record; where it goes on
+    takeover.py                      a program set in the map, changed, or taken over from another driver: its
+                                     options and record; where it goes on
     saved_run.py                     a run on the disks of its servers: found, and its shards read
     recorder.py                      the record of a run: its epochs, and the logs of the bundles
     replay/                          the file of a record, and the repetition of the run to the last bit

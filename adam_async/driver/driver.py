@@ -16,10 +16,10 @@ from typing import Any, Self
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.checkpoint import StoredCheckpoint
-from adam_async.checkpoint.manifest import (
+from adam_async.checkpoint.checkpoint import (
     CheckpointError,
     Manifest,
+    StoredCheckpoint,
     check_kept_arrays,
     check_kept_step,
     kept_model,
@@ -46,7 +46,6 @@ from adam_async.driver.requests import Answer, Operations, OperatorRequests, Req
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.saved_run import SavedRunReader, check_disks
 from adam_async.driver.settings import DriverSettings, RunInputs, config_of
-from adam_async.driver.submission import submit, take_over, update_program, with_evaluations
 from adam_async.driver.takeover import (
     REPLACE,
     SavedRun,
@@ -56,6 +55,10 @@ from adam_async.driver.takeover import (
     next_epoch,
     run_in,
     run_to_take,
+    submit,
+    take_over,
+    update_program,
+    with_evaluations,
 )
 from adam_async.driver.training_run import DriverParts, TrainingRun
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RunFailed, first_cause

@@ -7,8 +7,7 @@ run may be an epoch ahead by then, so the predictions are those of the weights o
 import logging
 
 from adam_async.controller.client import Membership
-from adam_async.driver.evaluator import Evaluator, pull_snapshot, reading_client, running
-from adam_async.driver.sample_images import MOST_LOOKED_AT
+from adam_async.driver.evaluator import MOST_LOOKED_AT, Evaluator, pull_snapshot, reading_client, running
 from adam_async.errors import AdamError, ConfigError, first_cause
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec

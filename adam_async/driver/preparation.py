@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from adam_async.checkpoint.checkpoint import StoredCheckpoint
+from adam_async.checkpoint.checkpoint import Manifest, StoredCheckpoint, check_data, resumed_transforms
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Manifest, check_data, resumed_transforms
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import ShardSource, WholeTensors
 from adam_async.checkpoint.trained_model import Model

@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.driver.replay.decode import make_recording
-from adam_async.driver.replay.record_file import Log, dump_record
+from adam_async.driver.replay.decode import Log, dump_record, make_recording
 from adam_async.driver.replay.recording import Header, RecordedEpoch
 from adam_async.driver.replay.run import digest
 from adam_async.driver.role_queries import RoleQueries

@@ -18,7 +18,7 @@ from adam_async.messages import (
     read_text_tensor,
     unpack,
 )
-from adam_async.messages.bounds import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
+from adam_async.messages.body import MOST_PROFILE_BYTES, MOST_STATISTICS_BYTES
 from adam_async.parameter_server.replay_log import MOST_PACKED_BYTES
 from adam_async.run.config import Waits
 from adam_async.run.counts import ROLES, ControllerCounts, Counts, StoreCounts

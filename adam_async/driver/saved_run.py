@@ -12,8 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from adam_async.checkpoint.checkpoint import StoredCheckpoint, StoredPieces
-from adam_async.checkpoint.manifest import CheckpointError, Manifest, saved_manifest
+from adam_async.checkpoint.checkpoint import (
+    CheckpointError,
+    Manifest,
+    StoredCheckpoint,
+    StoredPieces,
+    saved_manifest,
+)
 from adam_async.checkpoint.saved_shards import SavedShards, newest_whole, stores_of_runs
 from adam_async.controller.client import Membership
 from adam_async.driver.takeover import SavedRun, at_first_gap

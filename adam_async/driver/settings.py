@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from adam_async.checkpoint.checkpoint import StoredCheckpoint
+from adam_async.checkpoint.checkpoint import CheckpointError, StoredCheckpoint, resumed_config
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import CheckpointError, resumed_config
 from adam_async.checkpoint.trained_model import Model as TrainedModel
 from adam_async.driver.takeover import Attach, SavedRun
 from adam_async.errors import ConfigError

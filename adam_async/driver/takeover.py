@@ -1,4 +1,4 @@
-"""Pure: how a driver goes on with a run of another driver: which run, with which options and results.
+"""Submission of a program to the controllers, its changes, and takeover of the run of another driver.
 
 The run waits for a driver in the cluster map, or all its servers were lost, and its record is on their disks.
 The record has the program, with the model, the options and the starting point of the run; and the results and
@@ -6,14 +6,14 @@ evaluations of its epochs, all of them on disks, and the newest ones in the map.
 epochs are lost with the earlier driver.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, count, takewhile
 from typing import Self
 
 import msgspec
 
-from adam_async.checkpoint.manifest import (
+from adam_async.checkpoint.checkpoint import (
     CheckpointError,
     Manifest,
     check_epochs_left,
@@ -21,16 +21,95 @@ from adam_async.checkpoint.manifest import (
     saved_manifest,
 )
 from adam_async.checkpoint.saved_shards import FoundStore
+from adam_async.controller.client import Membership
 from adam_async.controller.training_rules import PHASES
 from adam_async.errors import RunFailed
 from adam_async.messages import ShardState
 from adam_async.option_types import DECIDED, OF_DRIVER, OF_ROLES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import OPTIONS, Config
-from adam_async.run.counts import skipped_groups
+from adam_async.run.counts import joined_evaluations, newest_and_best, skipped_groups
 from adam_async.run.group_ranges import has_groups
+from adam_async.run.result import EpochResult
 from adam_async.run.run_record import RunRecord, newest
-from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
+from adam_async.run.training_program import (
+    ProgramRecord,
+    ResumeRecord,
+    TrainingProgram,
+    cut_blob,
+    read_training,
+)
+
+
+async def submit(membership: Membership, record: ProgramRecord) -> None:
+    """Submit a program, as its driver; the blob is cut into pieces if it does not fit into one value of the
+    map.
+
+    Raises:
+        RunFailed: The blob is too long even in pieces, or the controller refused the record.
+        DeadlineExceeded: No controller led, or answered.
+    """
+    try:
+        whole, pieces = cut_blob(record)
+    except ValueError as error:
+        raise RunFailed(
+            f"program {record.id} cannot be submitted: {error}; use fewer layers or partitions"
+        ) from None
+    for number, piece in enumerate(pieces):
+        await membership.update(f"run/{number}", lambda _, piece=piece: piece)  # type: ignore[misc]
+    await membership.update("run", lambda _: whole)
+
+
+async def update_program(
+    membership: Membership, change: Callable[[ProgramRecord], ProgramRecord | None]
+) -> None:
+    """Change the program, as its driver: `change` returns the new record from the newest, or None to keep it.
+
+    Fields in `training_program.FIXED` keep their submitted values, and the program of another driver stays
+    unchanged. For errors see `Membership.update`.
+    """
+
+    def changed(newest: ClusterMap) -> ProgramRecord | None:
+        """Return the changed program, if this member drives it."""
+        run = newest.run
+        record = change(run) if run is not None and run.driven_by == membership.member else None
+        return record.without_fixed() if record is not None else None
+
+    await membership.update("run", changed)
+
+
+def with_evaluations(record: ProgramRecord, epochs: Iterable[EpochResult], *, ended: int) -> ProgramRecord:
+    """Return a program with the evaluations of its ended epochs, of which `ended` is the last one."""
+    new = [each.evaluation for each in epochs if each.epoch <= ended]
+    evaluated = newest_and_best(joined_evaluations(record.evaluated, new))
+    return msgspec.structs.replace(record, evaluated=evaluated)
+
+
+async def take_over(membership: Membership, run: str) -> None:
+    """Become the driver of a program that waits for one.
+
+    Raises:
+        RunFailed: Another driver was faster, or the program is over, or the map has another program or none.
+        DeadlineExceeded: No controller led, or answered.
+    """
+    node, incarnation = membership.member
+
+    def taken(newest: ClusterMap) -> ProgramRecord | None:
+        """Return the program with this driver, if it still waits for one."""
+        record = newest.run
+        if record is None or record.id != run or record.over or newest.driven:
+            return None
+        return msgspec.structs.replace(record, driver=node, incarnation=incarnation).without_fixed()
+
+    await membership.update("run", taken)
+    now = membership.map.run
+    if now is None or now.id != run:
+        raise RunFailed(f"run {run} was replaced by {now.id if now is not None else 'none'}")
+    if now.driven_by != membership.member:
+        raise RunFailed(f"run {run} was taken over by another driver, {now.driver}")
+    if now.over:
+        raise RunFailed(f"run {run} is over: {now.reason or now.phase}")
+
 
 REPLACE = "--replace begins a new run in its place, without its weights"
 """Remedy in the errors of a new run while another one waits."""

@@ -21,9 +21,7 @@ from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.writer import Checkpointer, Spawn
 from adam_async.client.parameter_client import ParameterClient
 from adam_async.controller.client import Membership
-from adam_async.driver.divergence import LossChecks
 from adam_async.driver.epoch_checkpoints import LEAST_POLL_S, EpochCheckpoints
-from adam_async.driver.epoch_choice import EpochChoice
 from adam_async.driver.evaluator import Evaluator, follow_primaries, pull_snapshot, reading_client
 from adam_async.driver.events import RunEvents
 from adam_async.driver.preparation import PreparedRun
@@ -31,8 +29,8 @@ from adam_async.driver.readiness import POLL_S, check_failed, no_data_server, ra
 from adam_async.driver.recorder import Recorder
 from adam_async.driver.role_counts import RoleCounts
 from adam_async.driver.settings import DriverSettings
-from adam_async.driver.submission import update_program, with_evaluations
-from adam_async.driver.takeover import next_epoch
+from adam_async.driver.stopping import EpochChoice, LossChecks
+from adam_async.driver.takeover import next_epoch, update_program, with_evaluations
 from adam_async.errors import AdamError, DeadlineExceeded, RecordError, RunFailed
 from adam_async.report.stream import EventStream
 from adam_async.run.cluster_map import ClusterMap, EpochRecord

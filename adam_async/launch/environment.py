@@ -65,7 +65,6 @@ class Layout:
 
     @classmethod
     def of(cls, config: Config) -> "Layout":
-        """Return the layout of a configuration."""
         return cls(
             controllers=config.controllers,
             servers=config.servers,

@@ -202,7 +202,6 @@ class RayLauncher:
         return await self._ray.call(f"Ray to accept the actor of {spec.node}", made.remote)
 
     def ask_of(self, role: str) -> dict[str, float]:
-        """Return the resources of a role."""
         return self.asks.get(role) or dict(self.settings.asks.get(role, {}))
 
     async def _live_nodes(self) -> list[Node]:
@@ -221,7 +220,6 @@ class RayLauncher:
         ]
 
     async def _check(self, node: Node) -> None:
-        """Check the package of a node."""
 
         # Ray sends a local function whole, so a node without the package can run it.
         def installed() -> str:

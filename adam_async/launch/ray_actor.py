@@ -136,5 +136,4 @@ def check_version(package: str, host: str) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder of this node."""
     shutil.rmtree(own_path(folder), ignore_errors=True)

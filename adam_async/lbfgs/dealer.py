@@ -1,6 +1,6 @@
 """The coordinator's side of the workers: their questions wait here until the deal has an answer.
 
-Workers of this process ask directly, and those of other processes over links (`messages/pieces.py`). A worker
+Workers of this process ask directly, and those of other processes over links (`messages/peers.py`). A worker
 has at most two open questions: for a piece to compute, and for its turn to push. The end of its link, or of
 its task, gives its pieces to others.
 """

@@ -33,7 +33,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from adam_async.lbfgs.line_search import LineSearch
-from adam_async.messages.bounds import Finite
+from adam_async.messages.body import Finite
 from adam_async.run.store_record import PARAMETERS
 from adam_async.store.vectors import Combine
 

@@ -40,7 +40,7 @@ from adam_async.lbfgs.dealer import Dealer
 from adam_async.lbfgs.minimiser import GRADIENT, Minimiser, Move, stored_name
 from adam_async.lbfgs.worker import GradientWorker, LossAndGradient
 from adam_async.messages import AskPieces, Pieces, pack, unpack
-from adam_async.messages.bounds import Epoch
+from adam_async.messages.body import Epoch
 from adam_async.messages.group_sets import KEPT_EPOCHS
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.runtime.channel import Channel, StackedTaskGroup

@@ -7,8 +7,8 @@ Decoders ignore unknown keys, so a newer peer may send more; a mistyped key, or 
 default, is a `RemoteProtocolError` that names the key. Most messages of a run or store have its id; a role
 without that run or store refuses these messages.
 
-    body.py                  start here: the base of the messages, the roles, `pack` and `unpack`
-    bounds.py                types of all fields, with their bounds, which refuse NaN and infinities too
+    body.py                  start here: the base of the messages, the roles, `pack` and `unpack`; types of
+                             all fields, with their bounds, which refuse NaN and infinities too
     tensors.py               tensors of a message: text, packed records, numbers; validated before use
     table.py                 the table of all conversations, and the class of each name
 
@@ -20,15 +20,16 @@ are in brackets:
                                                 OpenSession -> SessionOpened
                      p. server - controller     ReportStores [report]
                      controller - controller    Introduce -> Introduced, Agree [consensus message]
-    leases.py        worker - data server       LeaseGroups -> Leases
+    data_service.py  worker - data server       LeaseGroups -> Leases
                                                 ReadGroups -> Groups [images, labels]
                                                 ReportGroups -> Reported
-    data_service.py  driver - data server       ReadTest -> TestImages [images, labels]
+                     driver - data server       ReadTest -> TestImages [images, labels]
                      driver - data host         Serve -> Serving [description of its data]
                      data server - data server  ReadManifest -> ManifestPart [files]
                                                 ReadFile -> FilePart [bytes]
-    partitions.py    worker - worker            Greet, Blocks [activations, error gradients,
+    peers.py         worker - worker            Greet, Blocks [activations, error gradients,
                                                 partial weight gradients]
+                     client - client            AskPieces -> Pieces
     parameters.py    worker, client - p. server Push [deltas or factors] -> Pushed [values], Tick -> Ticked
                      worker - same, in place    ReportSteps -> StepsReported
                      those, driver, reader      Pull -> Values [values]
@@ -37,12 +38,11 @@ are in brackets:
     group_sets.py    data server - p. server    ReadGroupSets -> BundleSets [ranges of groups]
     saved_shards.py  driver, client - p. server ListSaved -> SavedList [saved stores]
                                                 ReadSaved -> ShardStates [tables, values, rule state]
-    pins.py          client - parameter server  PinShards -> ShardsPinned
+                     client - parameter server  PinShards -> ShardsPinned
                      client, reader - p. server ListPins -> PinList [pins]
     replication.py   p. server - p. server      Begin -> Begun, Copy [entry] -> Held, Committed -> Held
                                                 PieceCopy [state] -> Held
                                                 Beat (heartbeat)
-    pieces.py        client - client           AskPieces -> Pieces
     notes.py         driver - parameter server  GetRecord -> RecordPart [bytes]
                      driver - server, worker    GetProfile -> Profile [events]
                      driver - same, controller  GetStatistics -> Statistics [values]
@@ -69,31 +69,29 @@ from adam_async.messages.controllers import (
     WatchMap,
 )
 from adam_async.messages.data_service import (
-    FilePart,
-    ManifestPart,
-    ReadFile,
-    ReadManifest,
-    ReadTest,
-    Serve,
-    Serving,
-    TestImages,
-)
-from adam_async.messages.group_sets import BundleSets, ReadGroupSets, read_group_sets
-from adam_async.messages.leases import (
     MOST_GROUPS,
     MOST_HELD,
     MOST_LEASES,
     MOST_REPORTED,
+    FilePart,
     Finished,
     Groups,
     HeldLease,
     Lease,
     LeaseGroups,
     Leases,
+    ManifestPart,
+    ReadFile,
     ReadGroups,
+    ReadManifest,
+    ReadTest,
     Reported,
     ReportGroups,
+    Serve,
+    Serving,
+    TestImages,
 )
+from adam_async.messages.group_sets import BundleSets, ReadGroupSets, read_group_sets
 from adam_async.messages.notes import (
     PROFILED,
     USERS,
@@ -127,21 +125,24 @@ from adam_async.messages.parameters import (
     Ticked,
     Values,
 )
-from adam_async.messages.partitions import Block, Blocks, Greet
-from adam_async.messages.pieces import AskPieces, Pieces
-from adam_async.messages.pins import (
+from adam_async.messages.peers import AskPieces, Block, Blocks, Greet, Pieces
+from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy
+from adam_async.messages.saved_shards import (
     MOST_PINS,
     ListPins,
+    ListSaved,
     PinFacts,
     PinList,
     PinShards,
     PinState,
+    ReadSaved,
+    SavedList,
+    SavedPiece,
+    SavedStore,
     ShardsPinned,
     pin_state_bytes,
     read_pin_list,
 )
-from adam_async.messages.replication import Beat, Begin, Begun, Committed, Copy, Held, PieceCopy
-from adam_async.messages.saved_shards import ListSaved, ReadSaved, SavedList, SavedPiece, SavedStore
 from adam_async.messages.shard_states import (
     Loaded,
     LoadShards,

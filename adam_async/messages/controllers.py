@@ -8,8 +8,20 @@ from typing import Annotated
 
 import msgspec
 
-from adam_async.messages.body import ROLES, Body, Rows
-from adam_async.messages.bounds import Addresses, After, Count, DrawnId, Name, Names, Packed, Seconds, Version
+from adam_async.messages.body import (
+    ROLES,
+    Addresses,
+    After,
+    Body,
+    Count,
+    DrawnId,
+    Name,
+    Names,
+    Packed,
+    Rows,
+    Seconds,
+    Version,
+)
 
 NOT_LEADER = "not-leader"
 """Code of a refusal by a controller that does not lead; the text is the leader's address, or empty if the

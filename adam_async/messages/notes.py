@@ -4,8 +4,7 @@ A driver asks controllers, parameter servers, data servers and workers; clients 
 servers for the statistics of a store.
 """
 
-from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Count, NodeId, RoleName, RunId
+from adam_async.messages.body import Body, Count, NodeId, RoleName, Rows, RunId
 
 PROFILED = ("ps", "data", "worker")
 """Roles that process groups, and can record a profile."""

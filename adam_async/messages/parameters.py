@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 
-from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import (
+from adam_async.messages.body import (
     MOST_IN_A_META,
     ArrayName,
+    Body,
     Clock,
     DrawnId,
     Epoch,
@@ -23,6 +23,7 @@ from adam_async.messages.bounds import (
     PushNumberOfEach,
     Rate,
     ReplicaNumber,
+    Rows,
     Seconds,
     Shards,
     Staleness,

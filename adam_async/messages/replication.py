@@ -5,8 +5,7 @@ primary numbers its sessions with the other members, and begins a session with e
 entries and pieces travel as tensors.
 """
 
-from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import Count, Digest, Index, NodeId, StoreId, Version
+from adam_async.messages.body import Body, Count, Digest, Index, NodeId, Rows, StoreId, Version
 
 
 class _OfSession(Body, frozen=True, kw_only=True):

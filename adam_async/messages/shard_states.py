@@ -15,19 +15,27 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import (
+from adam_async.messages.body import (
+    Body,
     Clock,
     Count,
     Names,
     ReplicaNumber,
+    Rows,
     ShardNumber,
     Shards,
     StoreId,
     Version,
 )
-from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS, MOST_SETS_BOUNDS, check_ascending
-from adam_async.messages.loss_sums import UNIT_BYTES, LossSum, LossSums
+from adam_async.messages.group_sets import (
+    KEPT_EPOCHS,
+    MOST_BOUNDS,
+    MOST_SETS_BOUNDS,
+    UNIT_BYTES,
+    LossSum,
+    LossSums,
+    check_ascending,
+)
 from adam_async.messages.tensors import UNREADABLE, decoder_of, packed_tensor
 from transport import RemoteProtocolError
 

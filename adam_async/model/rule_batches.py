@@ -64,7 +64,6 @@ class NumpyBatches:
     def apply(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
-        """See `Batches.apply`."""
         if self._plain and len(gradients[0]) <= BLOCK:
             self._step_together(targets, gradients, rates)
             return

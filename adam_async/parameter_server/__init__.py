@@ -12,7 +12,7 @@ The way of a push through its primary:
     served_store.py                                 start here: one bundle on a server, the shell of its state
     at_once.py                                      short way of a push that meets idle shards: one call
     state.py, events.py                             front of the primary: events in, effects out
-    push_numbers.py, push_queue.py                  exactly once: duplicates and gaps; batches of pushes
+    push_queue.py                                   exactly once: duplicates and gaps; batches of pushes
     bundle.py                                       shards after each entry: versions, clocks, staleness
     gradients.py                                    deltas and factors of a push, checked to be finite
     apply.py, store_work.py                         update rules on batches and bsp sums, in bounded pieces
@@ -28,8 +28,8 @@ Shards, clocks and consistency (asp, ssp, bsp):
     shard_transfer.py                               messages of whole shards: first values, checkpoints
 The role, its checks and its reports:
     service.py, store_host.py                       bundles from the cluster map; rounds of the loop; kernels
-    question_checks.py                              refusal of questions that contradict the run
-    sender_checks.py                                each push session belongs to one peer and one replica
+    question_checks.py                              refusal of questions that contradict the run; each push
+                                                    session belongs to one peer and one replica
     statistics.py                                   counts of versions, clocks and staleness
     replay_log.py                                   recorded order of pushes on each shard, for a replay
 Copies on several servers, and failover:
@@ -40,10 +40,11 @@ Copies on several servers, and failover:
     members_watch.py                                silence, takeover, invitations, handover to the home
     shard_pieces.py, offered_pieces.py              state transfer to a joining server; arrays from its disk
 Disks of servers:
-    server_disk.py, store_disk.py, disk_ports.py    folder of a server; one store in it; its services
-    bundle_saver.py, piece_states.py                changed pieces, copied between two entries; their encoding
-    ordered_appends.py, entry_replay.py             durable pushes: entries on disk first; replay after a loss
-    store_cuts.py, cut_naming.py, cut_folder.py     bsp: bundles of a run at one clock; its name; files
+    server_disk.py, store_disk.py                   folder of a server; one store in it
+    bundle_saver.py, piece_states.py                changed pieces, copied between two entries; encoding;
+                                                    durable pushes, whose entries go to the disk first
+    entry_replay.py                                 durable pushes, replayed after a loss
+    store_cuts.py, cut_folder.py                    bsp: bundles of a run at one clock; its name; files
     saved_stores.py                                 stores on a disk: report, reads after a loss, removal
     pins.py                                         states under names: a folder each
 """

@@ -43,7 +43,7 @@ from adam_async.parameter_server.events import (
     VectorsChanged,
 )
 from adam_async.parameter_server.kept_shards import ClockSnapshot, KeptShards, PinCopies
-from adam_async.parameter_server.push_numbers import refuse_places
+from adam_async.parameter_server.push_queue import refuse_places
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
 from adam_async.parameter_server.shard import Session, Shard, ShardTables, set_vectors
@@ -507,7 +507,6 @@ class Bundle:
         return 0
 
     def end_cut(self) -> None:
-        """End the cut, if there is one."""
         if self.cut is not None:
             self.cut.end()
             self.cut = None
@@ -518,7 +517,6 @@ class Bundle:
         return self.snapshot.until if self.snapshot is not None else inf
 
     def end_snapshot(self) -> None:
-        """End the snapshot, if there is one."""
         if self.snapshot is not None:
             self.snapshot.end()
             self.snapshot = None
@@ -667,7 +665,6 @@ def _count_groups(queued: QueuedPush, accepted: Sequence[Shard]) -> None:
 
 
 def _count_push(tables: ShardTables, push: Push, place: int) -> None:
-    """Count an applied push on the shard at one of its places."""
     session: Session = (push.session, push.incarnation)
     if push.vector:  # a version counts a change of the values
         tables.last_number[session] = of_place(push.numbers, place)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from adam_async.messages import Body, Standing
 from adam_async.messages.replication import Begin, Committed, Copy, PieceCopy
 from adam_async.parameter_server.bundle import Bundle
-from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.bundle_saver import BundleSaver, OrderedAppends
 from adam_async.parameter_server.events import Entry, QueuedPin
 from adam_async.parameter_server.log_entries import (
     MOST_BYTES,
@@ -35,12 +35,12 @@ from adam_async.parameter_server.log_entries import (
 )
 from adam_async.parameter_server.members_watch import MembersWatch
 from adam_async.parameter_server.offered_pieces import OfferedPieces
-from adam_async.parameter_server.ordered_appends import OrderedAppends
 from adam_async.parameter_server.replication.local_copy import (
     Apply,
     BecamePrimary,
     CopyPiece,
     Effect,
+    Log,
     Message,
     ProposeRecord,
     Removed,
@@ -51,8 +51,7 @@ from adam_async.parameter_server.replication.local_copy import (
     Violation,
 )
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.parameter_server.replication.log import Entry as LogEntry
-from adam_async.parameter_server.replication.log import Log
+from adam_async.parameter_server.replication.local_copy import Entry as LogEntry
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.parameter_server.replication.primary import Primary
 from adam_async.parameter_server.shard_pieces import (
@@ -67,7 +66,7 @@ from adam_async.parameter_server.shard_pieces import (
     with_arrays,
 )
 from adam_async.parameter_server.store_host import BundleShards, StoreHost
-from adam_async.persistence.keys import Order
+from adam_async.persistence.records import Order
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
@@ -233,12 +232,10 @@ class BundleCopy:
 
     @property
     def shards(self) -> Bundle:
-        """The shards of this copy."""
         return self._shards.bundle
 
     @property
     def peers(self) -> Set[Member]:
-        """The other members."""
         return {*self._core.record.members} - {self._core.me}
 
     @property

@@ -19,7 +19,7 @@ from adam_async.parameter_server.piece_states import (
     read_catalogue,
 )
 from adam_async.persistence import written_once
-from adam_async.persistence.keys import LEADING, Identity, Order, State
+from adam_async.persistence.records import LEADING, Identity, Order, State
 from adam_async.persistence.written_once import FoundState, Head, read_head, write_once
 from adam_async.runtime.disk import Disk
 

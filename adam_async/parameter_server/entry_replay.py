@@ -17,7 +17,7 @@ from adam_async.parameter_server.log_entries import Part, decode_entry, without_
 from adam_async.parameter_server.piece_states import Catalogue, load_tensors, new_bundle
 from adam_async.parameter_server.store_work import begin_work
 from adam_async.parameter_server.user_applier import appliers_of
-from adam_async.persistence.keys import Order
+from adam_async.persistence.records import Order
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.user_rules import RuleSource
 from transport import RemoteProtocolError

@@ -26,7 +26,7 @@ from adam_async.messages import (
     Ticked,
     Values,
 )
-from adam_async.messages.bounds import Clock, DrawnId, Epoch, PinName
+from adam_async.messages.body import Clock, DrawnId, Epoch, PinName
 from adam_async.parameter_server.apply import PIECE_WORK
 from adam_async.parameter_server.gradients import PushGradients
 from adam_async.parameter_server.shard import Shard
@@ -188,7 +188,6 @@ class QueuedPush(msgspec.Struct, eq=False):
         return (*self.refused, *self.known)
 
     def shards_at(self, places: Sequence[int]) -> list[Shard]:
-        """Return the shards at some places."""
         return [shard for place in places if (shard := self.shards[place]) is not None]
 
     def unapplied_shards(self) -> list[Shard]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import Push, Tick
-from adam_async.messages.bounds import Indices
+from adam_async.messages.body import Indices
 from adam_async.messages.replication import Copy, PieceCopy
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bundle import Bundle

@@ -33,7 +33,7 @@ from adam_async.messages.replication import Held, PieceCopy
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.replication.local_copy import CopyPiece, Message
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.run.bundle_record import Member
 from transport import RemoteProtocolError
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, DataError
-from adam_async.messages.bounds import MOST_IN_A_META, Count
+from adam_async.messages.body import MOST_IN_A_META, Count
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.model.rules import Rule
 from adam_async.parameter_server.bundle import Bundle
@@ -33,8 +33,8 @@ from adam_async.parameter_server.shard_pieces import (
 )
 from adam_async.parameter_server.shard_transfer import set_state
 from adam_async.parameter_server.storage import own_shards
-from adam_async.persistence.keys import LEADING, Order, State, StateKey, StateName, WallTime
-from adam_async.persistence.keys import Part as Bytes
+from adam_async.persistence.frames import Part as Bytes
+from adam_async.persistence.records import LEADING, Order, State, StateKey, StateName, WallTime
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.run_record import RunRecord, packed_record, read_run_record
 from adam_async.run.shard_table import ShardSpec
@@ -148,7 +148,6 @@ def new_bundle(record: StoreRecord, specs: Sequence[ShardSpec], rules: Sequence[
 
 
 def bundle_of(record: StoreRecord, shards: Iterable[Shard]) -> Bundle:
-    """Return a bundle with some shards of a store."""
     return Bundle(
         shards,
         clocked=record.slack is not None,

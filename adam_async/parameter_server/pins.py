@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, DataError, DeadlineExceeded
 from adam_async.messages import MOST_PINS, PinFacts, PinState, SavedPiece, SavedStore, ShardStates
-from adam_async.messages.pins import MOST_LISTED_PINS, MOST_PIN_FAULT
-from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
+from adam_async.messages.saved_shards import MOST_LISTED_PINS, MOST_PIN_FAULT, SAVED_PIECE_BYTES
 from adam_async.messages.tensors import UNREADABLE
-from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.bundle_saver import DiskPorts
 from adam_async.parameter_server.kept_shards import PinCopies
 from adam_async.parameter_server.piece_states import (
     CATALOGUE,
@@ -38,7 +37,7 @@ from adam_async.parameter_server.piece_states import (
 )
 from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.persistence import written_once
-from adam_async.persistence.keys import LEADING, Identity, Order, State, StateKey, StateName
+from adam_async.persistence.records import LEADING, Identity, Order, State, StateKey, StateName
 from adam_async.persistence.written_once import FoundState, Head, read_head, write_once
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table

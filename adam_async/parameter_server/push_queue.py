@@ -1,16 +1,165 @@
-"""Pure: the queue of a bundle: one queue of pushes per group of shards (AD-42), other requests in between.
+"""Pure: numbers of pushes, and the queue of a bundle: pushes per group of shards (AD-42), and other requests.
 
 Pushes for different shards may pass each other, so that those for the same shards join: of the messages
 A0 A1 B0 B1 of two clients, A0 and B0 are one batch, and A1 and B1 are the next one. No push passes one of
 another group with which it shares a shard, or another kind of request.
+
+A shard takes a session's numbers from 1 without gaps, each once. The primary *orders* a push on a shard if
+its number follows the last ordered one; a lower number is a repetition, and a higher one leaves a gap. A
+repetition of a refused push is refused again, also by a later primary, because the tables of a shard keep the
+numbers of refused pushes.
+
+A shard also takes each group of an epoch once, whichever session sends it: a push whose groups the shard has
+uses up its number, and counts as a tick. A sum cannot be taken in part. So a push of which a shard has some
+groups must wait until the map names its replica generation as lost: no live replica sends such a push.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from adam_async.messages import DUPLICATE, GAP, NOT_PRIMARY, REFUSED, OfEach, Problem, Push, each_of, of_place
 from adam_async.parameter_server.events import QueuedPull, QueuedPush, QueuedSets, QueuedTick
-from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard_group import ShardGroup, numbered_tables
+from adam_async.run.group_ranges import has_groups, has_groups_each, with_groups, with_groups_each
+
+
+def order_together(
+    group: ShardGroup, tables: ShardTables, session: Session, number: int
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push with one number on all shards of a group. Returns accepted places, and problems."""
+    last = tables.ordered[session]
+    if number == last + 1:
+        tables.ordered[session] = number
+        return group.places, []
+    if number <= last:
+        tables.duplicates += 1
+        return (), [Problem(place, DUPLICATE) for place in group.places]
+    return (), [Problem(place, GAP, last + 1) for place in group.places]
+
+
+def order_apart(
+    shards: Sequence[Shard | None], session: Session, numbers: Sequence[int]
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order a push shard by shard. Returns accepted places, and problems."""
+    accepted: list[int] = []
+    problems: list[Problem] = []
+    for place, shard in enumerate(shards):
+        if shard is None:
+            problems.append(Problem(place, NOT_PRIMARY))
+            continue
+        last, number = shard.tables.ordered[session], numbers[place]
+        if number == last + 1:
+            shard.separate().ordered[session] = number
+            accepted.append(place)
+        elif number <= last:
+            shard.count_duplicate()
+            problems.append(Problem(place, DUPLICATE))
+        else:
+            problems.append(Problem(place, GAP, last + 1))
+    return accepted, problems
+
+
+def order_step(
+    shards: Sequence[Shard | None], session: Session, numbers: OfEach
+) -> tuple[Sequence[int], list[Problem]]:
+    """Order commands for all shards of a bundle, which go on sharing their tables; see `order_apart`."""
+    ours = [shard for shard in shards if shard is not None]
+    if len(ours) < len(shards):
+        return order_apart(shards, session, each_of(numbers, len(shards)))
+    statuses: dict[ShardTables, tuple[int, int] | None] = {}
+    for tables, number in numbered_tables(ours, numbers):
+        last = tables.ordered[session]
+        statuses[tables] = None
+        if number == last + 1:
+            tables.ordered[session] = number
+        elif number <= last:
+            tables.duplicates += 1
+            statuses[tables] = DUPLICATE, 0
+        else:
+            statuses[tables] = GAP, last + 1
+    found = [statuses[shard.tables] for shard in ours]
+    accepted = [place for place, status in enumerate(found) if status is None]
+    return accepted, [Problem(place, *status) for place, status in enumerate(found) if status is not None]
+
+
+def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
+    """Return whether a push has a number that one of its shards has not ordered."""
+    numbered = zip(shards, each_of(push.numbers, len(shards)), strict=True)
+    return any(shard is not None and shard.tables.ordered[session] < number for shard, number in numbered)
+
+
+def problems_of(queued: QueuedPush) -> tuple[Problem, ...]:
+    """Return the problems of an answered push; the repetition of a refused push is a refusal again."""
+    if not queued.problems:
+        return ()
+    push = queued.push
+    session: Session = (push.session, push.incarnation)
+    return tuple([_with_verdict(problem, queued, session) for problem in queued.problems])
+
+
+def _with_verdict(problem: Problem, queued: QueuedPush, session: Session) -> Problem:
+    shard = queued.shards[problem.index]
+    if problem.status != DUPLICATE or shard is None:
+        return problem
+    refused = shard.tables.refusals[session]
+    is_refused = of_place(queued.push.numbers, problem.index) in refused
+    return Problem(problem.index, REFUSED) if is_refused else problem
+
+
+def knows_a_part(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
+    """Return whether a shard would take the push by its number, and has some of its groups, but not all."""
+    tables = {id(shard.tables): shard.tables for shard in shards if shard is not None}
+    # Usually no shard has any of the groups, so the numbers need no look.
+    has = has_groups_each([each.ordered_groups for each in tables.values()], push.groups)
+    parts = {key for key, found in zip(tables, has, strict=True) if found is None}
+    if not parts:
+        return False
+    numbered = zip(shards, each_of(push.numbers, len(shards)), strict=True)
+    return any(s is not None and id(s.tables) in parts and s.tables.ordered[session] < n for s, n in numbered)
+
+
+def order_groups(queued: QueuedPush, tables: ShardTables | None) -> None:
+    """Order the groups of a push; set the accepted places apart whose shards have them already.
+
+    A group counts once on a shard, whichever session and replica sends it.
+
+    Args:
+        tables: Tables of all shards of the push, and of no others; None if they have several tables.
+    """
+    named, known = queued.push.groups, queued.accepted
+    if tables is None:
+        found = {place: shard.tables for place in known if (shard := queued.shards[place]) is not None}
+        has = [*has_groups_each([each.ordered_groups for each in found.values()], named)]
+        known = tuple([place for place, has_all in zip(found, has, strict=True) if has_all])
+        fresh = [each for each, has_all in zip(found.values(), has, strict=True) if not has_all]
+        ordered = with_groups_each([each.ordered_groups for each in fresh], named)
+        for each, sets in zip(fresh, ordered, strict=True):
+            each.ordered_groups = sets
+    elif known and not has_groups(tables.ordered_groups, named):
+        tables.ordered_groups = with_groups(tables.ordered_groups, named)
+        return
+    if known:
+        apart = {*known}
+        queued.known = known
+        queued.accepted = tuple([place for place in queued.accepted if place not in apart])
+        queued.problems += [Problem(place, DUPLICATE) for place in known]
+
+
+def set_apart(queued: QueuedPush, finite: Sequence[bool]) -> None:
+    """Refuse the accepted places of a push whose gradients are not finite."""
+    refuse_places(queued, [place for place in queued.accepted if not finite[place]])
+
+
+def refuse_places(queued: QueuedPush, places: Sequence[int]) -> None:
+    """Refuse some accepted places of a push."""
+    if places:
+        apart = {*places}
+        queued.refused = (*queued.refused, *places)
+        queued.accepted = tuple([place for place in queued.accepted if place not in apart])
+        queued.problems += [Problem(place, REFUSED) for place in places]
+
 
 MAX_BATCH = 32
 """Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""

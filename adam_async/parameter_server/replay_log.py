@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages.bounds import MOST_RANGES
+from adam_async.messages.body import MOST_RANGES
 
 MAGIC = b"adamord2"
 JOINED, NOT_APPLIED, SUMMED, SKIPPED = 1, 2, 4, 8

@@ -20,7 +20,7 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import Meta
 
-from adam_async.messages.bounds import Clock, Count, DrawnId, ReplicaNumber
+from adam_async.messages.body import Clock, Count, DrawnId, ReplicaNumber
 from adam_async.parameter_server.shard import EARLY_KEPT, Shard, ShardTables
 from adam_async.parameter_server.shard_group import ShardGroup, each_tables, tables_of
 from adam_async.run.ids import Replica

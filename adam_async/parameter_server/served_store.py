@@ -71,10 +71,10 @@ from adam_async.parameter_server.question_checks import (
     QUESTION_TYPES,
     SESSION_TYPES,
     QuestionChecks,
+    SenderChecks,
 )
 from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.parameter_server.sender_checks import SenderChecks
 from adam_async.parameter_server.shard import Shard, set_vectors
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
@@ -83,7 +83,7 @@ from adam_async.parameter_server.statistics import StoreReports
 from adam_async.parameter_server.store_host import StoreHost, compile_kernels, kernels_of, shards_of
 from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.parameter_server.user_applier import appliers_of
-from adam_async.persistence.keys import Order
+from adam_async.persistence.records import Order
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import Replica, ShardId
@@ -321,7 +321,6 @@ class ServedStore:
             self._saver.touched([shard.spec.id for shard in shards], updates)
 
     def _has_values(self) -> bool:
-        """Return whether all shards have their values."""
         if not self.store.has_log:
             return self.complete
         return self._copy is not None and self._copy.is_whole
@@ -566,23 +565,10 @@ class ServedStore:
             return True
         match body:
             case Push():
-                request.copy_out()
-                if self._copy is not None and self._refuse_large(request):
+                arrived = self._read_push(request, body)
+                if arrived is None:
                     return True
-                if body.recorded and (text := self._fault_of_reads(request, body)):
-                    request.fail("malformed", text)
-                    return True
-                finite = None
-                dtype = self._dtype_of(body.shards)
-                gradients = read_gradients(
-                    body, request.message.tensors, self._specs, dtype, state.bundle.group(body.shards)
-                )
-                if not gradients.is_sure:
-                    finite = self._check_gradients(body, gradients)
-                    gradients = gradients.trusted()
-                elif host.at_once and body.shards and not (body.assign or body.vector):
-                    self.short.prepare(request.link, body, self._applier_of(self._specs[body.shards[0]]))
-                effects = state.handle(PushArrived(request, body, gradients, finite))
+                effects = state.handle(arrived)
             case Pull():
                 deadline = host.now() + min(body.wait_s, MOST_WAIT_S) if body.clock else 0.0
                 effects = state.handle(PullArrived(request, body, deadline, request.link))
@@ -623,6 +609,24 @@ class ServedStore:
         if state.has_work:
             host.drain_soon(self)
         return True
+
+    def _read_push(self, request: Request, push: Push) -> PushArrived | None:
+        """Return a push with its gradients; None if it is refused."""
+        request.copy_out()
+        if self._copy is not None and self._refuse_large(request):
+            return None
+        if push.recorded and (text := self._fault_of_reads(request, push)):
+            request.fail("malformed", text)
+            return None
+        finite, group = None, self.state.bundle.group(push.shards)
+        dtype = self._dtype_of(push.shards)
+        gradients = read_gradients(push, request.message.tensors, self._specs, dtype, group)
+        if not gradients.is_sure:
+            finite = self._check_gradients(push, gradients)
+            gradients = gradients.trusted()
+        elif self._host.at_once and push.shards and not (push.assign or push.vector):
+            self.short.prepare(request.link, push, self._applier_of(self._specs[push.shards[0]]))
+        return PushArrived(request, push, gradients, finite)
 
     def _refuse_large(self, request: Request) -> bool:
         """Refuse a push that is too large to travel on to the other copies with its details."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from adam_async.errors import ConfigError, failing_as
 from adam_async.messages import SavedStore
-from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.bundle_saver import DiskPorts
 from adam_async.parameter_server.pins import PINNED, Pins
 from adam_async.parameter_server.store_disk import PREFIX, REMOVED, StoreDisk, folder_of, read_saved_store
-from adam_async.persistence.keys import FlushSettings
 from adam_async.persistence.opening import opening, read_identity
+from adam_async.persistence.records import FlushSettings
 from adam_async.persistence.scan import segment_name
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.store_record import StoreRecord, served_word
@@ -114,7 +114,6 @@ class ServerDisk:
         return iter(tuple(self._stores.values()))
 
     async def forget(self, store: StoreDisk) -> None:
-        """Remove a store from the disk."""
         self._stores.pop(store.id, None)
         # If the server ends during the removal, it still has to close the folder.
         self._leaving.add(store)

@@ -296,7 +296,6 @@ class ParameterServer(Role):
         return served
 
     def _host_of(self, name: str, store: StoreRecord, home: str, cluster: ClusterMap) -> StoreHost:
-        """Return the services of this server for a bundle."""
         return StoreHost(
             me=self._me,
             waits=self._waits,

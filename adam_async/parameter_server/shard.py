@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import MOST_TERMS, Push, StepReport, check_tensor
-from adam_async.messages.loss_sums import LossSums
+from adam_async.messages.group_sets import LossSums
 from adam_async.parameter_server.bsp_barrier import PendingContributions
 from adam_async.run.group_ranges import GroupSets, Ranges, united, with_losses, without_groups, without_losses
 from adam_async.run.ids import Replica, Version
@@ -94,7 +94,6 @@ class BySession(dict[Session, T]):
         return BySession(self._default, self, self._shared)
 
     def whole(self) -> dict[Session, T]:
-        """Return all entries."""
         return {**self._shared, **self}
 
     def forget(self, session: Session) -> None:
@@ -240,7 +239,6 @@ class ShardTables:
             numbers.forget(session)
 
     def sessions(self) -> set[Session]:
-        """Return the sessions with numbers."""
         return {*self.last_number.whole(), *self.ordered.whole()}
 
     def slowest_clock(self) -> int:

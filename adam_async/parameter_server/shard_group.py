@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.messages import OfEach, Part, Push, StepReport, each_of, joined
-from adam_async.messages.loss_sums import LossSums
+from adam_async.messages.group_sets import LossSums
 from adam_async.parameter_server.shard import Shard, ShardTables
 from adam_async.run.group_ranges import with_groups_each
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from adam_async.messages import MOST_TERMS, joined, of_place
 from adam_async.messages import Part as PushedPart
-from adam_async.messages.bounds import (
+from adam_async.messages.body import (
     Clock,
     Count,
     DrawnId,
@@ -42,9 +42,8 @@ from adam_async.messages.bounds import (
     ShardNumber,
     VectorNumber,
 )
-from adam_async.messages.bounds import Version as VersionNumber
-from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS
-from adam_async.messages.loss_sums import UNIT_BYTES, LossSum
+from adam_async.messages.body import Version as VersionNumber
+from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS, UNIT_BYTES, LossSum
 from adam_async.messages.tensors import UNREADABLE
 from adam_async.parameter_server.bsp_barrier import Contribution
 from adam_async.parameter_server.bundle import MOST_KNOWN_PINS, Bundle

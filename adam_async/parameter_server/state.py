@@ -62,8 +62,7 @@ from adam_async.messages import (
     each_of,
     fits,
 )
-from adam_async.messages.group_sets import MOST_SETS_BOUNDS
-from adam_async.messages.loss_sums import LossSum
+from adam_async.messages.group_sets import MOST_SETS_BOUNDS, LossSum
 from adam_async.parameter_server.bsp_barrier import PendingBytes
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import (
@@ -101,9 +100,11 @@ from adam_async.parameter_server.events import (
     requests_of,
 )
 from adam_async.parameter_server.gradients import PushGradients
-from adam_async.parameter_server.push_numbers import (
+from adam_async.parameter_server.push_queue import (
+    PushQueue,
     has_new_number,
     knows_a_part,
+    most_joined,
     order_apart,
     order_groups,
     order_step,
@@ -111,8 +112,8 @@ from adam_async.parameter_server.push_numbers import (
     problems_of,
     refuse_places,
     set_apart,
+    shards_named,
 )
-from adam_async.parameter_server.push_queue import PushQueue, most_joined, shards_named
 from adam_async.parameter_server.replay_log import OrderLog
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import (

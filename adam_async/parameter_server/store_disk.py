@@ -21,7 +21,7 @@ from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.messages import SavedPiece, SavedStore, ShardStates
 from adam_async.messages.saved_shards import SAVED_PIECE_BYTES
 from adam_async.model.rules import Rule
-from adam_async.parameter_server.bundle_saver import BundleSaver
+from adam_async.parameter_server.bundle_saver import BundleSaver, DiskPorts
 from adam_async.parameter_server.cut_folder import (
     UNREADABLE_CUT,
     CutFolder,
@@ -29,7 +29,6 @@ from adam_async.parameter_server.cut_folder import (
     order_of,
     read_cut_head,
 )
-from adam_async.parameter_server.disk_ports import DiskPorts
 from adam_async.parameter_server.entry_replay import EntryReplay
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.piece_states import (
@@ -50,8 +49,8 @@ from adam_async.parameter_server.shard_transfer import read_states
 from adam_async.parameter_server.store_cuts import StoreCuts
 from adam_async.persistence.contents import Recovery
 from adam_async.persistence.folder import FULL
-from adam_async.persistence.keys import LEADING, EntryKey, Identity, Order, State, StateKey, StateName
 from adam_async.persistence.opening import LOCK, read_identity, read_newest
+from adam_async.persistence.records import LEADING, EntryKey, Identity, Order, State, StateKey, StateName
 from adam_async.persistence.store import SegmentStore
 from adam_async.persistence.usage import SegmentStatistics
 from adam_async.run.ids import ShardId
@@ -543,7 +542,6 @@ class StoreDisk:
             self._serving.cancel()
 
     def statistics(self) -> SegmentStatistics:
-        """Return the counts of the disk."""
         found = self._segments.statistics()
         return found if self.cuts is None else self.cuts.statistics(found)
 

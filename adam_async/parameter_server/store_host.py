@@ -22,7 +22,7 @@ from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.events import Entry
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.pins import Pins
-from adam_async.parameter_server.replication.log import Entry as LogEntry
+from adam_async.parameter_server.replication.local_copy import Entry as LogEntry
 from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards

@@ -6,14 +6,13 @@ scans all files, decides which states and entries count (`contents.py`), and rep
 
     store.py                      start here: `SegmentStore`, the interface of the room; write-ahead log for
                                   durable pushes, with group commit
-    keys.py                       names and order of states and entries; owner of a folder; flush interval and
-                                  sizes
 Writing:
     rounds.py                     write-back: many updates, one write, one sync; compaction
     folder.py, usage.py           the open folder that rounds and log share; files that are still in use;
                                   counts, and ages of unwritten updates
-    frames.py, records.py         file format: frames with CRC-32 and proofs of durability; their payloads.
-                                  The log of the controllers consists of the same frames
+    frames.py, records.py         file format: frames with CRC-32 and proofs of durability; their payloads;
+                                  names and order of states; flush interval and sizes. The log of the
+                                  controllers consists of the same frames
     written_once.py               a folder that is written once and read whole, such as a checkpoint
 Opening and recovery, after a crash or damage:
     opening.py                    lock, read and repair: cuts off torn tails, puts damaged files in quarantine

@@ -20,8 +20,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from adam_async.errors import listed
-from adam_async.persistence.keys import LEADING, EntryKey, StateKey, StateName
-from adam_async.persistence.records import ENTRIES, EntryRecord, RoundRecord, StateRecord, SyncedRecord
+from adam_async.persistence.records import (
+    ENTRIES,
+    LEADING,
+    EntryKey,
+    EntryRecord,
+    RoundRecord,
+    StateKey,
+    StateName,
+    StateRecord,
+    SyncedRecord,
+)
 from adam_async.persistence.scan import Found, Scan, SegmentName, segment_name
 
 MOST_SHOWN = 5

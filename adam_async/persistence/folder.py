@@ -20,14 +20,15 @@ import msgspec
 
 from adam_async.errors import DataError, DiskFailed
 from adam_async.persistence.contents import Contents, Damage, Location
-from adam_async.persistence.frames import HEAD_BYTES, frame_at, frame_head
-from adam_async.persistence.keys import Identity, Part, StateKey
+from adam_async.persistence.frames import HEAD_BYTES, Part, frame_at, frame_head
 from adam_async.persistence.records import (
     ENTRIES,
     STATES,
     EntryRecord,
+    Identity,
     RoundRecord,
     SegmentRecord,
+    StateKey,
     StateRecord,
     encode_record,
     encode_start,
@@ -68,7 +69,6 @@ class Payload:
 
 
 def payload_of(record: SegmentRecord, content: Sequence[Part] = ()) -> Payload:
-    """Return the payload of a record."""
     return Payload(record, encode_record(record, content))
 
 

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 from struct import Struct
 from zlib import crc32
 
-from adam_async.persistence.keys import Part
+Part = bytes | bytearray | memoryview
+"""Contiguous bytes. An array is passed as ``memoryview(array.reshape(-1)).cast("B")``, or as ``array.data``
+if it is flat and not empty."""
 
 MAGIC = b"\xabCL1"
 _HEAD = Struct("<4sIQI")

@@ -20,18 +20,16 @@ from adam_async.errors import ConfigError, DataError
 from adam_async.persistence.contents import Contents, Location, contents_of
 from adam_async.persistence.folder import DiskFull, Folder, disk_failed, payload_of
 from adam_async.persistence.frames import MAGIC, frame_at
-from adam_async.persistence.keys import (
+from adam_async.persistence.records import (
     EntryKey,
+    EntryRecord,
     Identity,
     OtherContents,
     OtherFormat,
     OtherRun,
+    Start,
     StateKey,
     StateName,
-)
-from adam_async.persistence.records import (
-    EntryRecord,
-    Start,
     StateRecord,
     UnknownRecordError,
     decode_start,

@@ -33,8 +33,16 @@ from dataclasses import dataclass, field
 
 from adam_async.persistence.contents import Location
 from adam_async.persistence.folder import DamagedState, DiskFull, Folder, Payload, payload_of
-from adam_async.persistence.keys import LEADING, FlushSettings, State, StateKey, StateName
-from adam_async.persistence.records import STATES, StateRecord, SyncedRecord
+from adam_async.persistence.records import (
+    LEADING,
+    STATES,
+    FlushSettings,
+    State,
+    StateKey,
+    StateName,
+    StateRecord,
+    SyncedRecord,
+)
 from adam_async.persistence.usage import RoundCounts
 from adam_async.runtime.clock import Clock
 

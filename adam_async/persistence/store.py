@@ -31,8 +31,17 @@ from adam_async.errors import DiskFailed, first_cause
 from adam_async.persistence import opening
 from adam_async.persistence.contents import Contents, Recovery
 from adam_async.persistence.folder import DiskFull, Folder, payload_of
-from adam_async.persistence.keys import EntryKey, FlushSettings, Identity, Part, StateKey, StateName
-from adam_async.persistence.records import ENTRIES, EntryRecord, SyncedRecord
+from adam_async.persistence.frames import Part
+from adam_async.persistence.records import (
+    ENTRIES,
+    EntryKey,
+    EntryRecord,
+    FlushSettings,
+    Identity,
+    StateKey,
+    StateName,
+    SyncedRecord,
+)
 from adam_async.persistence.rounds import Rounds, Take
 from adam_async.persistence.usage import SegmentStatistics
 from adam_async.runtime.clock import Clock

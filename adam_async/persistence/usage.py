@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from adam_async.persistence.contents import Contents, Location
-from adam_async.persistence.keys import EntryKey, StateKey, StateName
-from adam_async.persistence.records import STATES
+from adam_async.persistence.records import STATES, EntryKey, StateKey, StateName
 from adam_async.persistence.scan import segment_name
 
 MOST_UNUSED = 2

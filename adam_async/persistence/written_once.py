@@ -17,8 +17,17 @@ from pathlib import Path
 from adam_async.errors import ConfigError, DataError, DiskFailed
 from adam_async.persistence.folder import DiskFull, Payload, SegmentWriter, payload_of
 from adam_async.persistence.frames import frame_at
-from adam_async.persistence.keys import FlushSettings, Identity, State, StateKey, StateName
-from adam_async.persistence.records import STATES, RoundRecord, StateRecord, split_content
+from adam_async.persistence.records import (
+    STATES,
+    FlushSettings,
+    Identity,
+    RoundRecord,
+    State,
+    StateKey,
+    StateName,
+    StateRecord,
+    split_content,
+)
 from adam_async.persistence.scan import Scan, salt_of, scan, segment_name
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from adam_async.messages.bounds import (
+from adam_async.messages.body import (
     Clock,
     Count,
     Epoch,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from adam_async.messages.bounds import Clock, Count, NodeId
+from adam_async.messages.body import Clock, Count, NodeId
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.store_record import StoreRecord, served_word
 

@@ -9,7 +9,7 @@ epoch and their ranges:
 The tables of a shard have the groups that they have counted, by epoch (`GroupSets`). Sets are never changed:
 `with_groups` returns new ones, so tables with equal sets share them until one of them counts another push.
 
-Beside each set the tables have the sum of the losses of its images (`messages/loss_sums.py`).
+Beside each set the tables have the sum of the losses of its images (`messages/group_sets.py`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,8 +19,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages.group_sets import KEPT_EPOCHS, MOST_BOUNDS, MOST_GROUP
-from adam_async.messages.loss_sums import MOST_IMAGES, MOST_LOSS, UNITS, LossSum, LossSums
+from adam_async.messages.group_sets import (
+    KEPT_EPOCHS,
+    MOST_BOUNDS,
+    MOST_GROUP,
+    MOST_IMAGES,
+    MOST_LOSS,
+    UNITS,
+    LossSum,
+    LossSums,
+)
 
 Ranges = tuple[int, ...]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 import msgspec
 
 from adam_async.errors import RunFailed
-from adam_async.messages.bounds import MOST_VALUE_BYTES, Count, Seconds
+from adam_async.messages.body import MOST_VALUE_BYTES, Count, Seconds
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.counts import EpochCounts, Evaluation, joined_evaluations

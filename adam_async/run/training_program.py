@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 
 from adam_async.errors import ConfigError
-from adam_async.messages.bounds import MOST_VALUE_BYTES, Seconds
+from adam_async.messages.body import MOST_VALUE_BYTES, Seconds
 from adam_async.option_types import printable
 from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config

@@ -149,7 +149,6 @@ class Durations:
         self._buckets = [0] * (len(DURATIONS_S) + 1)
 
     def add(self, seconds: float) -> None:
-        """Count a duration."""
         self.total_s += seconds
         self._buckets[bisect_left(DURATIONS_S, seconds)] += 1
 

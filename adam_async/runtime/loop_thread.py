@@ -119,7 +119,6 @@ class Call(Future[_T]):
     # --- on the thread -------------------------------------------------------------------------
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Start the coroutine."""
         run = self._run()
         try:
             self._task = group.create_task(run, name=f"{threading.current_thread().name}/call")

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from adam_async.messages.bounds import Count
+from adam_async.messages.body import Count
 from adam_async.runtime.timeline import Timeline
 from transport import Link
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from adam_async.errors import ConfigError
-from adam_async.messages.bounds import PinName
+from adam_async.messages.body import PinName
 from adam_async.model.rules import AnyRule, Sgd
 from adam_async.option_types import (
     BYTES,

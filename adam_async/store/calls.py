@@ -536,7 +536,6 @@ class Calls:
         return Call(calls=self, done=self.loop.create_future(), plan=plan, targets=targets, vector=vector)
 
     async def pulled(self, pull: Call) -> Values:
-        """Wait for a pull."""
         pull.prepare()
         await pull.done
         if not self._has_clock:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.saved_shards import SEARCH_S, FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.checkpoint.tensors import RecutShards, ShardSource, WholeTensors

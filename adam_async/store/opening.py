@@ -26,7 +26,7 @@ from adam_async.errors import RunFailed, StoreError, first_cause
 from adam_async.model.rules import AnyRule
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.piece_states import Catalogue
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.report.stream import Caller, EventStream
 from adam_async.run.addresses import check_addresses
 from adam_async.run.cluster_map import NodeRecord, replica_generation

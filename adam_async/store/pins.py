@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from numpy.typing import NDArray
 
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.saved_shards import PAUSE_S, FoundStore, SavedShards
 from adam_async.checkpoint.shard_transfer import PAUSES, ShardCopies
 from adam_async.checkpoint.tensors import WholeTensors, vector_name
@@ -99,7 +99,6 @@ class _Found(NamedTuple):
 
 
 def _by_pin(answers: Mapping[str, Sequence[PinState]]) -> dict[int, _Found]:
-    """Return the pins of a list."""
     pins: dict[int, _Found] = {}
     for node, states in answers.items():
         for state in states:

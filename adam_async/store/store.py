@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from adam_async.checkpoint.tensors import WholeTensors, vector_name
 from adam_async.errors import StoreError, counted
-from adam_async.messages.bounds import NamedGroups
+from adam_async.messages.body import NamedGroups
 from adam_async.model.rules import AnyRule
 from adam_async.run.arrays import ArraySpec
 from adam_async.run.events import AnyEvent

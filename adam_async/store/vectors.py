@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from adam_async.errors import RunFailed, StoreError
 from adam_async.messages import MOST_TERMS, REFUSED, Command, Commands, DotProduct, Pushed
-from adam_async.messages.bounds import MOST_IN_A_META
+from adam_async.messages.body import MOST_IN_A_META
 from adam_async.model.vectors import rounded_sum
 from adam_async.run.store_record import MOST_VECTORS, PARAMETERS, VectorRecord
 from adam_async.store.calls import Call, Calls

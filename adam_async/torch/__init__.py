@@ -20,11 +20,11 @@ The optimizer collects the gradients of a step (`gradients.py`), and begins an e
 module (`module_copy.py`), and writes the gradients of a batch for the worker, which pushes them.
 
     optimizer.py             start here: `RemoteOptimizer`: steps, local steps, pulled values, state
-    parameters.py            parameters of a module as arrays of a store, checked
-    groups.py                parameter groups, resolved and checked; the entry in a `state_dict`
-    gradients.py             gradients of one step, checked; their sums over several steps
+    parameters.py            parameters of a module as arrays of a store, checked; parameter groups, resolved;
+                             the entry in a `state_dict`
+    gradients.py             gradients of one step, checked; their sums over several steps; pushes during the
+                             backward pass, from hooks on the parameters
     exchanges.py             pushes and pulls in flight, in order (`max_staleness`); steps between pulls
-    overlap.py               pushes during the backward pass, from hooks on the parameters
     changes.py               changes of parameters by the program, found before a pull undoes them
     buffers.py               buffers of a module, such as BatchNorm statistics: local, averaged, push or pull
 For the optimizer and for `TorchStep`:
@@ -32,8 +32,8 @@ For the optimizer and for `TorchStep`:
     factors.py               weight gradients of `nn.Linear` as two factors, captured by hooks
 Training by `adam-async train`:
     step.py                  `TorchStep`: gradients of a batch, evaluation, running statistics
-    module_copy.py           a copy of the module for one thread, with the values of a run
-    random_streams.py        random streams of PyTorch, Python and NumPy, seeded and restored
+    module_copy.py           a copy of the module for one thread, with the values of a run; random streams of
+                             PyTorch, Python and NumPy, seeded and restored
     datasets.py              `from_torch`: a PyTorch dataset as data of a run
 Conversion:
     convert.py               `to_module`, `from_module`; modules for layers that `torch.nn` lacks

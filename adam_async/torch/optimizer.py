@@ -57,10 +57,15 @@ from adam_async.torch.changes import Changes
 from adam_async.torch.devices import Staging, copy_streams, to_host
 from adam_async.torch.exchanges import Exchange, Exchanges, LocalSteps, check_cadence
 from adam_async.torch.factors import LinearFactors, LinearGradient
-from adam_async.torch.gradients import Found, Slot, Sums, collect, copied
-from adam_async.torch.groups import ParameterGroups, Parameters, check_group, checked_counters
-from adam_async.torch.overlap import Overlap
-from adam_async.torch.parameters import ModuleParameters, check_values
+from adam_async.torch.gradients import Found, Overlap, Slot, Sums, collect, copied
+from adam_async.torch.parameters import (
+    ModuleParameters,
+    ParameterGroups,
+    Parameters,
+    check_group,
+    check_values,
+    checked_counters,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -40,10 +40,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from adam_async.errors import ConfigError, check_flags
 from adam_async.run.arrays import ArraySpec, Factors
 from adam_async.run.train_step import Batch, Gradients, Metrics, StepOutcome, TrainStep
-from adam_async.torch import random_streams
 from adam_async.torch.devices import to_device, to_host
 from adam_async.torch.factors import LinearGradient
-from adam_async.torch.module_copy import ModuleCopy, changed_in_place, tensor_of
+from adam_async.torch.module_copy import ALL_STREAMS, ModuleCopy, changed_in_place, drawing, seeded, tensor_of
 from adam_async.torch.parameters import ModuleParameters
 
 logger = logging.getLogger(__name__)
@@ -154,7 +153,7 @@ class TorchStep(TrainStep):
         (`numpy.random`). `prepare` sees no draws of a generator object of the module's own, of other branches
         of `forward`, or of other sources, such as the clock: do not record a run of a step with such draws.
         """
-        self._drawn: frozenset[str] = random_streams.ALL
+        self._drawn: frozenset[str] = ALL_STREAMS
         """Random streams that `step` seeds."""
         first = next(iter(trained.values()))
         self._dtype, self._device = first.dtype, first.device
@@ -226,7 +225,7 @@ class TorchStep(TrainStep):
     ) -> frozenset[str]:
         batch = Batch(np.zeros((images, *shape), np.uint8), np.zeros(images, np.int64))
         values, kept = self._values_of(self._module), self._values_of(self._module)
-        with random_streams.seeded(CONSTANTS_SEED) as drawn:
+        with seeded(CONSTANTS_SEED) as drawn:
             try:
                 copy.load(values)
                 self._backward(copy, batch)
@@ -256,7 +255,7 @@ class TorchStep(TrainStep):
         with self._acquired(self._training, self.factors) as copy:
             copy.linear.select(out.factored)
             copy.load(values)
-            with random_streams.drawing(self._drawn, _random_key(batch)):
+            with drawing(self._drawn, _random_key(batch)):
                 loss = self._backward(copy, batch)
             self._fill(copy, out, len(batch))
             # The loss is read last, so the copies of the gradients do not wait for it.
@@ -314,7 +313,7 @@ class TorchStep(TrainStep):
     def _made(self, seed: int) -> nn.Module:
         """Make the module with the random streams at this seed, and restore the streams."""
         assert self._make is not None
-        with random_streams.seeded(seed):
+        with seeded(seed):
             module = self._make()
         if not isinstance(module, nn.Module):
             raise ConfigError(

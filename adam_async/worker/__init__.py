@@ -17,8 +17,8 @@ Files, in reading order:
                                         the modes get
     push_plan.py                        deltas or factors per tensor, messages per server, push buffers
     gradient_clipping.py                clipping by the norm, layer-wise rate control
-    stepper.py                          groups summed into steps; in ssp and bsp in order, behind a gate
-    replica_clock.py                    arithmetic of clocks: the step of a group, the values that it reads
+    stepper.py                          groups summed into steps; in ssp and bsp in order, behind a gate;
+                                        arithmetic of clocks: the step of a group, the values that it reads
     pusher.py                           pushes of a step, with the versions for staleness; ticks; the reads of
                                         each group in a recorded run
     puller.py                           the copy, read without locks; pulls, installed whole by tensor

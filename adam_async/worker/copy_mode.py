@@ -19,8 +19,7 @@ from adam_async.worker.partition_trainer import PartitionTrainer, SendBlock, par
 from adam_async.worker.puller import Puller, WorkerWeights
 from adam_async.worker.push_plan import BackwardSection, PushPlan, plan_pushes, plan_sections
 from adam_async.worker.pusher import Pusher, StepReads
-from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.stepper import Stepper
+from adam_async.worker.stepper import ReplicaClock, Stepper
 from adam_async.worker.training import GroupTrainer, ModeSetup, ThreadScratch, replica_graph
 from dataflow import Graph
 from transport import BufferPool

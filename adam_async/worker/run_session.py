@@ -554,7 +554,6 @@ class RunSession:
             self._engine.deliver("landed", tag, None)
 
     def statistics(self) -> WorkerCounts:
-        """Return the counts of this run on this worker."""
         engine = self._engine.statistics() if self._engine is not None else None
         counts = self._mode.statistics()
         if self._kernels is not None:

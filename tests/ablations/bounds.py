@@ -22,7 +22,7 @@ def _bound(name: str, old: str, new: str) -> Ablation:
     """Make the row that removes the bounds from a type of message fields."""
     return _row(
         f"{name} is bounded",
-        "adam_async/messages/bounds.py",
+        "adam_async/messages/body.py",
         old,
         new,
         MESSAGES + "bounds.py::test_every_field_of_a_message_is_bounded",
@@ -96,7 +96,7 @@ BOUNDS = (
     ),
     _row(
         "a peer has few sessions that the map does not name",
-        SERVER + "sender_checks.py",
+        SERVER + "question_checks.py",
         "if mine >= MOST_SESSIONS:",
         "if False:",
         CHECKS_TEST + "sessions_of_a_peer_and_of_all_are_bounded",
@@ -212,7 +212,7 @@ BOUNDS = (
     ),
     _training(
         "a repeated push is applied once",
-        SERVER + "push_numbers.py",
+        SERVER + "push_queue.py",
         "    if number == last + 1:\n        tables",
         "    if number <= last + 1:\n        tables",
         TESTS + "state.py::test_a_retried_push_is_applied_once_and_answered_again",

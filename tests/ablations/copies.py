@@ -62,7 +62,7 @@ COPIES = (
     ),
     _row(
         "the new primary's entry takes the place of an uncommitted one",
-        CORE + "log.py",
+        CORE + "local_copy.py",
         "if known is not None and known.generation == entry.generation:",
         "if known is not None:",
         CORE_TEST + "another_entry_takes_the_place_of_an_uncommitted_one_and_of_all_behind_it",
@@ -338,7 +338,7 @@ COPIES = (
     ),
     _row(
         "a repetition of a refused push is refused",
-        FOLDER + "push_numbers.py",
+        FOLDER + "push_queue.py",
         "return tuple([_with_verdict(problem, queued, session) for problem in queued.problems])",
         "return tuple(queued.problems)",
         ORDER_TEST + "a_repetition_of_a_refused_push_is_refused_again_also_by_a_new_primary",

@@ -102,7 +102,7 @@ DISKS = (
     ),
     _row(
         "a durable push is acknowledged after its append",
-        SERVER + "ordered_appends.py",
+        SERVER + "bundle_saver.py",
         "self._append(step, position, generation, parts))\n",
         "self._append(step, position, generation, parts))\n"
         "        step.is_done = True\n        self._advance()\n",
@@ -111,7 +111,7 @@ DISKS = (
     ),
     _row(
         "a primary numbers its entries by its own steps",
-        SERVER + "ordered_appends.py",
+        SERVER + "bundle_saver.py",
         "return sum([step.item is not None for step in self._steps])",
         "return len(self)",
         APPENDS + "only_entries_of_this_server_count_for_their_positions",
@@ -293,7 +293,7 @@ DISKS = (
     ),
     _row(
         "the complete cut of a naming never goes back",
-        SERVER + "cut_naming.py",
+        SERVER + "store_cuts.py",
         "complete = max(complete, last.complete)",
         "pass",
         NAMING + "a_new_primary_goes_on_from_the_naming_in_the_map_and_keeps_its_complete_cut",

@@ -20,7 +20,7 @@ from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.driver.preparation import fill_from, store_of
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.run import Replay
-from adam_async.driver.submission import submit
+from adam_async.driver.takeover import submit
 from adam_async.errors import first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer, Slots, Weights

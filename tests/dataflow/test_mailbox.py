@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-from dataflow.mailbox import Mailbox
+from dataflow.jobs import Mailbox
 
 
 async def test_many_items_wake_the_loop_once() -> None:

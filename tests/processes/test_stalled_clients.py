@@ -28,7 +28,7 @@ from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.driver.preparation import store_of
-from adam_async.driver.submission import submit
+from adam_async.driver.takeover import submit
 from adam_async.messages import Finished, LeaseGroups, Leases, ReadGroups, pack, role_table, unpack
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config

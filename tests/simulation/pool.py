@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dataflow.errors import PoolClosed
-from dataflow.jobs import Job
-from dataflow.mailbox import Mailbox
+from dataflow.jobs import Job, Mailbox
 from dataflow.pool import ComputePool
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.random_streams import RandomStream

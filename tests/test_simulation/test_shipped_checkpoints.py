@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of

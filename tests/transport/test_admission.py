@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.admission import Admission, source_of
+from transport.entrance import Admission, source_of
 
 MEMBER, FLOOD = "10.0.0.1", "10.0.0.2"
 

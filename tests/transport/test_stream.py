@@ -340,7 +340,7 @@ def test_loopback_addresses_are_recognised() -> None:
 
 async def test_a_held_message_stops_after_few_chunks_and_a_small_one_passes_it() -> None:
     small = {"socket_buffer_bytes": 4 << 10, "chunk_bytes": 4 << 10, "gather_bytes": 4 << 10}
-    large = np.arange(1 << 18, dtype=np.float32)
+    large = np.arange(1 << 16, dtype=np.float32)  # small buffers take seconds for a larger one
     async with link_pair(network(**small)) as (near, far):
         near.send_nowait(Message(type="note", tensors=[large]))
         near.hold_large(True)

@@ -212,7 +212,6 @@ def recommend(found: Sequence[Candidate]) -> Candidate:
 
 
 def describe(candidate: Candidate) -> str:
-    """Describe a candidate in words."""
     groups = f"{candidate.images} image{'s' * (candidate.images > 1)} per group"
     if candidate.plan.workers == 1:
         return f"one worker, {groups}"

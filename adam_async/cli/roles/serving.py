@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -127,6 +127,39 @@ def waits_at_start(wait: timedelta, waits: Waits = WAITS) -> Waits:
     return msgspec.structs.replace(waits, meet_s=wait.total_seconds())
 
 
+async def _place(
+    stack: AsyncExitStack,
+    node: str,
+    options: RoleOptions,
+    controllers: str,
+    bind: str,
+    token: str | None,
+    waits: Waits,
+    profile_events: int,
+) -> Place:
+    """Return the place of a role, whose network ends with the stack."""
+    buffers, config = BufferPool(), options.config()
+    shared: dict[str, Any] = {
+        "entropy": system_entropy,
+        "buffers": buffers,
+        "checksum": config.checksum,
+        "link": config.link,
+        "budget": memory_budget(config.memory_budget),
+    }
+    network = cluster_network(token, advertise=options.advertise or "", **shared)
+    return Place(
+        node=node,
+        bind=bind,
+        controller=controllers,
+        network=await stack.enter_async_context(slowed(network, config.slow)),
+        buffers=buffers,
+        waits=waits,
+        entropy=system_entropy,
+        timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
+        copies=copies_path(token, config.copies_bind, **shared) if config.copies_bind else None,
+    )
+
+
 async def _stay(
     role: str,
     options: RoleOptions,
@@ -143,43 +176,11 @@ async def _stay(
 
     A controller of a group does not wait for the others: after a restart they may work without it.
     """
-    buffers, config = BufferPool(), options.config()
     node = options.id or f"{role}-{platform.node()[:40]}-{os.getpid()}"
     name_node(node)
-    check_own(config.slow, node, computes=role == "worker")
+    check_own(options.config().slow, node, computes=role == "worker")
     async with AsyncExitStack() as stack:
-        budget = memory_budget(config.memory_budget)
-        network = cluster_network(
-            token,
-            entropy=system_entropy,
-            buffers=buffers,
-            checksum=config.checksum,
-            link=config.link,
-            budget=budget,
-            advertise=options.advertise or "",
-        )
-        copies = None
-        if config.copies_bind:
-            copies = copies_path(
-                token,
-                config.copies_bind,
-                entropy=system_entropy,
-                buffers=buffers,
-                checksum=config.checksum,
-                link=config.link,
-                budget=budget,
-            )
-        place = Place(
-            node=node,
-            bind=bind,
-            controller=controllers,
-            network=await stack.enter_async_context(slowed(network, config.slow)),
-            buffers=buffers,
-            waits=waits,
-            entropy=system_entropy,
-            timeline=Timeline(node, limit_events=profile_events) if profile_events else None,
-            copies=copies,
-        )
+        place = await _place(stack, node, options, controllers, bind, token, waits, profile_events)
         running = await stack.enter_async_context(open_role(place))
         health.follow(running.unready)
         health.metrics = partial(role_metrics, running)

@@ -5,9 +5,9 @@ docs/explanation/consensus.md has the duties of a shell.
 
 `events.py` has the input of a node and its effects, and `messages.py` the messages between nodes. `log.py`
 has the entries and the snapshot of one node, and `leading.py` a leader's view of the logs of the others.
-`membership.py` has the voters and the learners, and `roles.py` the roles of a node. `records.py` turns the
-durable state into bytes and back.
-`violations.py` detects messages that no correct node sends. `settings.py` has times and sizes.
+`membership.py` has the voters and the learners, with times and sizes, and `roles.py` the roles of a node.
+`records.py` turns the durable state into bytes and back. `violations.py` detects messages that no correct
+node sends.
 
 Theory of operation
 -------------------
@@ -73,9 +73,8 @@ from adam_async.controller.consensus.events import (
     Transfer,
     Unknown,
 )
-from adam_async.controller.consensus.membership import Members, MembershipError, Step, identity
+from adam_async.controller.consensus.membership import Members, MembershipError, Settings, Step, identity
 from adam_async.controller.consensus.messages import Entry, Message, Snapshot
 from adam_async.controller.consensus.records import DamagedLog, Saved, Writer, bootstrapped, recover
 from adam_async.controller.consensus.roles import Role
-from adam_async.controller.consensus.settings import Settings
 from adam_async.controller.consensus.violations import Contents, Violation

@@ -26,7 +26,7 @@ from adam_async.controller.consensus.events import (
 )
 from adam_async.controller.consensus.leading import Handover, Leading, WaitingRead
 from adam_async.controller.consensus.log import IncomingSnapshot, Log
-from adam_async.controller.consensus.membership import Members, MembershipError
+from adam_async.controller.consensus.membership import Members, MembershipError, Settings
 from adam_async.controller.consensus.messages import (
     Append,
     Appended,
@@ -41,7 +41,6 @@ from adam_async.controller.consensus.messages import (
 )
 from adam_async.controller.consensus.records import Ballot, Entries, Saved
 from adam_async.controller.consensus.roles import TRANSITIONS, Cause, Role, always, by_role, if_leading
-from adam_async.controller.consensus.settings import Settings
 from adam_async.controller.consensus.violations import ANY_CONTENTS, Contents, Guard
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from adam_async.controller.consensus.log import Log
-from adam_async.controller.consensus.membership import Members
+from adam_async.controller.consensus.membership import Members, Settings
 from adam_async.controller.consensus.messages import Append, Appended, Chunk, Snapshot, Taken
-from adam_async.controller.consensus.settings import Settings
 
 
 @dataclass(slots=True)

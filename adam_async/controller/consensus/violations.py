@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from adam_async.controller.consensus.leading import Leading
 from adam_async.controller.consensus.log import IncomingSnapshot, Log
-from adam_async.controller.consensus.membership import Members
+from adam_async.controller.consensus.membership import Members, Settings
 from adam_async.controller.consensus.messages import Append, Appended, Chunk, Entry, Message, Taken, TakeOver
-from adam_async.controller.consensus.settings import Settings
 
 LARGEST = 1 << 53
 """Largest number in a field of a message, except its term. No group of controllers counts so far."""

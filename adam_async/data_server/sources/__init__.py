@@ -15,14 +15,14 @@ Encoded images:
     parquet.py                        Parquet files, such as those of Hugging Face
     tables.py                         CSV: pixels, or paths of image files
 Arrays:
-    published_sets.py, idx.py         MNIST, Fashion-MNIST and CIFAR-10; the IDX format
+    published_sets.py, idx.py         MNIST, Fashion-MNIST and CIFAR-10; the IDX format; downloads with
+                                      checksum and mirrors into the cache of the user
     numpy_files.py                    NumPy archives with the keys of Keras; NumPy files, mapped into memory
     objects.py                        Python objects with items, and asynchronous iterators
     ray_data.py                       rows of a `ray.data.Dataset`
     synthetic.py                      random images of a seed, for runs without data
 Names and files:
-    downloads.py                      data sets in the cache of the user: downloads with checksum and mirrors
-    files.py, file_ranges.py          checked reads of files; pieces of files, and the scratch file of a cache
+    files.py                          checked reads of files; pieces of files, and the scratch file of a cache
     limits.py                         limits of sizes before decoding, against hostile or damaged files
 For `predict`:
     unlabelled.py                     images without labels, in the input shape of a model

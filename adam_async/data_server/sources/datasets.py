@@ -38,7 +38,6 @@ from adam_async.data_server.class_names import class_name, number_folders
 from adam_async.data_server.damage import Damage, Policy
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.downloads import Downloader, RemoteSet
 from adam_async.data_server.sources.files import is_clutter, read_file
 from adam_async.data_server.sources.kinds import (
     Files,
@@ -51,7 +50,14 @@ from adam_async.data_server.sources.kinds import (
 from adam_async.data_server.sources.numpy_files import load_npy, parse_npz
 from adam_async.data_server.sources.parquet import load_parquet
 from adam_async.data_server.sources.pictures import require_pillow
-from adam_async.data_server.sources.published_sets import MNIST, PUBLISHED, Published, parse_four
+from adam_async.data_server.sources.published_sets import (
+    MNIST,
+    PUBLISHED,
+    Downloader,
+    Published,
+    RemoteSet,
+    parse_four,
+)
 from adam_async.data_server.sources.samples import (
     LoadRequest,
     Samples,

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, StoredImages, as_images, make_dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.file_ranges import read_piece
-from adam_async.data_server.sources.files import check_kind
+from adam_async.data_server.sources.files import check_kind, read_piece
 from adam_async.data_server.sources.kinds import KEYS, Files
 from adam_async.data_server.sources.samples import LoadRequest
 from adam_async.data_server.sources.splits import rank_of_image, resolve

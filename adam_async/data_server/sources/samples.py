@@ -22,8 +22,7 @@ from adam_async.data_server.class_names import number_classes
 from adam_async.data_server.damage import Damage
 from adam_async.data_server.dataset import Dataset, StoredImages, make_dataset
 from adam_async.data_server.sources import limits
-from adam_async.data_server.sources.file_ranges import read_piece
-from adam_async.data_server.sources.files import check_kind
+from adam_async.data_server.sources.files import check_kind, read_piece
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError, counted, failing_as
@@ -204,12 +203,9 @@ async def assemble(
     if not shapes.sizes:
         why = "".join(f": {sentence}" for sentence in damage.sentences()[:1])
         raise DataError(f"{request.origin} holds no image{why}", damaged=damage.sentences())
-    chosen_size, channels, is_stored = shapes.chosen_size, shapes.channels, shapes.stay_stored
-    size, room_bytes = chosen_size.size, limits.MAX_TOTAL_BYTES if is_stored else request.room_bytes
-    limits.check_total(len(kept) * shapes.image_bytes, request.origin, room_bytes)
-    if not is_stored:
-        pixels, origin = shapes.largest
-        limits.check_total(BYTES_OF_PIXEL * pixels, origin, room_bytes)
+    shapes.check_room(len(kept))
+    chosen_size, channels = shapes.chosen_size, shapes.channels
+    size = chosen_size.size
     shape = channels, size[1], size[0]
     splits = resolve([sample.label for sample in kept], [sample.split for sample in kept])
     train, test = (
@@ -220,7 +216,7 @@ async def assemble(
         return decode(sample.read(), sample.origin, size=size, channels=channels)
 
     trained: tuple[NDArray[np.uint8] | StoredImages, NDArray[np.int64]]
-    if is_stored:
+    if shapes.stay_stored:
         labels = np.array([numbers[sample.label] for sample in train], np.int64)
         stored = StoredImages(
             lambda number: decoded(train[number]),
@@ -306,13 +302,21 @@ class _Shapes:
 
     @property
     def chosen_size(self) -> ChosenSize:
-        """Size of all images."""
         return choose_size(self.sizes, self._asked)
 
     @property
     def channels(self) -> int:
         """Channels of all images: 3 if one has colours, else 1."""
         return 3 if self._colours else 1
+
+    def check_room(self, images: int) -> None:
+        """Check that the images, and while one is decoded its pixels, have room. Raises DataError."""
+        request, is_stored = self._samples.request, self.stay_stored
+        room_bytes = limits.MAX_TOTAL_BYTES if is_stored else request.room_bytes
+        limits.check_total(images * self.image_bytes, request.origin, room_bytes)
+        if not is_stored:
+            pixels, origin = self.largest
+            limits.check_total(BYTES_OF_PIXEL * pixels, origin, room_bytes)
 
     @property
     def image_bytes(self) -> int:

@@ -26,7 +26,7 @@ from adam_async.messages import (
     read_text_tensor,
     unpack,
 )
-from adam_async.messages.bounds import MOST_MANIFEST_BYTES
+from adam_async.messages.body import MOST_MANIFEST_BYTES
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import DialFailed, HandshakeRejected, Link, Message, RemoteError, RetrySchedule, TransportError
 

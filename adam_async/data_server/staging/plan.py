@@ -172,7 +172,6 @@ class Staging:
         return file in self._held or self.server not in self._reasons.get(file, {})
 
     def gone(self, server: int) -> bool:
-        """Return whether a server is lost."""
         return server in self._gone
 
     @property

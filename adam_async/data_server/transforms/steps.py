@@ -53,7 +53,6 @@ class Option:
         return f"a {number}, or a list of one for each channel" if self.per_channel else f"a {number}"
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value is valid."""
         if self.flag:
             return isinstance(value, bool)
         if self.choices:

@@ -6,8 +6,9 @@ the code of the roles in this order: `worker.py` trains a group, and `shards.py`
 
     run.py                        start here: `Replay`, with the data of a run and the checks of its results
     playback.py                   order of groups and batches, by their dependencies; copies of old versions
-    recording.py, decode.py       reads of each client, and order of pushes at each shard; made from the logs
-    record_file.py, record_head.py    the file of a record: header, logs, checksums; its first bytes
+    recording.py, decode.py       reads of each client, and order of pushes at each shard; made from the
+                                  logs of a record's file: header, checksums
+    record_head.py                the first bytes of a record's file
     worker.py                     one client: its groups, and its copy of the weights
     shards.py                     values and rules of all shards, with old versions; pushes on their way
 """

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import ConfigError, RecordError
-from adam_async.messages.bounds import Count, Version
+from adam_async.messages.body import Count, Version
 from adam_async.run.config import Config
 from adam_async.run.counts import SkippedGroups
 from adam_async.run.option_sources import make_config

@@ -90,7 +90,6 @@ class Pushes:
             self._applied[key] = applied
 
     def get(self, shard: int, client: int, clock: int) -> ShardPush:
-        """Return the part of a push for a shard."""
         return self._waiting[shard, client, clock]
 
     def settle(self, shard: int, client: int, clock: int) -> None:

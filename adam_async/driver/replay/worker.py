@@ -20,8 +20,7 @@ from adam_async.worker.copy_mode import context_of
 from adam_async.worker.puller import Puller, Snapshot, TensorCopy, WorkerWeights
 from adam_async.worker.push_plan import PushPlan
 from adam_async.worker.pusher import Pusher, Step
-from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.stepper import Stepper
+from adam_async.worker.stepper import ReplicaClock, Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from transport import BufferPool
 
@@ -57,7 +56,6 @@ class RecordedWeights(WorkerWeights):
         return () if copy is None else copy.versions
 
     def snapshot(self) -> Snapshot:
-        """See `WorkerWeights.snapshot`."""
         read = super().snapshot()
         self.install(self._meanwhile)
         self._meanwhile = ()

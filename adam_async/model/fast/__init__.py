@@ -10,25 +10,22 @@ rules of parameter servers need no tape: `batches.py` calls their kernels.
     compiling.py                    a process that compiles kernels while training runs without them
 Layers:
     compiled.py                     the interface of a layer with such kernels
-    dense.py, sliding.py, layers.py
-                                    the layers; the table of all layers with compiled kernels
+    sliding.py, layers.py           the layers; the table of all layers with compiled kernels
 Kernels:
     memory.py                       the kernels' view of memory, and their compiler
     products.py                     dense layers and convolutions
     pixels.py                       padding and pooling
     curves.py                       value by value: sums, ReLU, exponential, tanh and the logistic function
-    response_norm.py, local.py, losses.py
-                                    local response normalisation, locally connected layer, losses
+    layer_kernels.py                local response normalisation, locally connected layer, losses
     updates.py                      gradient descent in place
     rules.py                        the update rules, for several gradients at a time
     batches.py                      these rules on the shards of a parameter server
 Vector code (LLVM):
-    vectors.py                      vector instructions, for loops that are emitted instead of compiled
+    vectors.py                      vector instructions, for loops that are emitted instead of compiled;
+                                    the vector registers, which decide the shapes of loops
     tiles.py                        the two innermost loops of all products, as vectors
     sums.py                         sums of scaled vectors, and dot products with the errors of their sums
     squares.py                      vector code for the values under a pooling square
-    registers.py                    number and width of the vector registers, which decide the shapes of loops
 """
 
-# No imports here, because numba loads slowly and would load with any file of this package; `registers` does
-# not need it.
+# No imports here, because numba loads slowly and would load with any file of this package.

@@ -101,7 +101,6 @@ class CompiledBatches:
     def apply(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:
-        """See `Batches.apply`."""
         if self._kind == SGD and len(gradients) == 1 and len(gradients[0]) <= SMALL:
             self._small.apply(targets, gradients, rates)
         # Each target counts its own steps, and the corrections depend on the count, so each target needs a

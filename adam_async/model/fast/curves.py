@@ -114,7 +114,6 @@ class _Floats:
         self.type = ir.FloatType()
 
     def constant(self, value: float) -> Any:
-        """Return a float32 constant."""
         return ir.Constant(self.type, value)
 
     def multiply_add(self, a: Any, b: Any, total: Any) -> Any:

@@ -18,8 +18,7 @@ import numpy as np
 from adam_async.model.context import Context, GradientTargets, StepBuffers, StepInput, StepOutcome, is_finite
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
-from adam_async.model.fast.dense import FastDense
-from adam_async.model.fast.layers import FAST_LAYERS
+from adam_async.model.fast.layers import FAST_LAYERS, FastDense
 from adam_async.model.fast.tape import Op, Ref, Tape
 from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 from adam_async.model.rules import RuleState, Sgd

@@ -32,8 +32,17 @@ from adam_async.model.fast.curves import (
     tanh,
     tanh_back,
 )
-from adam_async.model.fast.local import local_back, local_delta, local_forward
-from adam_async.model.fast.losses import softmax, softmax_back, squared_error, squared_error_back
+from adam_async.model.fast.layer_kernels import (
+    local_back,
+    local_delta,
+    local_forward,
+    response_norm,
+    response_norm_back,
+    softmax,
+    softmax_back,
+    squared_error,
+    squared_error_back,
+)
 from adam_async.model.fast.memory import CACHE, compile_kept, floats, kept_name, kernel
 from adam_async.model.fast.pixels import (
     average_pool,
@@ -52,7 +61,6 @@ from adam_async.model.fast.products import (
     outer,
     row_sums,
 )
-from adam_async.model.fast.response_norm import response_norm, response_norm_back
 from adam_async.model.fast.updates import descend, descend_outer
 
 

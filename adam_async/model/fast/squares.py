@@ -10,8 +10,16 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from adam_async.model.fast.registers import HOST, Registers
-from adam_async.model.fast.vectors import POINTER, Vectors, VectorStarts, emit_loop, emit_part, whole
+from adam_async.model.fast.vectors import (
+    HOST,
+    POINTER,
+    Registers,
+    Vectors,
+    VectorStarts,
+    emit_loop,
+    emit_part,
+    whole,
+)
 
 
 @intrinsic

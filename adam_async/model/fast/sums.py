@@ -16,8 +16,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from adam_async.model.fast.memory import CACHE, compile_kept, exact, kept_name, largest
-from adam_async.model.fast.registers import HOST
-from adam_async.model.fast.vectors import I32, POINTER, Vectors, emit_loop, whole
+from adam_async.model.fast.vectors import HOST, I32, POINTER, Vectors, emit_loop, whole
 from adam_async.model.vectors import Term, rounded
 
 TILE = 2048

@@ -21,8 +21,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
-from adam_async.model.fast.registers import HOST, Registers
-from adam_async.model.fast.vectors import I64, POINTER, Vectors, emit_loop, whole
+from adam_async.model.fast.vectors import HOST, I64, POINTER, Registers, Vectors, emit_loop, whole
 
 TILE_ROWS = HOST.tile_rows
 """Maximum number of rows of a tile with two vectors a row: 12 with 32 registers, 6 with 16."""

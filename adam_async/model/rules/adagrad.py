@@ -29,7 +29,6 @@ class Adagrad(Rule, frozen=True, kw_only=True, tag="adagrad"):
         return {"squares": np.full(shape, first, dtype) if first else np.zeros(shape, dtype)}
 
     def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
-        """See `Rule.apply`."""
         rate = float(rate)  # a NumPy scalar would drag float32 through float64
         for p, g, (squares,), s, t in blocks_of(values, gradient, state, self.state_names, scratch):
             step = decayed(g, p, self.weight_decay, s)

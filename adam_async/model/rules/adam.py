@@ -56,7 +56,6 @@ class Adam(Rule, frozen=True, kw_only=True, tag="adam"):
         return self.weight_decay, 0.0
 
     def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
-        """See `Rule.apply`."""
         rate = float(rate)  # a NumPy scalar would drag float32 through float64
         beta1, beta2 = self.betas
         joined, lost = self.decay
@@ -97,5 +96,4 @@ class AdamW(Adam, frozen=True, kw_only=True, tag="adamw"):
 
     @property
     def decay(self) -> tuple[float, float]:
-        """See `Adam.decay`."""
         return 0.0, self.weight_decay

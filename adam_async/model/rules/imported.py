@@ -132,7 +132,6 @@ class ImportedRule(Rule, frozen=True, kw_only=True, tag="imported"):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """See `Rule.state_names`."""
         return tuple([name for name, _ in self.arrays])
 
     def new_state(self, shape: Shape, dtype: DTypeLike) -> RuleState:

@@ -36,7 +36,6 @@ class Sgd(Rule, frozen=True, kw_only=True, tag="sgd"):
         return not (self.momentum or self.weight_decay)
 
     def apply(self, values: Array, state: RuleState, gradient: Array, *, rate: float, scratch: Array) -> None:
-        """See `Rule.apply`."""
         rate = float(rate)  # a NumPy scalar would drag float32 through float64
         if self.is_plain:
             plain_step(values, gradient, rate=rate, scratch=scratch)

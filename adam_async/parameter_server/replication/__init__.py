@@ -1,7 +1,7 @@
 """Pure: one log on several servers, which survives the loss of all but one member in sync.
 
 `member.py` takes all calls, and passes them to the member's present role, a primary (`primary.py`) or a
-secondary (`secondary.py`). Both roles share the record, the log (`log.py`), the pieces and the effects
+secondary (`secondary.py`). Both roles share the record, the log, the pieces and the effects
 (`local_copy.py`, with the kinds of effects, and the refusal of a message).
 
 Theory of operation

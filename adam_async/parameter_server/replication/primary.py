@@ -11,10 +11,10 @@ from adam_async.parameter_server.replication.local_copy import (
     Apply,
     BecamePrimary,
     CopyPiece,
+    Entry,
     LocalCopy,
     Violation,
 )
-from adam_async.parameter_server.replication.log import Entry
 from adam_async.run.bundle_record import BundleRecord, Member
 
 MOST_SESSIONS = 256

@@ -5,12 +5,12 @@ import msgspec
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
 from adam_async.parameter_server.replication.local_copy import (
     Apply,
+    Entry,
     LocalCopy,
     StartAnew,
     TakePiece,
     Violation,
 )
-from adam_async.parameter_server.replication.log import Entry
 
 
 class Secondary:

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from adam_async.checkpoint.checkpoint import StoredPieces
+from adam_async.checkpoint.checkpoint import Manifest, StoredPieces, saved_manifest
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import Manifest, saved_manifest
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.driver.preparation import store_of
 from adam_async.messages import ShardState
-from adam_async.messages.loss_sums import LossSum
+from adam_async.messages.group_sets import LossSum
 from adam_async.parameter_server.piece_states import Catalogue, catalogue_state, piece_state, run_state
 from adam_async.parameter_server.shard_transfer import set_state
 from adam_async.run.config import Config

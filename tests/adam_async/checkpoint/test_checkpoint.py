@@ -6,7 +6,7 @@ import pytest
 from adam_async.checkpoint.checkpoint import StoredPieces
 from adam_async.errors import DataError
 from adam_async.parameter_server.shard_transfer import state_of
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.run.config import Config
 from tests.adam_async.checkpoint.checkpoints import checkpoint_of
 

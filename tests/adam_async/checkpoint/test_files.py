@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.checkpoint import StoredPieces
+from adam_async.checkpoint.checkpoint import CheckpointError, StoredPieces
 from adam_async.checkpoint.files import (
     CheckpointFolder,
     check_resumes_newest,
@@ -25,7 +25,6 @@ from adam_async.checkpoint.files import (
     open_checkpoints,
     written_folder,
 )
-from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.names import is_folder_name
 from adam_async.checkpoint.verification import verify_checkpoint
 from adam_async.persistence import written_once

@@ -5,7 +5,7 @@ from math import isnan
 import msgspec
 import pytest
 
-from adam_async.checkpoint.manifest import (
+from adam_async.checkpoint.checkpoint import (
     CheckpointError,
     check_data,
     check_kept_arrays,

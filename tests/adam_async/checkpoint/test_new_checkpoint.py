@@ -15,7 +15,7 @@ from adam_async.model.named import mlp
 from adam_async.parameter_server import shard_pieces
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.persistence import written_once
-from adam_async.persistence.keys import FlushSettings
+from adam_async.persistence.records import FlushSettings
 from adam_async.run.progress import Progress
 from adam_async.run.training_program import ResumeRecord
 from adam_async.runtime.disk import Disk

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint import writer
+from adam_async.checkpoint.checkpoint import CheckpointError, resumed_options
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError, resumed_options
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.errors import DeadlineExceeded, RunFailed
 from adam_async.model.named import mlp

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adam_async.checkpoint import saved_shards
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.saved_shards import MOST_FAULTS, MOST_RECORDS, SavedShards, _merge
 from adam_async.messages import (
     SavedList,

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.files import CheckpointFolder
-from adam_async.checkpoint.manifest import CheckpointError
 from adam_async.checkpoint.verification import checkpoints_in, summary_of
 from adam_async.persistence import written_once
 from adam_async.runtime.disk import Disk

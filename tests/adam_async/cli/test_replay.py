@@ -9,7 +9,7 @@ from adam_async.cli.options import TrainOptions
 from adam_async.cli.replay import check_options, differences, run_replay
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import run_training
-from adam_async.driver.replay.record_file import dump_record, load_record
+from adam_async.driver.replay.decode import dump_record, load_record
 from adam_async.driver.replay.recording import Header
 from adam_async.driver.replay.run import ReplayDiffers
 from adam_async.errors import ConfigError

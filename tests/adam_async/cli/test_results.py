@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.trained_model import load_model
 from adam_async.cli import train
 from adam_async.cli.options import TrainOptions

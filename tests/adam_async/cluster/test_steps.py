@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_tensors
 
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.trained_model import Model, dump_model
 from adam_async.cluster.local import LocalCluster
 from adam_async.data_server.dataset import ValidationSplit, sample_of

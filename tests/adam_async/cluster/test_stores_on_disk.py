@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adam_async import Adam, ParameterStore, Sgd
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.saved_shards import stores_of_runs
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.roles.parameter_server import parameter_server
@@ -25,8 +25,7 @@ from adam_async.model.named import digits
 from adam_async.parameter_server.piece_states import RUN
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.persistence.keys import LEADING, FlushSettings
-from adam_async.persistence.records import StateRecord
+from adam_async.persistence.records import LEADING, FlushSettings, StateRecord
 from adam_async.persistence.scan import scan
 from adam_async.run.config import Config
 from adam_async.run.counts import skipped_groups

@@ -13,7 +13,7 @@ from typing import NoReturn, Self
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.cluster import local as cluster_module
 from adam_async.cluster import sync
 from adam_async.cluster.processes import ProcessCluster

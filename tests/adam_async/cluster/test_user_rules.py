@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.checkpoint.manifest import CheckpointError
+from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.networks import cluster_network
 from adam_async.cluster.processes import ProcessCluster

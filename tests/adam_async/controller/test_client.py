@@ -14,7 +14,7 @@ from adam_async.controller.permissions import RIGHT, PermissionTable
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.controller.state import CompareAndSet
-from adam_async.driver.submission import submit, update_program
+from adam_async.driver.takeover import submit, update_program
 from adam_async.errors import DeadlineExceeded, RoleDied, RoleUnreachable, RunFailed, first_cause
 from adam_async.run.cluster_map import EpochRecord, NodeRecord
 from adam_async.run.config import Waits

@@ -10,12 +10,11 @@ import pytest
 
 from adam_async.controller.consensus import Settings, identity
 from adam_async.controller.consensus.records import Born
-from adam_async.controller.consensus_node import SETTINGS, ConsensusNode, ConsensusSetup
+from adam_async.controller.consensus_node import LATE_S, SETTINGS, ConsensusNode, ConsensusSetup
 from adam_async.controller.log_file import NAME, LogFile
 from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
-from adam_async.controller.stall_aware_clock import LATE_S
 from adam_async.errors import ConfigError, first_cause
 from adam_async.run.config import Waits
 from adam_async.run.counts import ControllerCounts

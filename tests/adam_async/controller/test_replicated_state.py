@@ -26,7 +26,7 @@ from adam_async.controller.replicated_state import (
 from adam_async.controller.state import DEPARTED_KEPT
 from adam_async.controller.store_rules import CLIENT_STORES, CREATOR_STORES, MOST_STORES, UNFINISHED_PIECES
 from adam_async.messages import SESSION_OVER
-from adam_async.messages.bounds import (
+from adam_async.messages.body import (
     MOST_INFO_BYTES,
     MOST_MAP_BYTES,
     MOST_MAP_TEXT_BYTES,

@@ -24,7 +24,7 @@ from adam_async.messages import (
     pack,
     packed_tensor,
 )
-from adam_async.messages.bounds import MOST_VALUE_BYTES
+from adam_async.messages.body import MOST_VALUE_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from tests.adam_async.controller import simulated_group
 from tests.adam_async.controller.simulated_group import CALL_S, SHORT, WAITS, record, simulated

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from adam_async.controller.consensus import Role
-from adam_async.controller.stall_aware_clock import LATE_S, PAUSE_S, CoreClock
+from adam_async.controller.consensus_node import LATE_S, PAUSE_S, CoreClock
 
 FOLLOWERS = [Role.FOLLOWER, Role.PROBER, Role.CANDIDATE]
 

@@ -28,7 +28,7 @@ from adam_async.controller.replicated_state import (
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.errors import DataError, first_cause
-from adam_async.messages.bounds import MOST_MAP_BYTES
+from adam_async.messages.body import MOST_MAP_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.disk import Disk

@@ -22,7 +22,7 @@ from adam_async.data_server.epoch import SetsRead
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import LeaseAsked, ReplicasChanged
 from adam_async.driver.preparation import store_of
-from adam_async.driver.submission import submit, update_program
+from adam_async.driver.takeover import submit, update_program
 from adam_async.errors import DataError, first_cause
 from adam_async.messages import (
     BundleSets,
@@ -35,7 +35,7 @@ from adam_async.messages import (
     pack,
     unpack,
 )
-from adam_async.messages.loss_sums import LossSum
+from adam_async.messages.group_sets import LossSum
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import NodeRecord, ready_word

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.image_cache import CachedImages
-from adam_async.data_server.sources.file_ranges import Scratch
+from adam_async.data_server.sources.files import Scratch
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.data_server.pictures import IMAGE_BYTES, pictures, stored
 

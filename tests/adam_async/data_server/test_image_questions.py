@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.data_server import image_questions
-from adam_async.data_server.image_questions import ImageQuestions, check_test_part
+from adam_async.data_server import questions as room
 from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.questions import ImageQuestions, check_test_part
 from adam_async.messages import Groups, ReadGroups, ReadTest, pack, unpack, unpack_any
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.data_server.test_group_producer import (
@@ -120,7 +120,7 @@ async def test_an_answer_waits_for_the_least_groups_and_the_others_are_made_ahea
 
 async def test_an_answer_is_bounded_in_bytes_and_has_a_group_at_least(monkeypatch):
     for most, groups in ((2 * GROUP * IMAGE_BYTES, 2), (1, 1)):
-        monkeypatch.setattr(image_questions, "ANSWER_BYTES", most)
+        monkeypatch.setattr(room, "ANSWER_BYTES", most)
         async with party_of() as party:
             assert (await party.read())[0] == groups
 

@@ -16,7 +16,7 @@ from adam_async.data_server.epoch import EpochBegan
 from adam_async.data_server.state import DrainAsked, EpochEnded, GroupsReported, joined
 from adam_async.run.epoch_shares import groups_left, share_out, warm_groups
 from adam_async.run.ids import Replica
-from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.stepper import ReplicaClock
 from tests.adam_async.data_server.scene import Asker, Scene, finished
 
 pytestmark = pytest.mark.thorough

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.dataset import Dataset, StoredImages
-from adam_async.data_server.run_memory import check_cache, check_run_memory
+from adam_async.data_server.group_producer import check_cache, check_run_memory
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError
 from adam_async.run.cache_size import CacheLimits

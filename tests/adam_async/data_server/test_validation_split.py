@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.dataset import ValidationSplit, check_validation, sample_of
-from adam_async.data_server.image_questions import ImageQuestions
+from adam_async.data_server.questions import ImageQuestions
 from adam_async.errors import ConfigError
 from adam_async.run.config import Config
 from tests.adam_async.runs import NETWORKS, cluster_of, tiny_dataset

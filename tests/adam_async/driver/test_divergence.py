@@ -4,7 +4,7 @@ from math import inf, log, nan
 
 import pytest
 
-from adam_async.driver.divergence import divergence, guessing, guessing_loss, largest_loss
+from adam_async.driver.stopping import divergence, guessing, guessing_loss, largest_loss
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.spec import LayerSpec, ModelSpec

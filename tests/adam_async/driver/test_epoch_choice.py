@@ -1,6 +1,6 @@
 """Which epoch is kept and when training ends: by validation images, never by test images."""
 
-from adam_async.driver.epoch_choice import EpochChoice
+from adam_async.driver.stopping import EpochChoice
 from adam_async.run.result import EpochResult
 
 

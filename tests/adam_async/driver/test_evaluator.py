@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_async.data_server.image_questions import check_test_part
+from adam_async.data_server.questions import check_test_part
 from adam_async.driver.evaluator import Evaluator, pull_snapshot
 from adam_async.errors import RunFailed
 from adam_async.messages import ReadTest, TestImages, pack, role_table, unpack

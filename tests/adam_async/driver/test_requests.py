@@ -22,7 +22,7 @@ from adam_async.driver.requests import (
     ask,
     requests_in,
 )
-from adam_async.driver.submission import submit, update_program
+from adam_async.driver.takeover import submit, update_program
 from adam_async.errors import ConfigError, DeadlineExceeded, RunFailed
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from adam_async.cluster.local import LocalCluster
-from adam_async.driver.sample_images import MOST_SIDE, SHOWN, sample_images
+from adam_async.driver.evaluator import MOST_SIDE, SHOWN, sample_images
 from adam_async.report.stream import Callback
 from adam_async.run.config import Config
 from adam_async.run.events import AnyEvent, Predicted

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.driver.submission import submit
+from adam_async.driver.takeover import submit
 from adam_async.errors import RoleFailed, TransformFailed
 from adam_async.model.named import digits
 from adam_async.run.config import Config

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from adam_async.checkpoint.checkpoint import CheckpointError, check_kept_step
 from adam_async.checkpoint.files import CheckpointFolder, load_checkpoint
-from adam_async.checkpoint.manifest import CheckpointError, check_kept_step
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
-from adam_async.driver.submission import take_over, update_program
 from adam_async.driver.takeover import (
     Attach,
     SavedRun,
@@ -24,6 +23,8 @@ from adam_async.driver.takeover import (
     next_epoch,
     run_in,
     run_to_take,
+    take_over,
+    update_program,
 )
 from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.messages import ShardState

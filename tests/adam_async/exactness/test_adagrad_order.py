@@ -5,8 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from adam_async.driver.replay.decode import make_recording
-from adam_async.driver.replay.record_file import load_record
+from adam_async.driver.replay.decode import load_record, make_recording
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network

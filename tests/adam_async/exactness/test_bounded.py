@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.driver.replay.decode import make_recording
-from adam_async.driver.replay.record_file import load_record
+from adam_async.driver.replay.decode import load_record, make_recording
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.parameter_server.at_once import ShortWay

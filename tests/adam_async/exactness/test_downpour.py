@@ -2,8 +2,7 @@
 
 import pytest
 
-from adam_async.driver.replay.decode import make_recording
-from adam_async.driver.replay.record_file import load_record
+from adam_async.driver.replay.decode import load_record, make_recording
 from adam_async.run.config import Config
 from tests.adam_async.runs import NETWORKS, SHARDED, train
 

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from adam_async.driver.replay.decode import make_recording
-from adam_async.driver.replay.record_file import load_record
+from adam_async.driver.replay.decode import load_record, make_recording
 from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.events import PushArrived
 from adam_async.parameter_server.state import ServerState

@@ -12,8 +12,7 @@ from adam_async.messages import Lease
 from adam_async.worker.puller import Puller, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.pusher import Pusher
-from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.stepper import Stepper
+from adam_async.worker.stepper import ReplicaClock, Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from tests.adam_async.runs import NETWORKS, SHARDED, servers_of, tiny_dataset
 from transport import BufferPool

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from adam_async.client.connection import MAX_UNACKNOWLEDGED
-from adam_async.data_server import group_cache
+from adam_async.data_server import image_cache
 from adam_async.driver import training_run
 from adam_async.model.named import mnist_adam
 from adam_async.run.config import Config
@@ -52,7 +52,7 @@ def traced(monkeypatch):
 
     Here blocks have 16 KB, and the driver does not ask. The rest has a peak of 50 to 170 KB in 200 groups.
     """
-    monkeypatch.setattr(group_cache, "INSTANT_BLOCK_BYTES", 16 << 10)
+    monkeypatch.setattr(image_cache, "INSTANT_BLOCK_BYTES", 16 << 10)
     monkeypatch.setattr(training_run, "POLL_S", 3600.0)
     tracemalloc.start()
     yield

@@ -19,7 +19,7 @@ from adam_async.messages import (
     ReportSteps,
     StepReport,
     WatchMap,
-    bounds,
+    body,
     pack,
     unpack,
 )
@@ -93,7 +93,7 @@ NUMBERS = ("Seconds", "Rate", "Progress", "Finite")
 @pytest.mark.parametrize("value", NOT_FINITE)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_type_of_a_number_with_a_fraction_refuses_what_is_not_finite(name, value):
-    kind = getattr(bounds, name)
+    kind = getattr(body, name)
     with pytest.raises(msgspec.ValidationError, match=r"Expected `float` [<>]="):
         msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
 
@@ -101,7 +101,7 @@ def test_every_type_of_a_number_with_a_fraction_refuses_what_is_not_finite(name,
 def test_only_a_loss_may_be_not_finite():
     floats = {
         name
-        for name, kind in vars(bounds).items()
+        for name, kind in vars(body).items()
         if getattr(kind, "__origin__", None) is float and name != "Loss"
     }
     assert floats == set(NUMBERS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adam_async.parameter_server.cut_naming import LATE_S, CutNaming
+from adam_async.parameter_server.store_cuts import LATE_S, CutNaming
 from adam_async.run.cut_reports import NO_CLOCK, NamedCut
 
 PERIOD_S = 1.0

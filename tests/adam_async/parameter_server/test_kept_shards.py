@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.messages import ReadShards, pack, read_state_tables, state_tables
-from adam_async.messages.loss_sums import UNITS, LossSum
+from adam_async.messages.group_sets import UNITS, LossSum
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import kept_shards
 from adam_async.parameter_server import shard as shard_module

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from adam_async.parameter_server import ordered_appends
-from adam_async.parameter_server.ordered_appends import OrderedAppends
+from adam_async.parameter_server import bundle_saver
+from adam_async.parameter_server.bundle_saver import OrderedAppends
 from transport import RemoteProtocolError
 
 
@@ -55,7 +55,7 @@ async def test_only_entries_of_this_server_count_for_their_positions():
 
 
 async def test_the_entries_of_another_server_that_wait_for_the_disk_are_bounded(monkeypatch):
-    monkeypatch.setattr(ordered_appends, "MOST_BYTES", 100)
+    monkeypatch.setattr(bundle_saver, "MOST_BYTES", 100)
     disk = HeldDisk()
     steps, tasks = steps_of(disk)
     content = [[np.zeros(40, np.uint8)]]

@@ -7,11 +7,18 @@ import pytest
 
 from adam_async.messages import GetRecord, Part, Pull, ReadShards, ReportSteps, StepReport, part_refusal
 from adam_async.messages.group_sets import MOST_BOUNDS
-from adam_async.parameter_server import question_checks, sender_checks
+from adam_async.parameter_server import question_checks
 from adam_async.parameter_server.events import PushArrived, ReplicasChanged
 from adam_async.parameter_server.gradients import PushGradients
-from adam_async.parameter_server.question_checks import EARLY_STEPS, MOST_AHEAD, MOST_STEPS, QuestionChecks
-from adam_async.parameter_server.sender_checks import MOST_SESSIONS, MOST_UNNAMED, SenderChecks
+from adam_async.parameter_server.question_checks import (
+    EARLY_STEPS,
+    MOST_AHEAD,
+    MOST_SESSIONS,
+    MOST_STEPS,
+    MOST_UNNAMED,
+    QuestionChecks,
+    SenderChecks,
+)
 from adam_async.parameter_server.state import ServerState
 from adam_async.run.group_ranges import LEAST_BOUNDS, MOST_WORK, with_groups
 from adam_async.run.ids import Replica
@@ -333,10 +340,10 @@ def test_sessions_of_a_peer_and_of_all_are_bounded(monkeypatch):
     known.replica_generations_changed(members(99, 1, *(peer(f"v{number}") for number in range(6))))
     assert known.refusal(peer("w"), msgspec.structs.replace(early, replica=98)) == ""
     known.replica_generations_changed({})
-    monkeypatch.setattr(sender_checks, "MOST_SENDERS", MOST_SESSIONS + MOST_UNNAMED - 1)
+    monkeypatch.setattr(question_checks, "MOST_SENDERS", MOST_SESSIONS + MOST_UNNAMED - 1)
     assert known.surplus(lambda: 1) == [(0, 2), (1, 2)]
     assert known.refusal(peer("x"), msgspec.structs.replace(TICK, session=5, replica=97)) == ""
-    monkeypatch.setattr(sender_checks, "TABLES_BYTES", 512 * 100 * 10)
+    monkeypatch.setattr(question_checks, "TABLES_BYTES", 512 * 100 * 10)
     assert len(known.surplus(lambda: 100)) == MOST_SESSIONS + MOST_UNNAMED - 2 - 10
     assert known.surplus(lambda: 100) == []
 

@@ -28,8 +28,7 @@ from adam_async.parameter_server.server_disk import SAVED, is_saved, opened_disk
 from adam_async.parameter_server.storage import ShardStorage
 from adam_async.parameter_server.store_disk import REMOVED, StoreDisk, folder_of
 from adam_async.persistence.frames import frame_head
-from adam_async.persistence.keys import EntryKey, Identity, StateName
-from adam_async.persistence.records import STATES, encode_start
+from adam_async.persistence.records import STATES, EntryKey, Identity, StateName, encode_start
 from adam_async.run.run_record import RunRecord
 from adam_async.run.store_record import ArrayRecord, served_word
 from tests.adam_async.cluster_maps import UnknownRule, bundle_map, run_record, store_record

@@ -12,7 +12,7 @@ from msgspec.msgpack import encode
 from adam_async.checkpoint.tensors import WholeTensors
 from adam_async.controller.client import Membership
 from adam_async.driver.preparation import store_of
-from adam_async.driver.submission import submit, update_program
+from adam_async.driver.takeover import submit, update_program
 from adam_async.messages import (
     APPLIED,
     NOT_PRIMARY,
@@ -42,7 +42,7 @@ from adam_async.messages import (
     state_tables,
     unpack,
 )
-from adam_async.messages.bounds import MOST_RANGES
+from adam_async.messages.body import MOST_RANGES
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server import apply, piece_states, service, shard_group

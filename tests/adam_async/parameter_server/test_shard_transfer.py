@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adam_async.messages import LoadShards, pack
-from adam_async.messages.loss_sums import LossSum
+from adam_async.messages.group_sets import LossSum
 from adam_async.messages.shard_states import STATE_BYTES, StateTables
 from adam_async.messages.tensors import decoder_of, packed_tensor
 from adam_async.model.keyed_random import Dice

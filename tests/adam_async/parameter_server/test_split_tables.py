@@ -17,7 +17,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.gradients import PushGradients
-from adam_async.parameter_server.sender_checks import MOST_SESSIONS
+from adam_async.parameter_server.question_checks import MOST_SESSIONS
 from adam_async.parameter_server.shard import BySession, ShardTables
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards

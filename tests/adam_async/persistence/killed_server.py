@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.runtime.disk import Disk
 from tests.adam_async.persistence.disks import Running
 from tests.adam_async.persistence.owners import SMALL, Owner, check_states, contents_in, store_of

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from adam_async.persistence.contents import Contents, contents_of
-from adam_async.persistence.keys import EntryKey, FlushSettings, Identity, State, StateKey, StateName
+from adam_async.persistence.records import EntryKey, FlushSettings, Identity, State, StateKey, StateName
 from adam_async.persistence.scan import Scan, scan, segment_name
 from adam_async.persistence.store import SegmentStore
 

@@ -92,7 +92,7 @@ OWN = (
     ),
     Ablation(
         "the generation comes before the position",
-        FOLDER + "keys.py",
+        FOLDER + "records.py",
         "return self.generation, self.position",
         "return 0, self.position",
         story=test_store.test_a_newer_generation_is_newer_at_any_position,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adam_async.persistence.keys import StateName
-from adam_async.persistence.records import ENTRIES
+from adam_async.persistence.records import ENTRIES, StateName
 from adam_async.persistence.scan import segment_name
 from tests.adam_async.crash_images import TracedDiskModel, crashed, disk_model_of
 from tests.adam_async.persistence.owners import (

@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.persistence.contents import Contents, Damage, LostState, Recovery
 from adam_async.persistence.folder import DamagedState
-from adam_async.persistence.keys import LEADING, EntryKey, FlushSettings, StateName
+from adam_async.persistence.records import LEADING, EntryKey, FlushSettings, StateName
 from adam_async.persistence.scan import Found
 from tests.adam_async.crash_images import disk_model_of
 from tests.adam_async.persistence.disks import Running, flip, on_a_node

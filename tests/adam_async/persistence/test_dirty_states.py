@@ -1,6 +1,6 @@
 """Dirty shards keep the time of their first update that is not on disk."""
 
-from adam_async.persistence.keys import StateName
+from adam_async.persistence.records import StateName
 from adam_async.persistence.rounds import DirtyStates, Mark
 
 ONE, TWO, OTHER = StateName("a", 1), StateName("a", 2), StateName("b", 1)

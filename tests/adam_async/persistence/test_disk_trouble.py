@@ -8,7 +8,7 @@ import pytest
 
 from adam_async.errors import ConfigError, DiskFailed
 from adam_async.persistence import opening
-from adam_async.persistence.keys import LEADING, EntryKey, FlushSettings, StateName
+from adam_async.persistence.records import LEADING, EntryKey, FlushSettings, StateName
 from tests.adam_async.persistence.disks import SYNCS, WRITES, Running, failing_disk, on_a_node
 from tests.adam_async.persistence.owners import HOME, Owner, check_states, contents_in, files_of, store_of
 from tests.simulation.disk import DiskConditions

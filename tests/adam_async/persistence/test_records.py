@@ -3,11 +3,13 @@
 import pytest
 
 from adam_async.persistence.frames import Frame, frame_at, frame_head
-from adam_async.persistence.keys import EntryKey, Identity, StateKey
 from adam_async.persistence.records import (
     STATES,
+    EntryKey,
     EntryRecord,
+    Identity,
     RoundRecord,
+    StateKey,
     StateRecord,
     SyncedRecord,
     UnknownRecordError,

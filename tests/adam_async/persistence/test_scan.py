@@ -3,8 +3,14 @@
 import pytest
 
 from adam_async.persistence.frames import frame_head
-from adam_async.persistence.keys import Identity
-from adam_async.persistence.records import ENTRIES, STATES, SyncedRecord, encode_record, encode_start
+from adam_async.persistence.records import (
+    ENTRIES,
+    STATES,
+    Identity,
+    SyncedRecord,
+    encode_record,
+    encode_start,
+)
 from adam_async.persistence.scan import SegmentName, salt_of, scan, segment_name
 
 NAME = "states-00000003.segment"

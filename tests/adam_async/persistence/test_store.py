@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from adam_async.errors import ConfigError, DiskFailed
-from adam_async.persistence.keys import (
+from adam_async.persistence.opening import read_identity
+from adam_async.persistence.records import (
     LEADING,
     EntryKey,
     FlushSettings,
@@ -15,7 +16,6 @@ from adam_async.persistence.keys import (
     OtherRun,
     StateName,
 )
-from adam_async.persistence.opening import read_identity
 from adam_async.runtime.disk import Disk
 from tests.adam_async.persistence.disks import Running, failing_disk, flip, on_a_node
 from tests.adam_async.persistence.owners import (

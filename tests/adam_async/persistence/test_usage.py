@@ -1,7 +1,7 @@
 """Files in use, superfluous files, and the victims of compaction."""
 
 from adam_async.persistence.contents import Contents, Location
-from adam_async.persistence.keys import EntryKey, StateKey, StateName
+from adam_async.persistence.records import EntryKey, StateKey, StateName
 from adam_async.persistence.usage import Usage
 
 OLD, NEW, LAST = (f"states-0000000{number}.segment" for number in (1, 2, 3))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_async.persistence import written_once
-from adam_async.persistence.keys import FlushSettings, Identity, State, StateKey, StateName
+from adam_async.persistence.records import FlushSettings, Identity, State, StateKey, StateName
 from adam_async.persistence.store import SegmentStore
 from adam_async.persistence.written_once import (
     DamagedFile,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from adam_async.errors import ConfigError
-from adam_async.messages.bounds import MOST_RANGES
+from adam_async.messages.body import MOST_RANGES
 from adam_async.run.config import (
     MOST,
     MOST_GROUPS_OF_STEP,

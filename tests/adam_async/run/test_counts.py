@@ -10,7 +10,7 @@ import pytest
 from adam_async.controller.consensus.membership import identity
 from adam_async.data_server.order import EpochOrders
 from adam_async.messages import Statistics, pack, read_text_tensor
-from adam_async.messages.bounds import MOST_STATISTICS_BYTES
+from adam_async.messages.body import MOST_STATISTICS_BYTES
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import must_train_all
 from adam_async.run.counts import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.messages.loss_sums import MOST_IMAGES, MOST_LOSS, LossSum
+from adam_async.messages.group_sets import MOST_IMAGES, MOST_LOSS, LossSum
 from adam_async.run.group_ranges import with_losses, without_losses
 
 terms = st.floats(-MOST_LOSS, MOST_LOSS) | st.floats(0, 10)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adam_async.errors import RunFailed
-from adam_async.messages.bounds import MOST_VALUE_BYTES
+from adam_async.messages.body import MOST_VALUE_BYTES
 from adam_async.messages.saved_shards import MOST_RECORD_BYTES
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.counts import RESULTS_KEPT, EpochCounts, Evaluation

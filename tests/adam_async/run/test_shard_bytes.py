@@ -27,7 +27,7 @@ def test_a_shard_of_the_default_size_needs_no_second_piece_of_any_work() -> None
 
 def test_a_bucket_of_the_optimizer_fills_a_shard_of_the_default_size() -> None:
     pytest.importorskip("torch")
-    from adam_async.torch.overlap import BUCKET_BYTES
+    from adam_async.torch.gradients import BUCKET_BYTES
 
     assert BUCKET_BYTES >= SHARD_BYTES
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.errors import ConfigError
-from adam_async.messages.bounds import MOST_VALUE_BYTES
+from adam_async.messages.body import MOST_VALUE_BYTES
 from adam_async.option_types import fault_of
 from adam_async.run.config import Config
 from adam_async.run.counts import EpochCounts

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adam_async import Adam, Sgd, StoreError, Waits, sync
 from adam_async.model.rules import Rule
 from adam_async.runtime.loop_thread import Call
-from adam_async.torch import RemoteOptimizer, changes, overlap, parameter_arrays
+from adam_async.torch import RemoteOptimizer, changes, gradients, parameter_arrays
 from adam_async.torch.changes import COLUMNS, checksum, device_checksum
 from tests.adam_async.store.servers import cluster, faulty_clients
 from tests.adam_async.torch.modules import X, ones, steps
@@ -153,7 +153,7 @@ def test_with_one_client_the_store_takes_each_change_and_trains_as_pytorch(chang
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"factors": True}], ids=str)
 def test_rows_that_the_forward_pass_renormalises_train_as_with_pytorch(options, monkeypatch) -> None:
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)
     compare(network(max_norm=0.5), Adam(rate=0.1), {}, **options)
 
 
@@ -183,7 +183,7 @@ MODES = [
 @pytest.mark.parametrize("rule", [Sgd(rate=1.0), Adam(rate=1.0)], ids=["sgd", "adam"])
 @pytest.mark.parametrize("options", MODES, ids=str)
 def test_a_checkpoint_loaded_in_training_is_trained_from_in_every_mode(options, rule, monkeypatch) -> None:
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)
     module = ones()
     with sync.ParameterStore.open("local", parameter_arrays(module), rule=rule) as store:
         with RemoteOptimizer(module, store, **options) as optimizer:
@@ -227,7 +227,7 @@ def test_changes_of_every_step_that_would_cost_gradients_are_refused_by_name() -
 
 
 def test_a_change_after_the_push_of_its_gradient_is_refused_by_name(monkeypatch) -> None:
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)
     module = network()
     with sync.ParameterStore.open("local", parameter_arrays(module), rule=Sgd(rate=1.0)) as store:
         optimizer = RemoteOptimizer(module, store, overlap=True)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from adam_async import DeadlineExceeded, Sgd, StoreError, Waits, sync
 from adam_async.run.arrays import Factors
 from adam_async.runtime.loop_thread import Call
-from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
+from adam_async.torch import RemoteOptimizer, gradients, parameter_arrays
 from adam_async.torch.exchanges import Exchange
 from tests.adam_async.torch.modules import X, ones, steps
 
@@ -71,7 +71,7 @@ def lockstep(module: nn.Module) -> sync.ParameterStore:
 
 @pytest.mark.parametrize("options", [{}, {"max_staleness": 1}, {"overlap": True}], ids=str)
 def test_in_lockstep_clients_step_by_the_mean_of_their_gradients(options, monkeypatch) -> None:
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)  # a bucket is pushed before its step ends
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)  # a bucket is pushed before its step ends
 
     def gradient_of(client: int, module: nn.Module) -> None:
         (module(X).sum() * (client + 1)).backward()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from adam_async import Adagrad, Adam, AdamW, Sgd, sync
 from adam_async.model.rules import Rule
-from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
+from adam_async.torch import RemoteOptimizer, gradients, parameter_arrays
 from adam_async.torch.buffers import arrays_with_buffers
 from adam_async.torch.exchanges import Exchange
 from adam_async.torch.factors import LEAST_REST
@@ -189,7 +189,7 @@ def test_a_layer_frozen_or_unfrozen_during_a_pull_takes_each_local_step_once(
 
 @pytest.mark.parametrize("rule", [Adam(rate=0.01), Sgd(rate=0.1, momentum=0.9)], ids=str)
 def test_overlap_pushes_buckets_during_the_backward_pass(monkeypatch, rule):
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)  # each gradient is a bucket, and none is left to step()
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)  # each gradient is a bucket, and none is left to step()
     module = network()
     reference = copy.deepcopy(module)
     in_flight = []
@@ -228,7 +228,7 @@ def test_push_every_sums_the_gradients_of_its_steps(options):
 @pytest.mark.parametrize(("options", "rate"), [({}, 0.125), ({"lr": 0.5}, 0.5), ({"pull_every": 3}, 0.125)])
 def test_a_rule_of_a_user_takes_each_gradient_with_the_rate_of_its_group(options, rate):
     module = nn.Linear(4, 3, bias=False)
-    first, gradients = module.weight.detach().numpy().copy(), []
+    first, seen = module.weight.detach().numpy().copy(), []
     arrays, rules = arrays_with_buffers(module, Means(rate=0.125))
     with (
         sync.ParameterStore.open("local", arrays, rule=rules) as store,
@@ -237,9 +237,9 @@ def test_a_rule_of_a_user_takes_each_gradient_with_the_rate_of_its_group(options
         for x in torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(3)):
             optimizer.zero_grad()
             module(x).square().sum().backward()
-            gradients.append(module.weight.grad.numpy().copy())
+            seen.append(module.weight.grad.numpy().copy())
             optimizer.step()
-    values, _ = apply_means(first, gradients, rate=rate)
+    values, _ = apply_means(first, seen, rate=rate)
     np.testing.assert_array_equal(module.weight.detach().numpy(), values)
 
 

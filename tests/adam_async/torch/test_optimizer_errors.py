@@ -15,7 +15,7 @@ from torch import nn
 from adam_async import ConfigError, ParameterStore, Sgd, StoreError, sync
 from adam_async.run.arrays import Factors
 from adam_async.runtime.loop_thread import Call
-from adam_async.torch import RemoteOptimizer, overlap, parameter_arrays
+from adam_async.torch import RemoteOptimizer, gradients, parameter_arrays
 
 
 class Mixed(nn.Module):
@@ -227,7 +227,7 @@ def test_a_pull_replaces_the_local_step_of_a_loss_that_is_not_finite(module, sto
 
 
 def test_after_a_loss_that_is_not_finite_overlap_continues_with_the_next_step(module, store, monkeypatch):
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)
     with RemoteOptimizer(module, store, overlap=True) as optimizer:
         for factor in (1.0, float("nan"), 1.0, 1.0):
             optimizer.zero_grad()
@@ -241,7 +241,7 @@ def test_after_a_loss_that_is_not_finite_overlap_continues_with_the_next_step(mo
 
 
 def test_after_an_interrupt_overlap_waits_for_no_bucket_and_the_next_step_counts(module, store, monkeypatch):
-    monkeypatch.setattr(overlap, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)
     ended = []
 
     def interrupted(call: Call[None]) -> None:

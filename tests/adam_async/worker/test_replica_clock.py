@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.worker.replica_clock import ReplicaClock
+from adam_async.worker.stepper import ReplicaClock
 
 
 @dataclass

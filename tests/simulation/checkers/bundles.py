@@ -20,7 +20,7 @@ import msgspec
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.replication.log import Entry
+from adam_async.parameter_server.replication.local_copy import Entry
 from adam_async.parameter_server.shard import Shard
 from adam_async.run.bundle_record import Member
 from adam_async.run.store_record import StoreRecord, is_vector_key

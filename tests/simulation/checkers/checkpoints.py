@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from adam_async.checkpoint.checkpoint import Manifest
 from adam_async.checkpoint.files import KEPT, CheckpointFolder
-from adam_async.checkpoint.manifest import Manifest
 from adam_async.checkpoint.new_checkpoint import NewCheckpoint
 from adam_async.messages import ShardState
 from adam_async.run.config import Config

@@ -27,11 +27,11 @@ from adam_async.parameter_server.events import Applied, ApplySum, QueuedPin, Sum
 from adam_async.parameter_server.log_entries import Part, decode_entry
 from adam_async.parameter_server.piece_states import load_tensors, new_bundle, tensors_of
 from adam_async.parameter_server.pins import store_of
-from adam_async.parameter_server.replication.log import Entry
+from adam_async.parameter_server.replication.local_copy import Entry
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.store_work import begin_work
 from adam_async.parameter_server.user_applier import appliers_of
-from adam_async.persistence.keys import State
+from adam_async.persistence.records import State
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_record import StoreRecord, VectorRecord, is_vector_key
 from adam_async.run.user_rules import RuleSource

@@ -31,7 +31,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.persistence.keys import Part, State, StateKey, StateName
+from adam_async.persistence.frames import Part
+from adam_async.persistence.records import State, StateKey, StateName
 from tests.simulation.checkers.store_pushes import Before, Pulled, StorePushes
 from tests.simulation.scenario import Violation
 

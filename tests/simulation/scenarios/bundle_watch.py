@@ -11,7 +11,7 @@ from adam_async.controller.consensus import Core, Effect, Event
 from adam_async.controller.replicated_state import ReplicatedState
 from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.replication.log import Entry, Log
+from adam_async.parameter_server.replication.local_copy import Entry, Log
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap

@@ -17,13 +17,13 @@ from adam_async.controller.service import Controller
 from adam_async.errors import AdamError
 from adam_async.messages import role_table, table_among
 from adam_async.parameter_server.bundle_copy import BundleCopy
-from adam_async.parameter_server.disk_ports import DiskPorts
+from adam_async.parameter_server.bundle_saver import DiskPorts
 from adam_async.parameter_server.log_entries import Part
-from adam_async.parameter_server.replication.log import Entry
+from adam_async.parameter_server.replication.local_copy import Entry
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.persistence.keys import FlushSettings
+from adam_async.persistence.records import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.machine import ProcessMemory

@@ -2,7 +2,7 @@
 
 from adam_async.parameter_server.pins import PINNED
 from adam_async.parameter_server.server_disk import ServerDisk
-from adam_async.persistence.keys import State
+from adam_async.persistence.records import State
 from tests.simulation.checkers.saved_pins import LoggedStates
 from tests.simulation.checkers.saved_pushes import SavedStates
 from tests.simulation.scenario import Ledger, Violation

@@ -20,7 +20,7 @@ import msgspec
 
 from adam_async.controller.client import TAKEN, Membership
 from adam_async.controller.map_client import MapClient, MapUpdate, Outcome
-from adam_async.driver.submission import submit, update_program
+from adam_async.driver.takeover import submit, update_program
 from adam_async.errors import DeadlineExceeded, RoleDied, RunFailed
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from adam_async.parameter_server.server_disk import is_saved
-from adam_async.persistence.keys import FlushSettings
+from adam_async.persistence.records import FlushSettings
 from adam_async.persistence.scan import SUFFIX
 from tests.simulation.checkers.saved_pushes import Losses
 from tests.simulation.faults import STEP_S, Strike, check_noticed, is_running, strike_all, until

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from adam_async.parameter_server.replication.log import Log
+from adam_async.parameter_server.replication.local_copy import Log
 from tests.simulation.faults import KINDS, STEP_S, Missed, Strike, check_noticed, is_running, until
 from tests.simulation.plan import Fault
 from tests.simulation.scenario import Ledger, World, settle

@@ -26,7 +26,7 @@ from adam_async.data_server.client import DataClient, ImageGroup, WorkerSlot
 from adam_async.data_server.dataset import Dataset, make_dataset
 from adam_async.data_server.service import DataServer
 from adam_async.driver.preparation import store_of
-from adam_async.driver.submission import submit, update_program
+from adam_async.driver.takeover import submit, update_program
 from adam_async.errors import AdamError, DeadlineExceeded
 from adam_async.messages import (
     Body,
@@ -40,7 +40,7 @@ from adam_async.messages import (
     pack,
     unpack,
 )
-from adam_async.messages.loss_sums import LossSum, LossSums
+from adam_async.messages.group_sets import LossSum, LossSums
 from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, ready_word
 from adam_async.run.config import Config, Waits

@@ -29,7 +29,7 @@ from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, first_cause
 from adam_async.parameter_server.shard_group import each_tables
 from adam_async.parameter_server.state import ServerState
-from adam_async.persistence.keys import FlushSettings
+from adam_async.persistence.records import FlushSettings
 from adam_async.run.config import Config
 from adam_async.run.group_ranges import GroupSets
 from adam_async.run.result import EpochResult, RunResult

@@ -7,7 +7,7 @@ import pytest
 
 from adam_async.model.rules import Sgd
 from adam_async.parameter_server.bundle import Bundle
-from adam_async.parameter_server.replication.log import Entry, Log
+from adam_async.parameter_server.replication.local_copy import Entry, Log
 from adam_async.parameter_server.storage import own_shards
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.ids import BucketId, Replica, ShardId, Version

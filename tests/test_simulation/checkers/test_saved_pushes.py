@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_async.persistence.keys import State, StateKey
+from adam_async.persistence.records import State, StateKey
 from tests.simulation.checkers.saved_pushes import Losses, SavedPushes, SavedStates
 from tests.simulation.checkers.store_pushes import Pulled
 from tests.simulation.scenario import Violation

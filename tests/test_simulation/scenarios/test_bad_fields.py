@@ -9,7 +9,7 @@ import pytest
 
 from adam_async.controller.consensus.messages import Message as ConsensusMessage
 from adam_async.messages import TABLE, pack, read_packed, read_packed_tensor, read_text_tensor, unpack_any
-from adam_async.messages.bounds import MOST_MAP_BYTES
+from adam_async.messages.body import MOST_MAP_BYTES
 from tests.simulation.scenarios.bad_fields import BadMessage, bad_messages
 from tests.simulation.scenarios.valid_messages import Facts, fields_of, valid_messages
 from transport import LinkConfig

@@ -51,7 +51,7 @@ ABLATIONS = {
     ): REFUSED,
     Ablation(
         "connections above the limit are closed",
-        "transport/admission.py",
+        "transport/entrance.py",
         "return len(self._source_of) > self._limit",
         "return False",
     ): REFUSED,

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import msgspec
 
-from adam_async.controller.consensus import core, events, membership, messages, records, settings, violations
+from adam_async.controller.consensus import core, events, membership, messages, records, violations
 
 HEARTBEAT_S, ELECTION_S = 0.25, 0.6
 CALM_S = 4.0
@@ -109,7 +109,7 @@ class FuzzedGroup:
         self.faults = random.Random(f"{seed}/faults")
         self.load = random.Random(f"{seed}/load")
         self.dice = random.Random(f"{seed}/dice")
-        self.settings = settings.Settings(**self.options.settings)
+        self.settings = membership.Settings(**self.options.settings)
         self.wire = msgspec.msgpack.Decoder(messages.Message)
         self.now = 0.0
         self.queue = []

@@ -1,7 +1,7 @@
 """A few cores whose messages are delivered by hand, for tests that read like a conversation."""
 
 from adam_async.controller.consensus import core, events, membership, records
-from adam_async.controller.consensus.settings import Settings
+from adam_async.controller.consensus.membership import Settings
 
 LONG_S = 10.0
 """Longer than any time-out here."""

@@ -22,9 +22,8 @@ import pytest
 from adam_async.data_server.dataset import make_dataset
 from adam_async.data_server.sources import datasets
 from adam_async.data_server.sources.datasets import NO_MNIST, load_dataset
-from adam_async.data_server.sources.downloads import Downloader, RemoteSet
 from adam_async.data_server.sources.kinds import STEMS
-from adam_async.data_server.sources.published_sets import MNIST
+from adam_async.data_server.sources.published_sets import MNIST, Downloader, RemoteSet
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from adam_async.data_server.sources.downloads import CHUNK_BYTES, Downloader, RemoteFile, RemoteSet
+from adam_async.data_server.sources.published_sets import CHUNK_BYTES, Downloader, RemoteFile, RemoteSet
 from adam_async.errors import DataError
 from tests.adam_async.data_server.web import Answer, Web, open_web
 

@@ -15,9 +15,14 @@ import pytest_asyncio
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.sources import published_sets
 from adam_async.data_server.sources.datasets import load_published
-from adam_async.data_server.sources.downloads import Downloader, RemoteFile, RemoteSet
 from adam_async.data_server.sources.kinds import STEMS
-from adam_async.data_server.sources.published_sets import PUBLISHED, Published
+from adam_async.data_server.sources.published_sets import (
+    PUBLISHED,
+    Downloader,
+    Published,
+    RemoteFile,
+    RemoteSet,
+)
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.test_cifar import WHOLE as CIFAR_ARCHIVE

@@ -19,7 +19,7 @@ import numpy as np
 from adam_async.data_server.client import ImageGroup
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.order import epoch_order
-from adam_async.driver.replay.record_file import Log
+from adam_async.driver.replay.decode import Log
 from adam_async.driver.replay.recording import Header
 from adam_async.driver.replay.run import digest
 from adam_async.messages import Lease, Pull, Push
@@ -49,8 +49,7 @@ from adam_async.run.shard_table import assign_buckets
 from adam_async.worker.puller import Puller, Snapshot, WorkerWeights
 from adam_async.worker.push_plan import plan_pushes
 from adam_async.worker.pusher import Pusher, StepReads
-from adam_async.worker.replica_clock import ReplicaClock
-from adam_async.worker.stepper import Stepper
+from adam_async.worker.stepper import ReplicaClock, Stepper
 from adam_async.worker.training import GroupTrainer, ThreadScratch
 from transport import BufferPool
 

@@ -4,8 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from adam_async.driver.replay.decode import make_recording
-from adam_async.driver.replay.record_file import Log
+from adam_async.driver.replay.decode import Log, make_recording
 from adam_async.driver.replay.recording import Header
 from adam_async.errors import RecordError
 from adam_async.model.named import digits

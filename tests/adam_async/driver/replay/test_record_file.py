@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.driver.replay.record_file import MAGIC, Log, dump_record, load_record
+from adam_async.driver.replay.decode import MAGIC, Log, dump_record, load_record
 from adam_async.driver.replay.recording import Header, RecordedEpoch
 from adam_async.errors import RecordError
 

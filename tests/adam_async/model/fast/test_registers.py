@@ -11,7 +11,7 @@ pytest.importorskip("numba", reason="compiled kernels need numba")
 import llvmlite.binding
 
 from adam_async.errors import ConfigError
-from adam_async.model.fast.registers import FEWEST, SETS, registers_of
+from adam_async.model.fast.vectors import FEWEST, SETS, registers_of
 
 AVX512 = {"avx2": True, "avx512f": True}
 

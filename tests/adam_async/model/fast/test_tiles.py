@@ -10,10 +10,9 @@ pytest.importorskip("numba", reason="compiled kernels need numba")
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from adam_async.model.fast.registers import SETS, Registers
 from adam_async.model.fast.squares import emit_best_of, emit_mean_of, emit_route, emit_spread
 from adam_async.model.fast.tiles import ONE, REST, TWO, emit_dots, emit_tile, tile_vectors
-from adam_async.model.fast.vectors import I64, POINTER, whole
+from adam_async.model.fast.vectors import I64, POINTER, SETS, Registers, whole
 
 # Processor, its triple, and the registers that it must be given.
 MACHINES = [

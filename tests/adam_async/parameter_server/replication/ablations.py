@@ -15,7 +15,7 @@ ABLATIONS = (
     *[ablation for ablation in COPIES if ablation.seed is not None],
     _row(
         "the entries after a replaced one go",
-        CORE + "log.py",
+        CORE + "local_copy.py",
         "        self._drop_from(entry.position)\n        self._add(entry)\n",
         "        later = self.after(entry.position) if known is not None else []\n"
         "        self._drop_from(entry.position)\n"

@@ -1,20 +1,28 @@
-"""Pure: messages of workers of one replica: tensors between the parts of the model."""
+"""Pure: messages between two workers: tensors between the parts of a model, and pieces of L-BFGS.
+
+A worker of L-BFGS, a client of the store, asks the coordinator for a piece to compute, and names the piece
+whose gradient it has now. Beside this it asks for its turn to push, and names the pieces that the servers
+have now. The answer waits until there are pieces.
+"""
 
 from typing import Annotated
 
 import msgspec
 
-from adam_async.messages.body import Body, Rows
-from adam_async.messages.bounds import (
+from adam_async.messages.body import (
     MOST_IN_A_META,
     Attempt,
+    Body,
     Count,
     DrawnId,
     Epoch,
     GroupNumber,
+    Loss,
     Partition,
     ReplicaNumber,
+    Rows,
     RunId,
+    StoreId,
 )
 
 
@@ -57,4 +65,31 @@ class Blocks(Body, frozen=True, kw_only=True):
     peers may begin."""
 
 
-ROWS: Rows = {Greet: frozenset({("worker", "worker")}), Blocks: frozenset({("worker", "worker")})}
+class AskPieces(Body, frozen=True, kw_only=True):
+    """Request for pieces to compute or to push, with the result of the last answer."""
+
+    store: StoreId
+    pushes: bool
+    """Whether the worker asks for pieces to push; otherwise for a piece to compute."""
+    evaluation: Epoch = 0
+    """Evaluation of the result; 0 without one."""
+    piece: GroupNumber = 0
+    """The computed piece, or one past the last pushed piece."""
+    loss: Loss = 0.0
+    """Loss of the computed piece."""
+
+
+class Pieces(Body, frozen=True, kw_only=True):
+    """Pieces of an evaluation, to compute or to push in their order."""
+
+    evaluation: Epoch
+    first: GroupNumber
+    stop: GroupNumber
+
+
+ROWS: Rows = {
+    Greet: frozenset({("worker", "worker")}),
+    Blocks: frozenset({("worker", "worker")}),
+    AskPieces: frozenset({("client", "client")}),
+    Pieces: frozenset({("client", "client")}),
+}
