@@ -9,6 +9,18 @@ from tests.ablations.disks import DISKS
 from tests.ablations.group_sets import GROUP_SETS
 from tests.ablations.learned import LEARNED
 from tests.ablations.members import MEMBERS
+from tests.ablations.vectors import VECTORS
 
-EVERY = (*CONTROLLERS, *AT_ONCE, *BOUNDS, *COPIES, *DEALERS, *DISKS, *GROUP_SETS, *LEARNED, *MEMBERS)
+EVERY = (
+    *CONTROLLERS,
+    *AT_ONCE,
+    *BOUNDS,
+    *COPIES,
+    *DEALERS,
+    *DISKS,
+    *GROUP_SETS,
+    *LEARNED,
+    *MEMBERS,
+    *VECTORS,
+)
 NAMED = {ablation.name: ablation for ablation in EVERY}

@@ -19,11 +19,13 @@ class VectorSums:
 
     Args:
         size: Number of values of a vector.
+        keeps_all: Whether no loss of servers may take acknowledged pushes away.
     """
 
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, *, keeps_all: bool = True) -> None:
         self._name = name
         self._size = size
+        self._keeps_all = keeps_all
         self.begun = self.acknowledged = 0
         """Number of pushes that began, and of those that are acknowledged."""
 
@@ -43,6 +45,7 @@ class VectorSums:
         self._check(values, self.acknowledged, "inbox and total")
 
     def _check(self, values: Sequence[float], least: int, what: str) -> None:
+        least *= self._keeps_all
         low, high = min(values, default=inf), max(values, default=0.0)
         if not least - 1e-9 <= low <= high <= self.begun + 1e-9:
             raise Violation(

@@ -267,7 +267,7 @@ class StoreClients:
         self._stores: dict[str, dict[str, StorePushes]] = {}
         """Pushes by id of the store and group."""
         self._sums: dict[str, VectorSums] = {}
-        """Pushes to the vectors of each store, by its id."""
+        """Pushes to the vectors of each store, by its id, or by its name if it comes back from disks."""
         self._open: dict[str, OpenStore] = {}
         """Open store of each client."""
         self._working: set[str] = set()
@@ -461,7 +461,7 @@ class StoreClients:
         for name in (INBOX, TOTAL):
             if name not in store.vectors:
                 await store.add_vector(name, like=array, temporary=name == INBOX)
-        sums = self._sums_of(opened.link.store.id)
+        sums = self._sums_of(opened)
         with self.pending.noted(opened.name):
             if opened.dice.chance(0.6):
                 sums.begun += 1
@@ -476,15 +476,17 @@ class StoreClients:
                 before = sums.acknowledged
                 move = Combine(TOTAL, ((1.0, TOTAL), (1.0, INBOX)))
                 (square,) = await store.step([move, Combine(INBOX, ())], [(TOTAL, TOTAL)])
-                if self._losses is None:  # a store that comes back from disks has another id
-                    sums.check_square(square, acknowledged=before)
+                sums.check_square(square, acknowledged=before)
         self._ledger.counts["vectors used"] += 1
 
-    def _sums_of(self, id: str) -> VectorSums:
-        if id not in self._sums:
+    def _sums_of(self, opened: OpenStore) -> VectorSums:
+        # A store that comes back from disks has another id, and may lack the last pushes.
+        keeps_all = self._losses is None
+        key = opened.link.store.id if keeps_all else opened.link.calls.name
+        if key not in self._sums:
             array = next(iter(self._workload.arrays.values()))
-            self._sums[id] = VectorSums(id, array.rows * self._workload.columns)
-        return self._sums[id]
+            self._sums[key] = VectorSums(key, array.rows * self._workload.columns, keeps_all=keeps_all)
+        return self._sums[key]
 
     async def _push_infinity(self, opened: OpenStore, group: str) -> None:
         """Push finite factors whose product is not finite, which no server may apply."""
@@ -593,8 +595,7 @@ class StoreClients:
         store, array = ParameterStore(opened.link), next(iter(self._workload.arrays))
         if {INBOX, TOTAL} <= store.vectors.keys():
             both = [(await store.pull(vector=name))[array] for name in (INBOX, TOTAL)]
-            if self._losses is None:
-                self._sums_of(opened.link.store.id).check_values((both[0] + both[1]).reshape(-1).tolist())
+            self._sums_of(opened).check_values((both[0] + both[1]).reshape(-1).tolist())
             self._ledger.counts["vectors read"] += 1
 
     async def _read(self, opened: OpenStore) -> None:
