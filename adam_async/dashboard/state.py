@@ -222,7 +222,7 @@ class State:
         if dealt and isinstance(counts, DataCounts) and counts.epoch - 1 in self._done:
             images, train_s = self._done[counts.epoch - 1]
             self._move(
-                images + counts.images, train_s + counts.train_s, counts.loss if counts.images else None
+                images + counts.images, train_s + counts.train_s, counts.loss if counts.loss_images else None
             )
 
     def _take_incident(self, event: IncidentBegins | IncidentEnds) -> None:

@@ -552,6 +552,7 @@ class DataState:
             train_s=self._train_s,
             skipped_groups=joined(epoch.skipped) if epoch else (),
             loss=self._loss,
+            loss_images=self._loss_images,
             leased=self.leased,
             returned=self.returned,
             late_reports=self.late_reports,

@@ -393,7 +393,7 @@ class TrainingRun:
             if data.epoch != epoch or not data.images:
                 return None
             counts = EpochCounts(
-                images=data.images, loss=data.loss, loss_images=data.images, train_s=data.train_s
+                images=data.images, loss=data.loss, loss_images=data.loss_images, train_s=data.train_s
             )
             return await self._evaluate(weights, epoch, counts)
         except (AdamError, TransportError, TimeoutError) as error:

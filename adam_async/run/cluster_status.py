@@ -215,7 +215,7 @@ def _run(cluster: ClusterMap, facts: Mapping[str, Counts], earlier: Mapping[str,
     dealer = dealer if isinstance(dealer, DataCounts) else None
     epoch = cluster.epoch if cluster.epoch is not None and cluster.epoch.run == run.id else None
     epochs, replicas = run.terms.get("epochs", 1), run.terms.get("replicas", 1)  # terms leave out defaults
-    loss = read_number(dealer.loss) if dealer is not None and dealer.images else nan
+    loss = read_number(dealer.loss) if dealer is not None and dealer.loss_images else nan
     return RunStatus(
         id=run.id,
         phase=run.phase,

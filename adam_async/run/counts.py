@@ -213,7 +213,9 @@ class DataCounts(Counts, kw_only=True):
     skipped: Images = 0
     """Number of skipped images."""
     loss: float | None = None
-    """Mean loss over the images of finished groups; None if it is not finite."""
+    """Mean loss over the images in `loss_images`; None if it is not finite."""
+    loss_images: Images = 0
+    """Number of images whose losses are known: those of groups that their workers have reported."""
     leased: Total = 0
     returned: Total = 0
     """Number of leases that returned from lost replicas."""

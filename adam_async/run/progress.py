@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 from adam_async.messages import read_number
@@ -142,7 +143,7 @@ class Progress:
                 epoch=self.epoch,
                 images=self.images,
                 images_before=images_before,
-                loss=self.loss,
+                loss=self.loss if counts.loss_images else nan,
             )
 
     def _before(self) -> tuple[float, int]:

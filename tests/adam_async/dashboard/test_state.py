@@ -56,11 +56,16 @@ def test_ten_thousand_epochs_are_a_thousand_points_of_a_curve_at_most() -> None:
 def test_without_samples_of_a_driver_the_dealer_gives_the_loss() -> None:
     ended = EpochEnds(at=AT, epoch=41, counts=EpochCounts(images=90, loss=0.25, train_s=1.0))
     dealt = DataCounted(
-        at=AT, counts=counts_of("data", "data-0", term=1, epoch=42, images=30, train_s=0.5, loss=0.2)
+        at=AT,
+        counts=counts_of(
+            "data", "data-0", term=1, epoch=42, images=30, train_s=0.5, loss=0.2, loss_images=30
+        ),
     )
     # A map has the newest epochs alone: the images of the earlier ones follow from the size of an epoch.
     assert seen(state_of(beginning(), ended, dealt), "curves").loss == [(4090, 1.0, 0.25), (4120, 1.5, 0.2)]
-    idle = DataCounted(at=AT, counts=counts_of("data", "data-1", epoch=42, images=30, train_s=0.5, loss=0.2))
+    idle = DataCounted(
+        at=AT, counts=counts_of("data", "data-1", epoch=42, images=30, train_s=0.5, loss=0.2, loss_images=30)
+    )
     assert len(seen(state_of(beginning(), ended, dealt, idle), "curves").loss) == 2
 
 

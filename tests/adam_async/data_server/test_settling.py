@@ -117,7 +117,9 @@ def test_sets_of_an_older_map_settle_older_losses_only():
     assert scene.leased(ZERO) == ((2, 2),)
     assert scene.state.statistics().finished == 0
     scene.read({1})
-    assert scene.state.statistics().finished == 1
+    counts = scene.state.statistics()
+    assert counts.finished == 1
+    assert (counts.images > 0, counts.loss_images) == (True, 0), "the loss of its images is unknown"
 
 
 def test_sets_of_another_epoch_settle_nothing():

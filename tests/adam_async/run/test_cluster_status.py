@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from adam_async.run.cluster_map import NOTICE, ClusterMap, DealerRecord, EpochRecord
 from adam_async.run.cluster_status import status_of
 from adam_async.run.counts import Counts
@@ -88,3 +90,11 @@ def test_a_cluster_without_a_run_has_a_status() -> None:
     status = status_of(ClusterMap(), {}, leading="", with_ended=False)
 
     assert (status.run, status.copies, status.roles) == (None, None, ())
+
+
+@pytest.mark.parametrize(("known", "loss"), [(0, None), (8, 0.5)])
+def test_a_loss_of_no_image_is_unknown_and_not_zero(known: int, loss: float | None) -> None:
+    counts = counts_of("data", "data-0", images=8, loss=loss or 0.0, loss_images=known)
+    run = status_of(cluster(), {"data-0": counts}, leading="").run
+    assert run is not None
+    assert run.loss == loss

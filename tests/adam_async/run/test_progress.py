@@ -21,7 +21,7 @@ STATUS = status_of(ClusterMap(), {}, leading="")
 
 def roles(*, images: int, loss: float | None = 0.5) -> dict[str, Counts]:
     return {
-        "data-0": counts_of("data", images=images, loss=loss, term=1),
+        "data-0": counts_of("data", images=images, loss=loss, loss_images=images, term=1),
         "ps-0": counts_of("ps", shards=2, staleness={"1": 3, "5": 1}, clock=4, waiting_for=[1]),
         "ps-1": counts_of("ps", shards=1, clock=5),
         "ps-2": counts_of("ps"),
@@ -57,7 +57,7 @@ def test_a_look_takes_in_staleness_clocks_and_waits() -> None:
 
 def test_the_time_of_a_sample_is_training_only() -> None:
     progress = begun()
-    ended = EpochCounts(images=100, loss=0.25, train_s=4.0)
+    ended = EpochCounts(images=100, loss=0.25, loss_images=100, train_s=4.0)
     progress.update(roles(images=7), STATUS, now=104.5, ended=ended)  # the data server is at the next one
     progress.epochs.append(EPOCH)
     progress.begin_epoch(2, now=200.0)
