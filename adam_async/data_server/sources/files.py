@@ -11,14 +11,15 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Any, BinaryIO
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from adam_async.data_server.sources import limits
 from adam_async.errors import DataError
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.ordinary_files import ordinary_files
+
+if TYPE_CHECKING:  # a command looks at names of sources before numpy is loaded
+    from numpy.typing import NDArray
 
 CLUTTER = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini"})
 """Names of files, in lower case, that are skipped in folders of images."""
@@ -110,14 +111,14 @@ class Scratch:
         self._descriptor, name = tempfile.mkstemp(prefix="adam-async-", suffix=".spill", dir=folder)
         os.unlink(name)
 
-    def write(self, offset: int, array: NDArray[Any]) -> None:
+    def write(self, offset: int, array: "NDArray[Any]") -> None:
         """Write a contiguous array to an offset. Raises OSError: for example, the disk is full."""
         data = array.data.cast("B")
         while data:
             written = os.pwrite(self._descriptor, data, offset)
             data, offset = data[written:], offset + written
 
-    def read(self, offset: int, array: NDArray[Any]) -> None:
+    def read(self, offset: int, array: "NDArray[Any]") -> None:
         """Fill a contiguous array with the bytes at an offset. Raises OSError: the bytes cannot be read."""
         data = array.data.cast("B")
         while data:
