@@ -480,8 +480,10 @@ async def _open_records(store: ParameterStore) -> AsyncIterator[ParameterStore]:
 
 
 def _before(vector: str, store: ParameterStore) -> list[str]:
-    """Return the names of the vectors that a store had before one of them, in their order."""
+    """Return the names of the vectors that a store had before one of them. Raises StoreError: it is gone."""
     vectors = store.vectors
+    if vector not in vectors:
+        raise StoreError("another L-BFGS took the place of this one, which did not answer: begin again")
     return [each for each, record in vectors.items() if record.number < vectors[vector].number]
 
 

@@ -396,6 +396,21 @@ async def test_a_second_coordinator_is_refused_by_the_name_of_the_first():
             assert records.vectors == {}
 
 
+async def test_a_coordinator_whose_vector_another_one_deleted_is_told_so(monkeypatch):
+    arrays, function, batches = problems.logistic()
+    add = ParameterStore.add_vector
+
+    async def lost(store, name, **options):
+        await add(store, name, **options)
+        if store.name == "lbfgs.lbfgs":
+            await store.delete_vector(name)
+
+    monkeypatch.setattr(ParameterStore, "add_vector", lost)
+    async with ParameterStore.open("local", arrays, name="lbfgs") as store:
+        with pytest.raises(StoreError, match="another L-BFGS took the place of this one"):
+            await LBFGS(store, function, batches).minimise(1)
+
+
 async def test_of_coordinators_at_once_one_goes_on_and_the_others_follow_it():
     arrays, function, batches = problems.logistic()
     expected, _ = await run("local", problems.logistic, iterations=4)
