@@ -13,7 +13,7 @@ from adam_async.driver.replay.run import digest
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, RecordError
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.counts import Counts, WorkerCounts
+from adam_async.run.counts import Counts, WorkerCounts, of_kind
 from adam_async.run.epoch_shares import Ranges
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import primary_of
@@ -114,7 +114,7 @@ class Recorder:
         """Return the kernels that all workers ran; with a step the configured ones, for the transforms."""
         if isinstance(self._model, StepModel):
             return self._program.config.kernels
-        workers = [each for each in statistics.values() if isinstance(each, WorkerCounts)]
+        workers = of_kind(WorkerCounts, statistics.values())
         found = sorted({each.kernels.set for each in workers if each.kernels is not None})
         if not found:
             raise RecordError("no worker reported its kernels")

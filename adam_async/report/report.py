@@ -27,6 +27,7 @@ from adam_async.run.counts import (
     ProtocolChoice,
     ServerCounts,
     WorkerCounts,
+    of_kind,
 )
 from adam_async.run.learning_rate import default_rate
 from adam_async.run.result import CheckpointResult, EpochResult, RunResult
@@ -166,7 +167,7 @@ def build_report(
     """
     totals, model = _totals(result), result.model
     roles = [counts for _, counts in sorted(result.statistics.items())]
-    servers, workers = _of(ServerCounts, roles), _of(WorkerCounts, roles)
+    servers, workers = of_kind(ServerCounts, roles), of_kind(WorkerCounts, roles)
     return Report(
         schema=SCHEMA,
         command=list(command),
@@ -201,15 +202,11 @@ def build_report(
         # All workers of a run have the same plan.
         protocols=next((each.protocols for each in workers if each.protocols is not UNSET), []),
         staleness=_staleness(servers),
-        controllers=[_row(each) for each in _of(ControllerCounts, roles)],
+        controllers=[_row(each) for each in of_kind(ControllerCounts, roles)],
         servers=[_row(each) for each in servers],
-        caches=[each.cache for each in _of(DataCounts, roles) if each.cache is not None],
+        caches=[each.cache for each in of_kind(DataCounts, roles) if each.cache is not None],
         workers=[_row(each) for each in workers],
     )
-
-
-def _of(kind: type[_Counts], roles: Iterable[Counts]) -> list[_Counts]:
-    return [counts for counts in roles if isinstance(counts, kind)]
 
 
 def _row(counts: _Counts) -> _Counts:

@@ -6,13 +6,13 @@ those since the start of the run.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
-from adam_async.run.counts import ControllerCounts, Counts, DataCounts, ServerCounts, WorkerCounts
+from adam_async.run.counts import ControllerCounts, Counts, DataCounts, ServerCounts, WorkerCounts, of_kind
 from adam_async.run.run_copies import RunCopies
 
 Verdict = Literal["well", "degraded", "ending"]
@@ -35,8 +35,6 @@ CopiesOf = Mapping[str, RunCopies]
 
 CountsOf = Mapping[str, Counts]
 """Counts of the roles that answered, by node."""
-
-_Counts = TypeVar("_Counts", bound=Counts)
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +125,7 @@ def condition_of(
     lost = tuple(_lost_roles(cluster))
     ending = tuple(_ends(cluster, copies))
     lacking = tuple(_lacks(cluster, counts, copies, lost, controllers))
-    survives, weakest = _survived(copies, len(_of(ControllerCounts, counts)), controllers)
+    survives, weakest = _survived(copies, len(of_kind(ControllerCounts, counts.values())), controllers)
     return Condition(
         verdict="ending" if ending else "degraded" if lacking else "well",
         reasons=ending + lacking,
@@ -139,10 +137,6 @@ def condition_of(
         waits=tuple(_waits(cluster, counts, copies, waits)),
         lost=lost,
     )
-
-
-def _of(kind: type[_Counts], counts: CountsOf) -> list[_Counts]:
-    return [each for each in counts.values() if isinstance(each, kind)]
 
 
 def _wanted(cluster: ClusterMap) -> int:
@@ -185,7 +179,7 @@ def _lacks(
                 have = f"{len(bundle.in_sync)} of {each.copies} copies in sync"
                 yield f"bundle {bundle.home} of {owner} has {have}"
     yield from (f"{each.node} is lost" for each in lost)
-    answering, live = len(_of(ControllerCounts, counts)), len(cluster.live_replicas())
+    answering, live = len(of_kind(ControllerCounts, counts.values())), len(cluster.live_replicas())
     if 0 < answering < controllers:
         yield f"{answering} of {controllers} controllers answer"
     if cluster.run is not None and cluster.in_progress:
@@ -214,7 +208,7 @@ def limit_of(counts: CountsOf, earlier: CountsOf) -> Limit:
     A worker computes, waits for servers, for images or for clocks, or its event loop is late. A wait for
     servers is one of the wire, unless a server uses `BUSY` of a core.
     """
-    workers = _of(WorkerCounts, counts)
+    workers = of_kind(WorkerCounts, counts.values())
     spent = [0.0] * 4
     for each in workers:
         before = earlier.get(each.node)
@@ -235,7 +229,7 @@ def limit_of(counts: CountsOf, earlier: CountsOf) -> Limit:
 
 def _push_limit(counts: CountsOf, earlier: CountsOf) -> Limit:
     """Return whether pushes wait for a busy server or for the wire."""
-    for each in _of(ServerCounts, counts):
+    for each in of_kind(ServerCounts, counts.values()):
         before = earlier.get(each.node, Counts())
         if each.cpu_s - before.cpu_s > BUSY * max(each.age_s - before.age_s, 0.1):
             return "server"
@@ -245,7 +239,7 @@ def _push_limit(counts: CountsOf, earlier: CountsOf) -> Limit:
 def _taking_part(cluster: ClusterMap, counts: CountsOf, earlier: CountsOf) -> int:
     """Return the number of replicas with a worker that has trained a group since the earlier counts."""
     found = set()
-    for each in _of(WorkerCounts, counts):
+    for each in of_kind(WorkerCounts, counts.values()):
         before, node = earlier.get(each.node), cluster.nodes.get(each.node)
         done = each.groups - (before.groups if isinstance(before, WorkerCounts) else 0)
         if done > 0 and node is not None and node.live and node.replica >= 0:
@@ -256,7 +250,7 @@ def _taking_part(cluster: ClusterMap, counts: CountsOf, earlier: CountsOf) -> in
 def _waits(cluster: ClusterMap, counts: CountsOf, copies: CopiesOf, waits: Waits) -> Iterator[Wait]:
     """Yield each wait with its deadline and its cure."""
     cure = "restart the worker of that replica, or allow more steps with --consistency ssp:N"
-    for each in sorted(_of(WorkerCounts, counts), key=lambda each: each.node):
+    for each in sorted(of_kind(WorkerCounts, counts.values()), key=lambda each: each.node):
         if each.waiting_for and cluster.in_progress:
             yield Wait(who=each.node, what=each.waiting_for, deadline_s=waits.clock_s, cure=cure)
     start = "start one: adam-async"
@@ -284,7 +278,7 @@ def _waits(cluster: ClusterMap, counts: CountsOf, copies: CopiesOf, waits: Waits
 
 def images_per_s(counts: CountsOf, earlier: CountsOf) -> float:
     """Return the images per second between two polls of an epoch; without earlier counts, of the epoch."""
-    dealer = next((each for each in _of(DataCounts, counts) if each.term), None)
+    dealer = next((each for each in of_kind(DataCounts, counts.values()) if each.term), None)
     if dealer is None:
         return 0.0
     before = earlier.get(dealer.node)

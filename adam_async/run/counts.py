@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from sys import float_info
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -424,3 +424,10 @@ ROLES: dict[str, type[Counts]] = {
     "worker": WorkerCounts,
 }
 """Type of the counts of a role; other roles have those of any role."""
+
+_Kind = TypeVar("_Kind", bound=Counts)
+
+
+def of_kind(kind: type[_Kind], roles: Iterable[Counts]) -> list[_Kind]:
+    """Return the counts of the roles of one kind."""
+    return [counts for counts in roles if isinstance(counts, kind)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from adam_async.messages import read_number
 from adam_async.run.cluster_status import ClusterStatus
-from adam_async.run.counts import Counts, DataCounts, EpochCounts, ServerCounts
+from adam_async.run.counts import Counts, DataCounts, EpochCounts, ServerCounts, of_kind
 from adam_async.run.result import EpochResult
 from adam_async.run.run_copies import RunCopies
 from adam_async.run.series import Sample, Series, add_up, waited_s
@@ -125,10 +125,10 @@ class Progress:
         self.roles = dict(roles)
         self.status = status
         values = list(roles.values())
-        dealers = [each for each in values if isinstance(each, DataCounts) and each.term]
+        dealers = [each for each in of_kind(DataCounts, values) if each.term]
         counts = ended or (dealers[0] if dealers else EpochCounts(loss=0.0))
         self.images, self.skipped, self.loss = counts.images, counts.skipped, read_number(counts.loss)
-        holders = [each for each in values if isinstance(each, ServerCounts) and each.shards]
+        holders = [each for each in of_kind(ServerCounts, values) if each.shards]
         self.clock = min((each.clock for each in holders), default=0)
         ages = [each.disk.age_s or 0.0 for each in holders if each.disk is not None]
         self.disk_age_s = max(ages, default=None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from adam_async.run.counts import Counts, ServerCounts, WorkerCounts
+from adam_async.run.counts import Counts, ServerCounts, WorkerCounts, of_kind
 from adam_async.run.learning_rate import Schedule
 
 
@@ -65,7 +65,7 @@ def _natural(name: str) -> tuple[int, str]:
 
 def waited_s(roles: Iterable[Counts]) -> tuple[float, float, float]:
     """Return the sums of the waits of all workers, in seconds: for servers, images and clocks."""
-    waits = [each.waited_s for each in roles if isinstance(each, WorkerCounts)]
+    waits = [each.waited_s for each in of_kind(WorkerCounts, roles)]
     servers, images, clocks = zip(*waits, strict=True) if waits else ((), (), ())
     return sum(servers), sum(images), sum(clocks)
 
@@ -133,7 +133,7 @@ class Series:
                 loss=loss if images and isfinite(loss) else None,
                 rate=self._schedule.rate(epoch - 1 + min(images / self._epoch_images, 1.0)),
                 staleness_mean=self._recent_staleness(
-                    each.staleness for each in roles.values() if isinstance(each, ServerCounts)
+                    each.staleness for each in of_kind(ServerCounts, roles.values())
                 ),
                 bytes=sum(
                     row.payload_bytes + row.frame_bytes for each in roles.values() for row in each.sent
