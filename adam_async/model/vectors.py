@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 VECTORS = "vectors"
 """Word by which the module that compiles kernels names those of vectors."""
 
-BLOCK = 32_768
+BLOCK = 65_536
 """Number of values of a block, which stays in the cache from term to term."""
 
 LANES = 4096

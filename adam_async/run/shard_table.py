@@ -11,8 +11,8 @@ buckets onto servers, largest first onto the least loaded, by bytes (AD-40, AD-4
 number, so the result does not depend on any hash.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
 from itertools import groupby, pairwise
@@ -226,31 +226,34 @@ def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
     Args:
         sizes: Number of shards of each size in bytes, as `shard_sizes` returns it.
     """
-    total = [0] * NUM_BUCKETS
-    for size, rounds, buckets in _rounds(sizes):
-        for bucket in buckets:
-            total[bucket] += size * rounds
+    return _bytes_of_runs({size: [(count, 1)] for size, count in sizes.items()})
+
+
+def _bytes_of_runs(runs: Mapping[int, Iterable[tuple[int, int]]]) -> tuple[int, ...]:
+    """Return the bytes of each bucket as `spread` fills them, from runs of shards by the size of a shard.
+
+    Args:
+        runs: Number of shards of each run, and the number of arrays whose bytes count.
+    """
+    loads, total = [(0, bucket) for bucket in range(NUM_BUCKETS)], [0] * NUM_BUCKETS
+    for size in sorted(runs, reverse=True):
+        for count, arrays in runs[size]:
+            left = count
+            while left:
+                steps = left
+                if left >= NUM_BUCKETS:
+                    most = max(loads)[0]
+                    steps = sum([load + size <= most for load, _ in loads])
+                if not steps:  # each round gives every bucket one shard, in the same order
+                    rounds, left = divmod(left, NUM_BUCKETS)
+                    loads = [(load + rounds * size, bucket) for load, bucket in loads]
+                    total = [each + rounds * size * arrays for each in total]
+                for _ in range(steps):
+                    load, bucket = loads[0]
+                    heapreplace(loads, (load + size, bucket))
+                    total[bucket] += size * arrays
+                left -= steps
     return tuple(total)
-
-
-def _rounds(sizes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
-    """Yield a size, a number of rounds, and the buckets that get a shard of this size in each, in order."""
-    loads = [(0, bucket) for bucket in range(NUM_BUCKETS)]
-    for size in sorted(sizes, reverse=True):
-        left = sizes[size]
-        while left:
-            if left >= NUM_BUCKETS and max(loads)[0] - loads[0][0] < size:
-                # Each round gives every bucket one shard, in the same order.
-                rounds, left = divmod(left, NUM_BUCKETS)
-                yield size, rounds, [bucket for _, bucket in sorted(loads)]
-                loads = [(load + rounds * size, bucket) for load, bucket in loads]
-            some = []
-            for _ in range(min(left, NUM_BUCKETS)):
-                load, bucket = loads[0]
-                heapreplace(loads, (load + size, bucket))
-                some.append(bucket)
-            yield size, 1, some
-            left -= len(some)
 
 
 def bytes_of_vectors(
@@ -261,25 +264,12 @@ def bytes_of_vectors(
         return ()
     named = Counter([name for vector in vectors for name in vector.arrays])
     everywhere = sum([not vector.arrays for vector in vectors])
-    runs: dict[int, deque[tuple[int, int]]] = {}
-    """Numbers of shards of one size that follow one another, and of the vectors of each."""
+    runs: dict[int, list[tuple[int, int]]] = {}
     for array in arrays:
         of_each = named[array.name] + everywhere * (not array.frozen)
         for size, count in shard_sizes([array], shard_bytes).items():
-            runs.setdefault(size, deque()).append((count, of_each))
-    total = [0] * NUM_BUCKETS
-    for size, rounds, buckets in _rounds({size: sum([n for n, _ in run]) for size, run in runs.items()}):
-        at, end = 0, rounds * len(buckets)
-        while at < end:
-            count, of_each = runs[size].popleft()
-            taken = min(count, end - at)
-            if count > taken:
-                runs[size].appendleft((count - taken, of_each))
-            whole, rest = divmod(taken, len(buckets))
-            for step in range(min(taken, len(buckets))):
-                total[buckets[(at + step) % len(buckets)]] += size * of_each * (whole + (step < rest))
-            at += taken
-    return tuple(total)
+            runs.setdefault(size, []).append((count, of_each))
+    return _bytes_of_runs(runs)
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:
