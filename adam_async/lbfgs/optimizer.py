@@ -25,6 +25,7 @@ which nodes are live. Servers take no steps of a node that is no longer live.
 """
 
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -49,6 +50,8 @@ from adam_async.store.store import ParameterStore
 from adam_async.store.vectors import Combine, StepRefused
 from dataflow import ComputePool
 from transport import LocalNetwork, RemoteError, TransportError
+
+logger = logging.getLogger(__name__)
 
 ANSWER_S = 86_400.0
 """Deadline of the coordinator's answer to a worker, in seconds: one piece of another worker may take long. A
@@ -384,8 +387,8 @@ class LBFGS:
     @asynccontextmanager
     async def _leading(self, records: ParameterStore) -> AsyncIterator[None]:
         """Be the only coordinator of the store within the context; see the head of this file."""
-        store, membership = self._store, records.link.membership
-        name = f"{store.link.endpoint.identity.node} {records.link.endpoint.identity.node}"
+        store, link, membership = self._store, self._store.link, records.link.membership
+        name = f"{link.endpoint.identity.node} {records.link.endpoint.identity.node}"
 
         def live(cluster: ClusterMap) -> list[str]:
             """Return the live nodes of coordinators that came earlier."""
@@ -394,15 +397,16 @@ class LBFGS:
 
         await records.add_vector(name, temporary=True)
         try:
-            what = f"the end of another L-BFGS on store {store.name!r}"
+            what, wait_s = f"another L-BFGS on store {store.name!r} to end", link.arguments.waits.patience_s
+            if first := live(membership.map):
+                logger.warning("waiting %g s for %s (%s)", wait_s, what, first[0])
             try:
-                await membership.wait_for(
-                    lambda now: not live(now), what, store.link.arguments.waits.patience_s
-                )
+                await membership.wait_for(lambda now: not live(now), what, wait_s)
             except DeadlineExceeded:
+                there = ", ".join(live(membership.map)[:1])
                 raise StoreError(
-                    f"another L-BFGS minimises on store {store.name!r} ({live(membership.map)[0]}), and one "
-                    "at a time may: end it, or help it as a worker by LBFGS.assist"
+                    f"another L-BFGS minimises on store {store.name!r} ({there}), and one at a time may: "
+                    "end it, or help it as a worker by LBFGS.assist"
                 ) from None
             for lost in _before(name, records):
                 await records.delete_vector(lost)

@@ -88,6 +88,7 @@ async def assistant(open_store, function, batches):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("network", "problem"), [("tcp", "logistic"), ("tcp", "network"), ("local", "network")]
 )
@@ -375,7 +376,7 @@ async def test_a_store_is_minimised_again_after_its_record_is_forgotten_and_from
 # --- coordinators --------------------------------------------------------------------------------
 
 
-async def test_a_second_coordinator_is_refused_by_the_name_of_the_first():
+async def test_a_second_coordinator_is_refused_by_the_name_of_the_first(caplog):
     arrays, function, batches = problems.logistic()
     options = {"name": "lbfgs", "waits": Waits(patience_s=0.3)}
     async with servers(1) as address, asyncio.timeout(30), AsyncExitStack() as stack:
@@ -389,6 +390,8 @@ async def test_a_second_coordinator_is_refused_by_the_name_of_the_first():
                 for each in (other, store):
                     with pytest.raises(StoreError, match=rf"another L-BFGS minimises .*\({first}\)"):
                         await LBFGS(each, function, batches).minimise()
+                    assert f"another L-BFGS on store 'lbfgs' to end ({first})" in caplog.text
+                    caplog.clear()
 
         assert (await LBFGS(store, function, batches).minimise(4, second)).number == 4
         assert (await LBFGS(other, function, batches).minimise(1)).number == 1
@@ -449,6 +452,7 @@ async def test_the_minimum_is_that_of_scipy():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("history", [3, 10])
 async def test_commands_have_the_same_bytes_for_every_number_of_parameters(history):
     sizes = [await bytes_per_iteration(values, history) for values in (10**4, 10**7)]
