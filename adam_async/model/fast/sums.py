@@ -58,7 +58,9 @@ def emit_dot(builder: Any, element: Any, arguments: list[Any]) -> None:
     fetch = builder.module.declare_intrinsic(
         "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
     )
-    to_read = [ir.Constant(I32, word) for word in (0, 3, 1)]  # into all caches, of data
+    to_read = [
+        ir.Constant(I32, word) for word in (0, 0, 1)
+    ]  # data of one use: other data stays in the caches
 
     def load(source: Any, at: Any) -> Any:
         builder.call(fetch, [narrow.at(source, builder.add(at, whole(AHEAD // narrow.bytes))), *to_read])
