@@ -520,6 +520,8 @@ class Gate:
         """Number of threads within a unit of work."""
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         """Blocks of `closed` that wait until no thread is within a unit, each with its loop."""
+        self.turn = asyncio.Lock()
+        """Lock for users whose blocks of `closed` must not overlap, in one loop."""
 
     def __enter__(self) -> None:
         with self._changed:

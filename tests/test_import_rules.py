@@ -237,7 +237,7 @@ PORTS = (
     port(
         "transport/regions.py", "files memory sockets system", "memory that processes share, and its handover"
     ),
-    port("transport/shared.py", "sockets", "the socket beside a stream, for the handover of regions"),
+    port("transport/shared.py", "sockets system", "the socket for the handover of regions, and its process"),
     port("transport/unix.py", "sockets system", "Unix sockets beside listeners, and the users at their ends"),
     port("transport/slow.py", "clock threads", "wakes a loop more finely than its own timers can"),
 )

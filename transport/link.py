@@ -549,6 +549,22 @@ class Link:
         """Stop writing into the arrays registered for a reply."""
         self._into.pop(request_id, None)
 
+    def hand_over(self, memory: Tensor) -> int:
+        """Hand a kept or common region over, and return its number, which a later message has to name.
+
+        Raises:
+            LinkBroken: The peer cannot take it.
+        """
+        raise NotImplementedError  # only a link within a host has such memory
+
+    def region(self, number: int) -> Tensor:
+        """Return the bytes of a region of the peer, writable if it is common; see `Inbox.whole`."""
+        raise NotImplementedError  # only a link within a host has such memory
+
+    def peer_process(self) -> int:
+        """Return a descriptor of the process that dialled this link; raises OSError."""
+        raise NotImplementedError  # only a link within a host knows the process
+
     def _received(self, placed: Placed) -> Message:
         """Return a message out of shared memory: a copy, or views for a handler that reads in place."""
         raise NotImplementedError  # only a link within a host has such memory

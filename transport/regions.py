@@ -6,11 +6,12 @@ used, so that a lack of memory is an error here and no signal later. Another sea
 only the process that allocates a region map it to write.
 
 The owner hands a region over once, over a socket of its own, and names it by a number from then on. There are
-two kinds. A *block* belongs to one link: `Outbox.place` copies a payload into a free block, and the reader
+three kinds. A *block* belongs to one link: `Outbox.place` copies a payload into a free block, and the reader
 returns the block by its number (`Outbox.freed`). Blocks have sizes of powers of two, as those of a
 `BufferPool`, so a steady conversation allocates nothing. A *kept* region belongs to the program
 (`Region.allocate`), which writes its arrays there: a request whose only tensor lies in one is not copied, on
-any link, and the answer returns the memory.
+any link, and the answer returns the memory. A *common* region has two writers: both ends change its values in
+place, so the seal of the pages is missing there, and the peer can change any of them at any time.
 
 A message over the socket orders the memory: the owner writes before it sends the frame that names the memory,
 and writes again only after the frame that returns it. A reader believes neither.
@@ -47,6 +48,10 @@ MOST_KEPT: Final = 32
 MOST_KEPT_BYTES: Final = 1 << 30
 """Largest sum of the kept regions that one side of a link hands over, in bytes: address space of the peer."""
 
+MOST_COMMON_BYTES: Final = 1 << 44
+"""Largest sum of the common regions of one side of a link, in bytes: only a bound of the number, because the
+owner has allocated the pages."""
+
 WAITING_BLOCKS: Final = 8
 """Number of returned blocks that do not wait for the next frame of this side."""
 
@@ -61,22 +66,23 @@ _FUTURE_WRITE: Final = 0x10
 pages."""
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _FUTURE_WRITE
-"""Seals of every region."""
+"""Seals of every region, except that a common one has other writers."""
 
 _SCM_PIDFD: Final = 4
 """Type of a control message with a descriptor that the kernel adds, if either end asks for it."""
 
-_HANDOVER: Final = Struct("<IQ?")
-"""Number and size of a region, and whether it is kept."""
+_HANDOVER: Final = Struct("<IQB")
+"""Number, size and kind of a region."""
+_BLOCK, _KEPT, _COMMON = range(3)
 _NUMBER: Final = Struct("<I")
 _MOST_NUMBER: Final = (1 << 32) - 1
-_MOST_BYTES: Final = (MOST_SHARED_BYTES, MOST_KEPT_BYTES)
+_MOST_BYTES: Final = (MOST_SHARED_BYTES, MOST_KEPT_BYTES, MOST_COMMON_BYTES)
 _MOST_HANDOVER: Final = _HANDOVER.size + _NUMBER.size * MOST_REGIONS
 _UINT8 = np.dtype(np.uint8)
 _Memory = TypeVar("_Memory", bound=mmap.mmap)
 
 
-def shared_memory(nbytes: int, kind: type[_Memory]) -> tuple[int, _Memory]:
+def shared_memory(nbytes: int, kind: type[_Memory], seals: int = SEALS) -> tuple[int, _Memory]:
     """Allocate a region: its descriptor, which the caller closes, and its memory to write.
 
     Raises:
@@ -88,7 +94,7 @@ def shared_memory(nbytes: int, kind: type[_Memory]) -> tuple[int, _Memory]:
         os.posix_fallocate(descriptor, 0, nbytes)
         memory = kind(descriptor, nbytes)
         np.frombuffer(memory, _UINT8).fill(0)  # allocated pages count as holes until they are written
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     except BaseException:
         os.close(descriptor)
         raise
@@ -141,18 +147,23 @@ class Region(mmap.mmap):
 
     descriptor: int
     address: int
+    kind: int
 
     @classmethod
-    def allocate(cls, nbytes: int) -> Tensor:
+    def allocate(cls, nbytes: int, *, is_common: bool = False) -> Tensor:
         """Return writable bytes of zeros, in a new region, as an array; a link finds the region by its base.
+
+        Args:
+            is_common: Whether a peer that gets the region may write there, too; see `SharedLink.hand_over`.
 
         Raises:
             OSError: There is no memory, or no descriptor, or the system has no such memory.
         """
-        descriptor, region = shared_memory(nbytes, cls)
+        descriptor, region = shared_memory(nbytes, cls, SEALS & ~_FUTURE_WRITE if is_common else SEALS)
         weakref.finalize(region, os.close, descriptor)
         array: Tensor = np.ndarray((nbytes,), _UINT8, region)
         region.descriptor, region.address = descriptor, _address(array)
+        region.kind = _COMMON if is_common else _KEPT
         return array
 
 
@@ -160,7 +171,7 @@ def _address(array: Tensor) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _region_of(payload: bytes | memoryview) -> tuple[Region, int] | None:
+def region_of(payload: bytes | memoryview) -> tuple[Region, int] | None:
     """Return the region with a payload, and the index of its first byte; None for other memory."""
     owner = array = getattr(payload, "obj", None)
     while isinstance(owner, np.ndarray):
@@ -170,8 +181,8 @@ def _region_of(payload: bytes | memoryview) -> tuple[Region, int] | None:
     return owner, _address(array) - owner.address
 
 
-def mapped(descriptor: int, nbytes: int) -> mmap.mmap:
-    """Map a region of the peer, to read.
+def mapped(descriptor: int, nbytes: int, *, is_common: bool = False) -> mmap.mmap:
+    """Map a region of the peer, to read; a common one also to write.
 
     Raises:
         RemoteProtocolError: The descriptor is no sealed region of that size, or lacks pages.
@@ -185,11 +196,12 @@ def mapped(descriptor: int, nbytes: int) -> mmap.mmap:
         raise RemoteProtocolError("region", f"a descriptor is no region: {fault}") from None
     # Without the seals the peer could shorten the region, and a read behind its end would end this process.
     # Or it could free pages, and a read would allocate them for this process, as a read of a hole does.
-    if seals & SEALS != SEALS or not 0 < nbytes == size == whole:
+    needed = SEALS & ~_FUTURE_WRITE if is_common else SEALS
+    if seals & needed != needed or not 0 < nbytes == size == whole:
         text = f"a region of {nbytes} bytes has {size}, {whole} before a hole, and seals {seals:#x}"
         raise RemoteProtocolError("region", text)
     try:
-        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
+        return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_WRITE if is_common else mmap.ACCESS_READ)
     except OSError as fault:
         raise LinkBroken(f"a region of {nbytes} bytes of the peer cannot be mapped: {fault}") from None
 
@@ -262,9 +274,9 @@ class Outbox:
         Returns no bytes if no block is free and none can be made; then the payload travels otherwise. Only a
         request may be used where it is: its sender knows by the answer that it may write there again.
         """
-        found = _region_of(parts[0]) if is_request and len(parts) == 1 else None
-        if found is not None and not found[1] % ALIGNMENT:
-            number = self._number_of(found[0])
+        found = region_of(parts[0]) if is_request and len(parts) == 1 else None
+        if found is not None and found[0].kind == _KEPT and not found[1] % ALIGNMENT:
+            number = self.number_of(found[0])
             if number:
                 return PLACE.pack(number, found[1] // ALIGNMENT)
         size = max(SMALLEST_BLOCK, 1 << (total - 1).bit_length())
@@ -280,32 +292,32 @@ class Outbox:
             at += len(part)
         return PLACE.pack(block.number, 0)
 
-    def _number_of(self, region: Region) -> int:
-        """Return the number of a kept region, which is handed over at its first use; 0 if it cannot be."""
+    def number_of(self, region: Region) -> int:
+        """Return the number of a kept or common region, which is handed over at its first use; 0 if it cannot
+        be."""
         for number, (known, _) in self._kept.items():
             if known() is region:
                 return number
         live = {number: each for number, each in self._kept.items() if each[0]() is not None}
         size, number = len(region), self._last + 1
         is_full = len(live) >= MOST_KEPT or len(live) + len(self._blocks) >= MOST_REGIONS
+        counted = size if region.kind == _KEPT else 0
         if (
             is_full
             or number > _MOST_NUMBER
-            or sum([each[1] for each in live.values()], size) > MOST_KEPT_BYTES
+            or sum([each[1] for each in live.values()], counted) > MOST_KEPT_BYTES
         ):
             return 0
         try:
-            self._hand_over(number, size, True, [*self._kept.keys() - live], region.descriptor)
+            self._hand_over(number, size, region.kind, [*self._kept.keys() - live], region.descriptor)
         except OSError:  # the peer has not taken the handovers before, or has ended
             return 0
-        self._kept = live | {number: (weakref.ref(region), size)}
+        self._kept = live | {number: (weakref.ref(region), counted)}
         self._last = number
         return number
 
-    def _hand_over(
-        self, number: int, size: int, kept: bool, replaced: Sequence[int], descriptor: int
-    ) -> None:
-        packed = b"".join([_HANDOVER.pack(number, size, kept), *map(_NUMBER.pack, replaced)])
+    def _hand_over(self, number: int, size: int, kind: int, replaced: Sequence[int], descriptor: int) -> None:
+        packed = b"".join([_HANDOVER.pack(number, size, kind), *map(_NUMBER.pack, replaced)])
         send_descriptor(self._side, packed, descriptor)
 
     def _make(self, size: int) -> _Block | None:
@@ -323,7 +335,7 @@ class Outbox:
         try:
             descriptor, memory = shared_memory(size, mmap.mmap)
             with closing_descriptor(descriptor):
-                self._hand_over(number, size, False, [block.number for block in replaced], descriptor)
+                self._hand_over(number, size, _BLOCK, [block.number for block in replaced], descriptor)
         except OSError:
             # No memory or descriptor is free, or the peer has not taken the handovers before, or has ended.
             self._allowance.take(-more)
@@ -393,6 +405,7 @@ class Inbox:
         self._many = many
         self._regions: dict[int, mmap.mmap] = {}
         self._kept: set[int] = set()
+        self._common: set[int] = set()
         self._lent: dict[int, weakref.ref[Tensor]] = {}
         self._read: set[int] = set()
         self.returned: deque[int] = deque()
@@ -405,13 +418,9 @@ class Inbox:
             RemoteProtocolError: The region is too short, or was not handed over, or is a block in use.
             LinkBroken: This process lacks memory or descriptors.
         """
-        handovers = 0
-        while (region := self._regions.get(number)) is None:
-            # A peer with more of them on their way would keep this side here.
-            if handovers == MOST_REGIONS:
-                raise RemoteProtocolError("region", f"region {number} was not handed over")
-            handovers += 1
-            self._receive()
+        region = self._known(number)
+        if number in self._common:
+            raise RemoteProtocolError("region", f"a payload in the common region {number}")
         if number in self._read:
             raise RemoteProtocolError("region", f"block {number} comes again before it was returned")
         is_kept = number in self._kept
@@ -420,6 +429,30 @@ class Inbox:
         if not is_kept:
             self._read.add(number)
         return memoryview(region)[start : start + total]
+
+    def _known(self, number: int) -> mmap.mmap:
+        """Return a region that was handed over, after the handovers before it."""
+        handovers = 0
+        while (region := self._regions.get(number)) is None:
+            # A peer with more of them on their way would keep this side here.
+            if handovers == MOST_REGIONS:
+                raise RemoteProtocolError("region", f"region {number} was not handed over")
+            handovers += 1
+            self._receive()
+        return region
+
+    def whole(self, number: int) -> Tensor:
+        """Return the bytes of a kept or common region that a message named; they outlive the link.
+
+        Raises:
+            RemoteProtocolError: The region is a block, or was not handed over.
+            LinkBroken: This process lacks memory or descriptors.
+        """
+        region = self._known(number)
+        if number not in self._common and number not in self._kept:
+            raise RemoteProtocolError("region", f"region {number} is a block")
+        array: Tensor = np.ndarray((len(region),), _UINT8, region)
+        return array
 
     def give_back(self, number: int, total: int) -> None:
         """Return a block of which this side has a copy; a kept region needs no return."""
@@ -468,17 +501,17 @@ class Inbox:
                 raise RemoteProtocolError(
                     "region", f"a handover of {len(packed)} bytes has {len(descriptors)} descriptors"
                 )
-            number, nbytes, is_kept = _HANDOVER.unpack_from(packed)
+            number, nbytes, kind = _HANDOVER.unpack_from(packed)
             self.dropped(packed[_HANDOVER.size :])
-            if number in self._regions or len(self._regions) >= MOST_REGIONS:
-                raise RemoteProtocolError("region", f"region {number} is one too many")
-            same = self._kept if is_kept else self._regions.keys() - self._kept
-            held, most = sum([len(self._regions[each]) for each in same]), _MOST_BYTES[is_kept]
+            if number in self._regions or len(self._regions) >= MOST_REGIONS or kind > _COMMON:
+                raise RemoteProtocolError("region", f"region {number} of kind {kind} is one too many")
+            same = (self._regions.keys() - self._kept - self._common, self._kept, self._common)[kind]
+            held, most = sum([len(self._regions[each]) for each in same]), _MOST_BYTES[kind]
             if nbytes > most - held:
                 raise RemoteProtocolError("region", f"{held + nbytes} bytes of regions, {most} are allowed")
-            self._regions[number] = mapped(descriptors[0], nbytes)
-            if is_kept:
-                self._kept.add(number)
+            self._regions[number] = mapped(descriptors[0], nbytes, is_common=kind == _COMMON)
+            if kind != _BLOCK:
+                (self._kept if kind == _KEPT else self._common).add(number)
         except OSError as fault:
             raise RemoteProtocolError("region", f"a region was not handed over: {fault}") from None
         finally:
@@ -495,6 +528,7 @@ class Inbox:
             if self._regions.pop(number, None) is None or number in self._read:
                 raise RemoteProtocolError("region", f"region {number} is dropped, and was not free")
             self._kept.discard(number)
+            self._common.discard(number)
 
     def take_returned(self) -> bytes:
         """Return the packed numbers of the returned blocks, and forget them."""

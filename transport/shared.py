@@ -14,6 +14,7 @@ many or have much memory. A side that sends no payload for `IDLE_S` drops its fr
 """
 
 import asyncio
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -26,18 +27,26 @@ from msgspec.structs import replace as replace_fields
 from transport.budget import Budget
 from transport.config import LinkConfig
 from transport.decoder import Memory
+from transport.errors import LinkBroken
 from transport.frames import DROPPED, FREED, Frame, head
 from transport.messages import Identity, Message, Placed, RoleTable
-from transport.regions import Allowance, Inbox, Outbox
+from transport.regions import Allowance, Inbox, Outbox, region_of
 from transport.stream import StreamLink
+from transport.tensors import Tensor
 
 _CREDENTIALS: Final = struct.Struct("iII")
 
 
-def user_of(peer: socket.socket) -> int:
-    """Return the number of the user at the other end of a Unix socket, as the kernel knows it."""
+def credentials_of(peer: socket.socket) -> tuple[int, int, int]:
+    """Return process, user and group at the other end of a Unix socket, as the kernel knows them."""
     packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(packed)[1])
+    process, user, group = _CREDENTIALS.unpack(packed)
+    return process, user, group
+
+
+def user_of(peer: socket.socket) -> int:
+    """Return the number of the user at the other end of a Unix socket."""
+    return credentials_of(peer)[1]
 
 
 class Side:
@@ -92,6 +101,19 @@ class SharedLink(StreamLink):
         self._returned = self._inbound.returned
         self._conversation.place = self._outbound.place
         self._decoder.inbox = self._inbound
+
+    def hand_over(self, memory: Tensor) -> int:
+        found = region_of(memory.data)
+        number = self._outbound.number_of(found[0]) if found is not None else 0
+        if not number:
+            raise LinkBroken(f"{memory.nbytes} bytes of memory cannot be handed to {self.peer.node}")
+        return number
+
+    def region(self, number: int) -> Tensor:
+        return self._inbound.whole(number)
+
+    def peer_process(self) -> int:
+        return os.pidfd_open(credentials_of(self._transport.get_extra_info("socket"))[0])
 
     def _freed_frame(self) -> bytes:
         return head(FREED, 0, self._inbound.take_returned(), 0)

@@ -16,12 +16,23 @@ from collections.abc import Callable, Coroutine, Iterable
 from transport.config import LinkConfig
 from transport.errors import LinkBroken
 from transport.greeter import Greeter
-from transport.regions import receive_descriptors, send_descriptor
+from transport.regions import Region, receive_descriptors, send_descriptor
 from transport.shared import Side, user_of
 from transport.sockets import is_loopback, leave_to_loop
 
 HAS_SHARED = hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")
 """Whether this system has what shared links need."""
+
+
+def shares_memory() -> bool:
+    """Return whether the kernel has common regions, and descriptors of processes."""
+    try:
+        Region.allocate(1, is_common=True)
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return HAS_SHARED
+
 
 UnixConnection = tuple[socket.socket, Side]
 """A connection within this host, and its side."""

@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from adam_async.checkpoint.checkpoint import StoredPieces, take_states
@@ -22,6 +22,7 @@ from adam_async.checkpoint.tensors import ShardSource
 from adam_async.client.connection import NOT_SERVING
 from adam_async.errors import DeadlineExceeded, ShardUnavailable, first_cause
 from adam_async.messages import (
+    KeepStill,
     Loaded,
     LoadShards,
     ReadShards,
@@ -144,6 +145,23 @@ class ShardCopies:
         self._endpoint = endpoint
         self._changes = changes
         self._waits = waits
+
+    @asynccontextmanager
+    async def still(self, cluster: ClusterMap) -> AsyncIterator[None]:
+        """Keep the memory of the server of a run in place still for a block; its link ends with the block.
+
+        Raises:
+            TransportError, DeadlineExceeded: The server does not answer.
+        """
+        store, waits = cluster.run_store, self._waits
+        assert store is not None
+        primary = primary_of(cluster, store.id, store.buckets[0])
+        if primary is None:
+            raise LinkClosed(f"the run has no primary of {store.buckets[0]}")
+        async with self._endpoint.connected(primary.address, timeout_s=waits.dial_s) as link:
+            # The server waits this long for a worker, and then ends the worker.
+            await link.call(pack(KeepStill(store=store.id)), timeout_s=2 * waits.patience_s)
+            yield
 
     async def read(
         self,

@@ -14,6 +14,7 @@ in a row end the run, because a crash would lose all training since the newest c
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
@@ -148,7 +149,7 @@ class Checkpointer:
         within_s = self._config.waits.clock_s if within_s is None else within_s
         try:
             # All shards are read with the same groups: in place a shard cannot refuse a group that it has.
-            async with self._storage_pool.still(program.id):
+            async with self._still(cluster, program.id, in_place=in_place):
                 await self._copies.read(cluster, pieces, put, clock=clock, within_s=within_s)
         except BaseException as error:
             checkpoint.drop()
@@ -163,6 +164,12 @@ class Checkpointer:
             checkpoint=checkpoint,
             weights=values.weights if values is not None else {},
         )
+
+    def _still(self, cluster: ClusterMap, run: str, *, in_place: bool) -> AbstractAsyncContextManager[object]:
+        """Keep the memory of the servers still for a block, if workers train in place."""
+        if in_place and self._storage_pool.find(run) is None:
+            return self._copies.still(cluster)
+        return self._storage_pool.still(run)
 
     def write_end(
         self,

@@ -155,7 +155,8 @@ def check_together(options: TrainOptions, config: Config) -> None:
     other = "--resume" if options.resume is not None else "--record" if config.record else ""
     if options.init is not None and other:
         raise ConfigError(f"--init and {other} both set the first weights: leave one of them out")
-    config.weights_in(one_process=not config.processes and options.controller is None)
+    one_process = not config.processes and options.controller is None
+    config.weights_in("" if one_process else config.obstacle_of_memory(one_host=options.controller is None))
     hosts = config.hosts((), starts_own=False) if options.controller is None else ()
     outside = {
         CHECKPOINTS: options.checkpoint or options.resume,

@@ -13,8 +13,6 @@ from types import TracebackType
 from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from adam_async.cluster.external_data import DataHosts
 from adam_async.cluster.networks import LOOPBACK, SchemeNetworks, address_towards, network_for, slowed
 from adam_async.cluster.setup import Cluster, ClusterInputs, ClusterSetup
@@ -30,18 +28,16 @@ from adam_async.errors import ConfigError, RoleDied, RoleFailed, first_cause
 from adam_async.messages import role_table
 from adam_async.model.layer import Layer
 from adam_async.model.layers import BUILTIN_LAYERS
-from adam_async.option_types import check_modes
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.addresses import controller_names
 from adam_async.run.cache_size import cache_limits, room_for_whole
 from adam_async.run.config import Config
-from adam_async.run.modes import STEP
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
 from adam_async.run.token_file import root_token
-from adam_async.run.user_code import NamedStep, StepSource
+from adam_async.run.user_code import StepSource
 from adam_async.run.user_rules import allow_rules
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import (
@@ -101,8 +97,8 @@ class LocalCluster(Cluster):
             raise ConfigError("processes=True starts a process for each role: use ProcessCluster(config)")
         one_process = network is None or isinstance(network, LocalNetwork)
         setup = ClusterSetup.of(config, inputs, layers=layers, functions=functions)
-        config = _with_weights(setup.config, setup.inputs.step, one_process=one_process)
-        super().__init__(dataclasses.replace(setup, config=config))
+        setup = setup.with_weights("" if one_process else "the links of this cluster are not local")
+        super().__init__(setup)
         self.dataset = setup.dataset
         self.buffers = BufferPool()
         self.network = self._network_of(network, one_process=one_process)
@@ -334,18 +330,6 @@ def _refuse_copies_path(config: Config) -> None:
             f"copies_bind={config.copies_bind} is an address of processes, and the roles of this cluster "
             "are in one: train with processes, or leave copies_bind out"
         )
-
-
-def _with_weights(config: Config, step: NamedStep | None, *, one_process: bool) -> Config:
-    """Return the run with `weights` set: copies for a step; for other runs see `Config.weights_in`.
-
-    Raises:
-        ConfigError: Training in place is wanted and impossible, or an option does not go with a step.
-    """
-    if step is not None:
-        check_modes(Config, msgspec.structs.asdict(config), outside={STEP: STEP.name})
-        return msgspec.structs.replace(config, weights="copy")
-    return msgspec.structs.replace(config, weights=config.weights_in(one_process=one_process))
 
 
 def _error_of_role(error: BaseException | None, errors: ExceptionGroup[Exception]) -> BaseException | None:

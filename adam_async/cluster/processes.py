@@ -49,6 +49,7 @@ from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.machine import available_bytes, usable_cores
 from adam_async.runtime.role_handle import RoleHandle
 from transport import BufferPool, Identity, Network
+from transport.unix import shares_memory
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ class ProcessCluster(Cluster):
         self._imports = import_words(layers, step if isinstance(step, str) else None, step_path)
         self._functions = transform_words(transforms if config.augment else None, step_path)
         setup = ClusterSetup.of(config, inputs, layers=import_layers(layers))
+        setup = setup.with_weights(config.obstacle_of_memory(one_host=launcher is None and shares_memory()))
+        config = setup.config
         allow_rules(setup.rules)  # a wrong one ends this call, not a server
         self._rules = rule_words(setup.rules, step_path)
         super().__init__(setup)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
+from msgspec import structs
+
 from adam_async.checkpoint.checkpoint import kept_model
 from adam_async.checkpoint.files import open_checkpoints
 from adam_async.checkpoint.trained_model import Model as TrainedModel
@@ -18,11 +20,13 @@ from adam_async.driver.settings import RunInputs
 from adam_async.errors import ConfigError, RunFailed, first_cause
 from adam_async.model.layer import Layer
 from adam_async.model.spec import ModelSpec
+from adam_async.option_types import check_modes
 from adam_async.report.stream import Callback, check_callbacks
 from adam_async.run.addresses import controller_names
 from adam_async.run.config import Config
 from adam_async.run.image_size import Size
 from adam_async.run.model_selection import image_size
+from adam_async.run.modes import STEP
 from adam_async.run.stragglers import check_names
 from adam_async.run.train_step import TrainStep
 from adam_async.run.user_code import imported_functions, named_step
@@ -104,6 +108,19 @@ class ClusterSetup:
     resume: Path | None
     store: Path | None = None
     rules: tuple[str, ...] = ()
+
+    def with_weights(self, obstacle: str) -> Self:
+        """Return the setup with `weights` set: copies for a step; for other runs see `Config.weights_in`.
+
+        Raises:
+            ConfigError: Training in place is wanted and impossible, or an option does not go with a step.
+        """
+        config, weights = self.config, "copy"
+        if self.inputs.step is not None:
+            check_modes(Config, structs.asdict(config), outside={STEP: STEP.name})
+        else:
+            weights = config.weights_in(obstacle)
+        return replace(self, config=structs.replace(config, weights=weights))
 
     def __post_init__(self) -> None:
         config, inputs = self.config, self.inputs

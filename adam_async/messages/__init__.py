@@ -32,6 +32,7 @@ are in brackets:
                      client - client            AskPieces -> Pieces
     parameters.py    worker, client - p. server Push [deltas or factors] -> Pushed [values], Tick -> Ticked
                      worker - same, in place    ReportSteps -> StepsReported
+    mapped_shards.py worker - same, in place    MapShards, UnmapShards; KeepStill from the server
                      those, driver, reader      Pull -> Values [values]
     shard_states.py  driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
                      driver, client - same      LoadShards [same] -> Loaded
@@ -92,6 +93,7 @@ from adam_async.messages.data_service import (
     TestImages,
 )
 from adam_async.messages.group_sets import BundleSets, ReadGroupSets, read_group_sets
+from adam_async.messages.mapped_shards import KeepStill, MapShards, Settled, ShardsMapped, UnmapShards
 from adam_async.messages.notes import (
     PROFILED,
     USERS,

@@ -66,6 +66,34 @@ class StepOutcome:
     unchanged."""
 
 
+BEGUN = -1
+"""Value of `JobNotes.done` while a step changes the weights."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobNotes:
+    """Notes of the steps of one job, in memory that may outlive the process of its thread.
+
+    A step writes `BEGUN` before its first change of a weight, and the rest after the last. A reader looks at
+    the notes of a thread that has ended: the processor has then done the writes of the thread in the order of
+    the program, up to one of them. So a note needs no lock.
+    """
+
+    done: Array
+    """int64, one for each group: 0 before the step, `BEGUN` during it, 1 plus its staleness after it."""
+    losses: Array
+    """float64, one for each group: its mean loss once the step is done."""
+
+    @classmethod
+    def new(cls, groups: int) -> "JobNotes":
+        """Allocate the notes of a job."""
+        return cls(np.zeros(groups, np.int64), np.zeros(groups))
+
+    def part(self, start: int, groups: int) -> "JobNotes":
+        """Return the notes of some groups of the job."""
+        return JobNotes(self.done[start : start + groups], self.losses[start : start + groups])
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def is_finite(values: Array) -> bool:
     """Return whether all values are finite. The call allocates no memory for finite values."""
@@ -148,6 +176,7 @@ class Engine(Protocol):
         rule: Sgd,
         groups: Sequence[StepInput],
         steps: Array,
+        notes: JobNotes,
     ) -> list[StepOutcome]:
         """Load groups of one size, and do the work of `descend` for each, all in one call."""
 

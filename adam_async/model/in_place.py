@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from adam_async.model.context import Context, StepBuffers, StepInput, StepOutcome, is_finite
+from adam_async.model.context import BEGUN, Context, JobNotes, StepBuffers, StepInput, StepOutcome, is_finite
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layer import Array, Weights
 from adam_async.model.network import Network
@@ -89,6 +89,7 @@ class InPlaceStep:
         *,
         steps: Array,
         dice: Dice,
+        notes: JobNotes | None = None,
     ) -> Iterator[list[StepOutcome]]:
         """Load groups and train on them, one after the other; see `train`. Yields the outcomes of each call.
 
@@ -103,10 +104,12 @@ class InPlaceStep:
             groups: Groups to train on, in this order.
             steps: int64 ``(1,)``: count of the steps of all threads; each group adds 1.
             dice: Random source of layers such as dropout.
+            notes: Notes of the job, in the order of the groups, all 0; None: no other process reads them.
 
         Raises:
             ModelError: An array has a wrong shape, dtype or layout; earlier groups may be trained.
         """
+        notes, noted = notes or JobNotes.new(len(groups)), 0
         for images, alike in groupby(groups, key=lambda group: len(group.labels)):
             together = list(alike)
             # A group of an invalid size gets to `load`, which refuses it.
@@ -121,14 +124,21 @@ class InPlaceStep:
                 at_once = max(CALL_WORK // max(self._network.multiply_adds * images, 1), 1)
                 for at in range(0, len(together), at_once):
                     some = together[at : at + at_once]
-                    yield engine.descend_groups(weights, state, context, scratch, self._rule, some, steps)
+                    part = notes.part(noted, len(some))
+                    yield engine.descend_groups(
+                        weights, state, context, scratch, self._rule, some, steps, part
+                    )
+                    noted += len(some)
                 continue
             for group in together:
                 context.load(group.images, group.labels, dice=dice, keys=group.keys)
                 before = int(steps[0])
+                notes.done[noted] = BEGUN
                 outcome = self.train(weights, state, context, scratch, rate=group.rate)
                 staleness = max(int(steps[0]) - before, 0)
                 steps[0] += 1
+                notes.losses[noted], notes.done[noted] = outcome.loss, 1 + staleness
+                noted += 1
                 yield [replace(outcome, staleness=staleness)]
 
 

@@ -30,6 +30,7 @@ The role, its checks and its reports:
     service.py, store_host.py                       bundles from the cluster map; rounds of the loop; kernels
     question_checks.py                              refusal of questions that contradict the run; each push
                                                     session belongs to one peer and one replica
+    mapped_workers.py                               workers of other processes on the memory of shards
     statistics.py                                   counts of versions, clocks and staleness
     replay_log.py                                   recorded order of pushes on each shard, for a replay
 Copies on several servers, and failover:

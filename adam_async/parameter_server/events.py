@@ -54,9 +54,10 @@ class PushArrived(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepsArrived:
-    """Compute threads of this process applied steps to the shards' memory."""
+    """Compute threads applied steps to the shards' memory."""
 
-    request: Request
+    request: Request | None
+    """The report; None if the server found the steps in the notes of a worker that has ended."""
     report: ReportSteps
 
 
@@ -385,8 +386,10 @@ def requests_of(entry: Entry) -> list[Request]:
             return [queued.request for queued in entry.pushes]
         case Contribute():
             return [entry.queued.request]
-        case QueuedTick() | QueuedPin() | StepsArrived():
+        case QueuedTick() | QueuedPin():
             return [entry.request]
+        case StepsArrived():
+            return [entry.request] if entry.request is not None else []
         case _:
             return []
 

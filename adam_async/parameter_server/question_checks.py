@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from adam_async.messages import Pull, Push, ReadGroupSets, ReadShards, ReportSteps, Tick
+from adam_async.messages import MapShards, Pull, Push, ReadGroupSets, ReadShards, ReportSteps, Tick
 from adam_async.messages.body import each_of, fits, of_place
 from adam_async.messages.group_sets import MOST_BOUNDS
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
@@ -67,10 +67,10 @@ MOST_AHEAD = 4
 Question = Push | Tick | ReportSteps | Pull | ReadShards
 """Questions about shards of a store."""
 
-SESSION_TYPES = (Push, Tick, ReportSteps)
+SESSION_TYPES = (Push, Tick, ReportSteps, MapShards)
 """Types of the questions that belong to a push session."""
 
-QUESTION_TYPES = (*SESSION_TYPES, Pull, ReadShards)
+QUESTION_TYPES = (Push, Tick, ReportSteps, Pull, ReadShards)
 """Types of all questions."""
 
 
@@ -447,7 +447,7 @@ class SenderChecks:
             elif (replica, session[1]) in members:
                 self._unnamed.pop(session, None)
 
-    def refusal(self, peer: Identity, message: Push | Tick | ReportSteps) -> str:
+    def refusal(self, peer: Identity, message: Push | Tick | ReportSteps | MapShards) -> str:
         """Return why a peer may not send this message; empty if it may. Binds the session to the peer."""
         if (peer.role == "client") == self._program:
             return self._not_a_user(peer)

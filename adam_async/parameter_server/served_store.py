@@ -11,7 +11,7 @@ one family only.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,10 @@ from adam_async.errors import counted
 from adam_async.messages import (
     Body,
     GetRecord,
+    KeepStill,
     Loaded,
     LoadShards,
+    MapShards,
     PinFacts,
     PinShards,
     Pull,
@@ -32,7 +34,9 @@ from adam_async.messages import (
     ReadShards,
     ReportSteps,
     Statistics,
+    StepReport,
     Tick,
+    UnmapShards,
     pack,
 )
 from adam_async.model.vectors import VECTORS
@@ -65,6 +69,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.gradients import PushGradients, read_gradients
 from adam_async.parameter_server.kept_shards import PinCopies, bytes_of
+from adam_async.parameter_server.mapped_workers import MappedWorkers
 from adam_async.parameter_server.piece_states import Catalogue
 from adam_async.parameter_server.question_checks import (
     MOST_WAIT_S,
@@ -75,17 +80,19 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.parameter_server.shard import Shard, set_vectors
+from adam_async.parameter_server.shard import Session, Shard, ShardTables, set_vectors
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import StoreReports
+from adam_async.parameter_server.storage import NotedStep
 from adam_async.parameter_server.store_host import StoreHost, compile_kernels, kernels_of, shards_of
 from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.persistence.records import Order
 from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, newest_vector, served_word
@@ -143,8 +150,12 @@ class ServedStore:
         """Size of the largest of them, in bytes."""
         self._pieces = pieces_of(specs, in_place=store.in_place)
         self._make()
-        if host.disk is not None and self._storage is not None:
-            host.disk.still = self._storage.still
+        self.mapped = None
+        """Workers of other processes on the memory of this store; None for a store that takes pushes."""
+        if self._storage is not None:
+            self.mapped = MappedWorkers(self._storage, host, self._count_mapped)
+            if host.disk is not None:
+                host.disk.still = self._storage.still
         self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
         self._copy: BundleCopy | None = None
         if self._saver is not None:
@@ -335,6 +346,52 @@ class ServedStore:
             changes = self._saver.changes
             self._saver.copy_requested(self.state.bundle, lambda _: (0, changes))
 
+    # --- workers of other processes in place ------------------------------------------------------
+
+    def _count_mapped(self, body: MapShards, steps: Iterable[NotedStep]) -> int:
+        """Count the steps of a worker that it has not reported, and return the number of those cut off."""
+        session: Session = (body.session, body.incarnation)
+        noted, cut = {(step.epoch, step.group): step for step in steps}.values(), 0
+        shards: dict[ShardTables, list[int]] = {}
+        for number in self._pushed_to:
+            shards.setdefault(self.state.shards[number].tables, []).append(number)
+        for tables, named in shards.items():
+            at = tables.ordered[session]
+            missing = [
+                step
+                for step in noted
+                if step.epoch == self._epoch
+                and not has_groups(tables.groups, (step.epoch, step.group, step.group + 1))
+            ]
+            cut = max(cut, sum(step.loss is None for step in missing))
+            clock = tables.clocks.get(Replica(body.replica), 0)
+            reports = tuple(
+                StepReport(
+                    clock + place,
+                    step.images,
+                    step.staleness,
+                    groups=(step.epoch, step.group, step.group + 1),
+                    loss_sum=None if step.loss is None else step.loss * step.images,
+                )
+                for place, step in enumerate(missing, 1)
+            )
+            if not reports:
+                continue
+            report = ReportSteps(
+                store=body.store,
+                session=body.session,
+                incarnation=body.incarnation,
+                replica=body.replica,
+                generation=body.generation,
+                shards=tuple(named),
+                number=at + 1,
+                steps=reports,
+            )
+            self._follow_up(self.state.count_steps(report))
+            if self._saver is not None:
+                self._saver.touched(map(ShardId, named), len(reports))
+        return cut
+
     # --- pins ----------------------------------------------------------------------------------
 
     def _refusal_of_pin(self, body: PinShards) -> tuple[str, str]:
@@ -486,6 +543,8 @@ class ServedStore:
         No link's budget counts the memory of these requests any more, and the peer sends them again on
         another link.
         """
+        if self.mapped is not None:
+            self.mapped.links_closed()
         self.short.links_closed()
         self.state.epoch_gate.keep(lambda request: request.is_open)
         self.state.waiting.keep(lambda request: request.is_open)
@@ -588,7 +647,19 @@ class ServedStore:
                 if refusal is not None:
                     request.fail(*refusal)
                     return True
+                if self.mapped is not None and self.mapped.waits_for(
+                    state.ended, partial(self.answer, request, body)
+                ):
+                    return True
                 effects = state.handle(SetsAsked(request, body.generation, body.epoch))
+            case MapShards() | UnmapShards() | KeepStill():
+                if self.mapped is None or (
+                    isinstance(body, MapShards) and body.generation != self.store.generation
+                ):
+                    request.fail("wrong-run", f"store {self.store.id} is not trained in place as asked")
+                    return True
+                self.mapped.take(request, body)
+                return True
             case GetRecord():
                 effects = []
                 send_record(request, body, state.bundle.log)
@@ -750,6 +821,8 @@ class ServedStore:
         """Refuse all queued and waiting requests: the store leaves the server."""
         self._is_over = True
         self.end_compilation()
+        if self.mapped is not None:
+            self.mapped.end()
         self.short.end()
         self.end_pin()
         self._perform(self.state.end())

@@ -25,9 +25,11 @@ from adam_async.messages import (
     Body,
     GetRecord,
     GetStatistics,
+    KeepStill,
     ListPins,
     ListSaved,
     LoadShards,
+    MapShards,
     PinShards,
     Pull,
     Push,
@@ -37,6 +39,7 @@ from adam_async.messages import (
     ReportSteps,
     Standing,
     Tick,
+    UnmapShards,
 )
 from adam_async.messages.replication import Begin
 from adam_async.parameter_server.bundle_copy import BACK_OFF_S
@@ -71,7 +74,10 @@ STORES_COUNTED = 16
 TURN_WORK = 1 << 20
 """Work after which a round of the loop ends, see `PIECE_WORK`: four gradients of a shard of 2^18 values."""
 
-STORE_TYPES = (Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord, ReadGroupSets, PinShards)
+STORE_TYPES = (
+    *(Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord, ReadGroupSets, PinShards),
+    *(MapShards, UnmapShards, KeepStill),
+)
 """Types of the questions about a store; each question names the store."""
 
 
@@ -186,6 +192,8 @@ class ParameterServer(Role):
         for served in self.served.values():
             served.end_compilation()
             served.end_pin()
+            if served.mapped is not None:
+                served.mapped.end()
         if self._saved.pins is not None:
             self._saved.pins.end()
         # The stores fail with the departure of this server, and leave it.
@@ -467,7 +475,7 @@ class ParameterServer(Role):
             return
         if isinstance(body, GetRecord):
             served = self._bundle_of(request, body.run, body.home)
-        elif isinstance(body, LoadShards):
+        elif isinstance(body, LoadShards | MapShards | UnmapShards | KeepStill):
             served = self._store_of(request, body.store, ())
         elif isinstance(body, ReadGroupSets | PinShards):
             served = self._bundle_of(request, body.store, body.home)
@@ -550,6 +558,9 @@ class ParameterServer(Role):
         counts = count_server(states) if states else ServerCounts()
         if states:
             counts.disk = self._saved.counts(states[0].store)
+            of_run = self.served[states[0].store, self._identity.node].mapped
+            if of_run is not None:
+                counts.steps_in_place, counts.steps_cut = int(of_run.storage.steps[0]), of_run.steps_cut
         return self._with_common(counts)
 
     def store_counts(self) -> Mapping[str, StoreCounts]:

@@ -115,6 +115,7 @@ from adam_async.parameter_server.push_queue import (
     shards_named,
 )
 from adam_async.parameter_server.replay_log import OrderLog
+from adam_async.parameter_server.replica_clocks import EndedGenerations
 from adam_async.parameter_server.shard import Session, Shard, ShardTables
 from adam_async.parameter_server.shard_group import (
     ShardGroup,
@@ -318,7 +319,7 @@ class ServerState:
             case QueuedPin():
                 return [Answer(entry.request, ShardsPinned())]
             case StepsArrived():
-                return [Answer(entry.request, StepsReported())]
+                return [Answer(entry.request, StepsReported())] if entry.request is not None else []
             case ReplicasChanged() | EpochBegan() | VectorsChanged() | ForgetSessions():
                 return []
         assert_never(entry)
@@ -542,34 +543,42 @@ class ServerState:
 
     def _report_steps(self, event: StepsArrived) -> list[Effect]:
         """Order steps applied in place, also those of an ended generation: the values have them already."""
-        report = event.report
+        report, request = event.report, event.request
+        assert request is not None, "a report came on a link"
         if report.store != self.store or report.generation != self.generation:
-            return [self._wrong_run(event.request, report)]
+            return [self._wrong_run(request, report)]
         # Every report is counted on all its shards or on none, so that they agree in number.
         shards = [self.shards.get(ShardId(number)) for number in report.shards]
         session: Session = (report.session, report.incarnation)
         last_step = report.number + len(report.steps) - 1
         ours = [shard for shard in shards if shard is not None]
         if len(ours) < len(shards) or not ours:
-            return [Refuse(event.request, "not-primary", f"not the primary of all of {report.shards[:8]}")]
+            return [Refuse(request, "not-primary", f"not the primary of all of {report.shards[:8]}")]
         if self._replicas.ended.is_forgotten(Replica(report.replica), report.incarnation):
             # Without its numbers a repeated report cannot be told from a new one.
-            return [_refuse_over(event.request, report)]
+            return [_refuse_over(request, report)]
         seen = [tables.ordered[session] for tables in each_tables(ours)]
         # The answer to this report was lost: the values have its steps already.
         if min(seen) >= last_step:
             partly = partly_named(ours)  # these stay shared, without the count
             for tables in each_tables(ours):
                 tables.duplicates += 0 if tables in partly else len(report.steps)
-            return [Answer(event.request, StepsReported())]
+            return [Answer(request, StepsReported())]
         if min(seen) != max(seen) or min(seen) != report.number - 1:
-            return [Refuse(event.request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
+            return [Refuse(request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
         if self._is_unnamed(report) and (any(step.refused for step in report.steps) or partly_named(ours)):
-            return [self._refuse_split(event.request, report)]
+            return [self._refuse_split(request, report)]
         if not (self.alone and self.bundle.idle):  # else the entry is applied now, with its number
             for tables in tables_of(ours):
                 tables.ordered[session] = last_step
         return self._enter(event)
+
+    def count_steps(self, report: ReportSteps) -> list[Effect]:
+        """Count steps of a worker that has ended, in its name; a late report of them is a repetition."""
+        session: Session = (report.session, report.incarnation)
+        for tables in tables_of([self.shards[ShardId(number)] for number in report.shards]):
+            tables.ordered[session] = report.number + len(report.steps) - 1
+        return self._enter(StepsArrived(None, report))
 
     # --- clocks ------------------------------------------------------------------------------
 
@@ -620,6 +629,11 @@ class ServerState:
             return [Refuse(event.request, "busy", f"{MOST_WAITING} pushes and ticks wait for the next epoch")]
         self.epoch_gate.add(session, event)
         return []
+
+    @property
+    def ended(self) -> EndedGenerations:
+        """Generations that have ended."""
+        return self._replicas.ended
 
     @property
     def live(self) -> Mapping[Replica, int]:

@@ -163,9 +163,7 @@ def shards_of(
     specs = [spec for spec in table.shards if store.buckets[spec.bucket] == home]
     if not store.in_place:
         return None, own_shards(specs, rules)
-    storage = host.storage_pool.provide(
-        store.id, lambda: ShardStorage(arrays, rules[0], arrays[0].dtype, in_place=True)
-    )
+    storage = host.storage_pool.provide(store.id, arrays, rules[0], arrays[0].dtype)
     return storage, [
         Shard(spec=spec, values=storage.values(spec), rule_state=storage.rule_state(spec)) for spec in specs
     ]

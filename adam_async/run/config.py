@@ -54,7 +54,7 @@ from adam_async.run.modes import (
     VERTICAL,
 )
 from adam_async.run.role_memory import read_memory
-from adam_async.run.stragglers import read_slow
+from adam_async.run.stragglers import read_slow, slow_links
 from transport.config import Checksum, LinkKind
 
 MAX_THREADS_PER_CORE = 8
@@ -271,7 +271,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     copies_bind: Annotated[str, Of("ps"), Check(_check_bind)] = ""
     """tcp://HOST:PORT on which parameter servers listen for each other, such as on a network of their own; by
     default they use one address for all. train needs --processes too."""
-    processes: Annotated[bool, CHANGES, OF_ROLES, Not(IN_PLACE, _ONE_MEMORY), _NOT_BY_HAND] = False
+    processes: Annotated[bool, CHANGES, OF_ROLES, _NOT_BY_HAND] = False
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
     rule: Annotated[str, DECIDED, Check(_check_rule)] = "auto"
     """Update rule: sgd, adagrad, adam, adamw, your own as package.module:Class, or auto. auto is adam for the
@@ -534,21 +534,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Whether the rule is one of the user, by import path."""
         return ":" in self.rule
 
-    def weights_in(self, *, one_process: bool) -> Literal["copy", "aliased"]:
+    def weights_in(self, obstacle: str) -> Literal["copy", "aliased"]:
         """Return the mode of the workers: the wanted mode, or in place if possible.
 
         Args:
-            one_process: Whether servers and workers share their memory.
+            obstacle: Why the workers cannot have the memory of the servers, with the cure; empty if they can.
 
         Raises:
             ConfigError: Training in place is wanted and impossible.
         """
-        if self.weights == "aliased" and not one_process:
-            raise ConfigError("weights=aliased needs all roles in one process, joined by local links")
-        is_copied = (
-            self.weights == "copy" or not one_process or self.copies_in_force > 1 or self.has_user_rule
-        )
+        if self.weights == "aliased" and obstacle:
+            text = (
+                f"weights=aliased needs the memory of the servers, and {obstacle}, or leave weights at auto"
+            )
+            raise ConfigError(text)
+        is_copied = self.weights == "copy" or obstacle or self.copies_in_force > 1 or self.has_user_rule
         return "copy" if is_copied or excluded_options(self, IN_PLACE) else "aliased"
+
+    def obstacle_of_memory(self, *, one_host: bool) -> str:
+        """Return why the workers of other processes cannot have the memory of the servers; empty if they can.
+
+        Args:
+            one_host: Whether one command starts all roles, on one host that has shared links.
+        """
+        if not one_host:
+            return "no single command starts all roles on one Linux host: give --processes there"
+        if self.servers > 1:
+            return f"{self.servers} servers have one each: give --servers 1"
+        if self.link == "tcp":
+            return "--link tcp shares none: give --link auto"
+        if slow_links(self.slow):
+            return "a slow link is about pushes: leave links out of --slow"
+        return ""
 
     def protocol_in(self, *, one_process: bool, model_bytes: int) -> Literal["auto", "delta", "factors"]:
         """Return the form of gradients: the wanted one, or sums if fewer bytes would gain nothing.

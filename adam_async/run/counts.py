@@ -284,6 +284,10 @@ class ServerCounts(StoreCounts, kw_only=True):
     """Lowest clock of the shards."""
     pending_contributions: Count = 0
     """Number of contributions to sums that are not whole."""
+    steps_in_place: Total = 0
+    """Number of steps that compute threads have applied in place."""
+    steps_cut: Total = 0
+    """Number of steps in place that were cut off by the end of their process: a part may be applied."""
     disk: DiskCounts | None = None
 
 

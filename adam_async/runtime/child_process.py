@@ -8,7 +8,7 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from tempfile import TemporaryFile
@@ -206,6 +206,33 @@ async def run_module(words: Sequence[str], *, within_s: float) -> None:
         output.seek(max(output.seek(0, os.SEEK_END) - OUTPUT_BYTES, 0))
         lines = output.read().decode(errors="replace").strip().split("\n")
     raise RuntimeError(f"exit code {child.returncode}, {lines[-1]}")
+
+
+class PeerProcess:
+    """A process of this host that is no child of this one.
+
+    Args:
+        descriptor: Descriptor of the process, which `close` closes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    async def kill(self) -> None:
+        """Kill the process, and wait until it has ended."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with suppress(ProcessLookupError):  # it has ended, and only its parent has not seen it yet
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+        loop.add_reader(self._descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._descriptor)
 
 
 def _kill_group(pid: int) -> None:

@@ -23,7 +23,8 @@ Files, in reading order:
                                         each group in a recorded run
     puller.py                           the copy, read without locks; pulls, installed whole by tensor
 
-    in_place_mode.py                    mode in one process: the rule applied to the servers' memory, no locks
+    in_place_mode.py                    mode in place: the rule applied to the servers' memory, no locks
+    mapped_memory.py                    that memory, in another process than the server
 
     partition_trainer.py                segments of a part of a model, and their graph, which waits for blocks
     peer_workers.py                     links among the workers of a replica: activations, error gradients

@@ -6,8 +6,8 @@ without payload. The remaining steps are sent at once when no more groups come.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -277,8 +277,9 @@ class InPlaceMode:
             finally:
                 self._settled.set()
 
-    async def _settle(self) -> None:
-        """Report all steps in the values, and wait until the servers have counted them.
+    @asynccontextmanager
+    async def _settle(self) -> AsyncIterator[None]:
+        """Report all steps in the values, and wait until the servers have counted them, at a closed gate.
 
         A server that counts none for `waits.patience_s` ends the worker's part in the run, and this wait.
         """
@@ -287,6 +288,7 @@ class InPlaceMode:
         self._step_reports.close()
         if self._step_reports.unsettled:
             await self._settled.wait()
+        yield
 
     def flush(self, sync_clock: int) -> None:
         """See `CopyMode.flush`."""

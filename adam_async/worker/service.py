@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from adam_async.controller.role import Role, RoleSettings
@@ -20,6 +20,7 @@ from adam_async.run.train_step import StepSpec, TrainStep
 from adam_async.run.training_program import ProgramRecord, TrainingProgram, read_training
 from adam_async.run.user_code import StepSource
 from adam_async.runtime.clock import LoopLag
+from adam_async.worker.mapped_memory import mapped_memory
 from adam_async.worker.run_session import ComputeSettings, RunSession, SessionSetup
 from dataflow import ComputePool
 from transport import BufferPool, Link, TransportError
@@ -102,12 +103,16 @@ class ModelWorker(Role):
                 await self._report_failed(run, error)
                 continue
             in_place = program.config.weights == "aliased"
-            storage = self._storage(run) if in_place else None
-            if in_place and storage is None:
+            has_servers = self._storage_pool.has_servers
+            storage = self._storage_pool.find(run.id) if in_place and has_servers else None
+            if in_place and has_servers and storage is None:
                 continue  # the servers have left this run for a newer one, which a later map will name
             done = (run.id, replica_generation)
             try:
                 await self._train(cluster, program, node.replica, storage, step)
+            except RunFailed as error:  # the memory of the server cannot be mapped from here
+                await self._report_failed(run, error)
+                raise
             except ExceptionGroup as errors:
                 failure = first_cause(errors).__cause__  # of the node of the graph that ran the step
                 if not isinstance(failure, StepFailed):
@@ -154,31 +159,45 @@ class ModelWorker(Role):
         assert run is not None
         replica_generation = cluster.replica_generation(replica)
         word = ready_word(run.id, replica_generation)
-        setup = SessionSetup(
-            endpoint=self._endpoint,
-            cluster=cluster,
-            program=program,
-            replica=replica,
-            part=cluster.nodes[self._identity.node].partition,
-            session=int.from_bytes(self._entropy(7), "little"),
-            waits=self._waits,
-            buffers=self._buffers,
-            compute=self._compute,
-            storage=storage,
-            layers=self._layers,
-            step=step,
-            timeline=self._timeline,
-        )
-        session = self._run_session = RunSession(setup)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(session.run(), name=f"{self._identity.node}/train-{run.id}"),
-                group.create_task(self._report_ready(session, word), name=f"{self._identity.node}/ready"),
-            ]
-            # The run may end before this worker is ready.
-            await self._follow_map(run.id, replica, replica_generation, session.map_changed)
-            for task in tasks:
-                task.cancel()
+        number = int.from_bytes(self._entropy(7), "little")
+        async with AsyncExitStack() as stack:
+            if program.config.weights == "aliased" and storage is None:
+                mapping = mapped_memory(
+                    self._endpoint,
+                    cluster,
+                    program.config,
+                    replica=replica,
+                    session=number,
+                    threads=self._compute.threads,
+                    in_flight=self._compute.in_flight,
+                    waits=self._waits,
+                )
+                storage = await stack.enter_async_context(mapping)
+            setup = SessionSetup(
+                endpoint=self._endpoint,
+                cluster=cluster,
+                program=program,
+                replica=replica,
+                part=cluster.nodes[self._identity.node].partition,
+                session=number,
+                waits=self._waits,
+                buffers=self._buffers,
+                compute=self._compute,
+                storage=storage,
+                layers=self._layers,
+                step=step,
+                timeline=self._timeline,
+            )
+            session = self._run_session = RunSession(setup)
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(session.run(), name=f"{self._identity.node}/train-{run.id}"),
+                    group.create_task(self._report_ready(session, word), name=f"{self._identity.node}/ready"),
+                ]
+                # The run may end before this worker is ready.
+                await self._follow_map(run.id, replica, replica_generation, session.map_changed)
+                for task in tasks:
+                    task.cancel()
         logger.info("%s is done with run %s", self._identity.node, run.id)
 
     async def _on_link(self, link: Link) -> None:
@@ -203,19 +222,6 @@ class ModelWorker(Role):
         finally:
             link.abort()
             self._traffic.gone(link)
-
-    def _storage(self, run: ProgramRecord) -> ShardStorage | None:
-        """Return the servers' memory, for a run in place; None if the servers have already left the run.
-
-        Raises:
-            RunFailed: This process has no servers.
-        """
-        if not self._storage_pool.has_servers:
-            raise RunFailed(
-                f"run {run.id} trains in place (weights=aliased), and its servers are not in the process of "
-                f"{self._identity.node}: run it with weights=copy"
-            )
-        return self._storage_pool.find(run.id)
 
     async def _report_ready(self, session: RunSession, word: str) -> None:
         await session.prepared.wait()

@@ -43,7 +43,7 @@ from adam_async.model.context import Context, StepInput
 from adam_async.model.keyed_random import Dice
 from adam_async.model.network import Network, Trainable
 from adam_async.model.rules import Rule, new_scratch, plain_step
-from adam_async.parameter_server.storage import ShardStorage
+from adam_async.parameter_server.storage import ShardStorage, StepNotes
 from adam_async.run.config import Config
 from adam_async.run.learning_rate import Schedule
 from adam_async.run.shard_table import ShardTable
@@ -294,6 +294,8 @@ class ThreadMemory:
 
     context: Context
     buffers: StepBuffers
+    notes: StepNotes | None
+    """Notes for a server of another process; None without one."""
 
 
 class InPlaceTrainer:
@@ -335,7 +337,8 @@ class InPlaceTrainer:
 
     def new_memory(self) -> "ThreadMemory":
         """Make the training memory of one compute thread."""
-        return ThreadMemory(self._network.context(self._group_images), self._step.new_scratch())
+        notes = self._storage.notes.popleft() if self._storage.notes else None
+        return ThreadMemory(self._network.context(self._group_images), self._step.new_scratch(), notes)
 
     # The loss and the refused steps show a diverging run; a warning per group would not add information.
     @np.errstate(over="ignore", invalid="ignore", divide="ignore")
@@ -354,7 +357,10 @@ class InPlaceTrainer:
             return trained
 
     def _train_groups(self, memory: "ThreadMemory", groups: Sequence[ImageGroup]) -> list[TrainedInPlace]:
-        storage, found = self._storage, list[TrainedInPlace]()
+        storage, found, notes = self._storage, list[TrainedInPlace](), None
+        if memory.notes is not None:
+            leases = [group.lease for group in groups]
+            notes = memory.notes.begin([(lease.epoch, lease.number, lease.images) for lease in leases])
         for outcomes in self._step.train_groups(
             storage.weights,
             storage.states,
@@ -363,6 +369,7 @@ class InPlaceTrainer:
             [self._input(group) for group in groups],
             steps=storage.steps,
             dice=self._dice,
+            notes=notes,
         ):
             trained = [
                 TrainedInPlace(group.lease, outcome.loss, outcome.staleness, outcome.refused)

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import pytest
 
-from transport import LinkBroken, RemoteProtocolError
+from transport import LinkBroken, RemoteProtocolError, regions
 from transport.config import MOST_SHARED_BYTES
 from transport.frames import PLACE
 from transport.regions import (
@@ -31,6 +31,7 @@ from transport.regions import (
     Inbox,
     Outbox,
     Region,
+    region_of,
     shared_memory,
 )
 from transport.tensors import TensorSpec
@@ -554,3 +555,55 @@ def test_without_memory_to_map_a_region_the_link_breaks(
     monkeypatch.setattr("transport.regions.mmap.mmap", refuse)
     with pytest.raises(LinkBroken, match="cannot be mapped"):
         sides.inbox.take(number, 0, 1)
+
+
+def test_both_sides_write_a_common_region_and_it_outlives_the_link(sides: Sides) -> None:
+    memory = Region.allocate(3 * MIB, is_common=True)
+    found = region_of(memory.data)
+    assert found is not None
+    number = sides.outbox.number_of(found[0])
+    assert sides.outbox.number_of(found[0]) == number
+    theirs = sides.inbox.whole(number)
+    memory[5], theirs[-1] = 7, 9
+    assert (theirs[5], memory[-1], len(theirs)) == (7, 9, 3 * MIB)
+    sides.inbox.close()
+    theirs[6] = 8
+    assert memory[6] == 8
+
+
+def test_a_common_region_may_be_larger_than_all_kept_ones(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions, "MOST_KEPT_BYTES", MIB)
+    memory = Region.allocate(2 * MIB, is_common=True)
+    found = region_of(memory.data)
+    assert found is not None
+    assert len(sides.inbox.whole(sides.outbox.number_of(found[0]))) == 2 * MIB
+
+
+def test_a_payload_in_common_memory_travels_as_a_copy(sides: Sides) -> None:
+    memory = Region.allocate(MIB, is_common=True)
+    number = sides.place([memory.data], MIB)
+    memory[0] = 1
+    assert bytes(sides.inbox.take(number, 0, MIB)) == bytes(MIB)
+
+
+def test_a_common_region_is_no_place_of_a_payload_and_no_other_one_is_common(sides: Sides) -> None:
+    memory = Region.allocate(MIB, is_common=True)
+    found = region_of(memory.data)
+    assert found is not None
+    number, other = sides.outbox.number_of(found[0]), sides.place([bytes(MIB)], MIB)
+    with pytest.raises(RemoteProtocolError, match="a payload in the common region"):
+        sides.inbox.take(number, 0, MIB)
+    with pytest.raises(RemoteProtocolError, match=f"region {other} is a block"):
+        sides.inbox.whole(other)
+    with pytest.raises(RemoteProtocolError, match="was not handed over"):
+        sides.inbox.whole(90)
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SHRINK])
+def test_a_common_region_that_may_shrink_is_not_mapped(sides: Sides, seals: int) -> None:
+    with memfd(MIB, seals) as descriptor:
+        sides.hand_over(struct.pack("<IQB", 1, MIB, 2), descriptor)
+        with pytest.raises(RemoteProtocolError, match="seals"):
+            sides.inbox.whole(1)

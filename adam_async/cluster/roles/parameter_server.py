@@ -2,15 +2,18 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from adam_async.cluster.roles.place import Place, listening
 from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
+from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import FLUSH_S
 from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.machine import apply_numerics, available_bytes
 from dataflow import ComputePool
+from transport import Region
 
 
 @asynccontextmanager
@@ -33,6 +36,7 @@ async def parameter_server(
             place.settings("ps"),
             make_pool=ComputePool,
             buffers=place.buffers,
+            storage_pool=StoragePool(partial(Region.allocate, is_common=True)),
             available_bytes=available_bytes,
             numerics=apply_numerics(),
             copies=place.copies,

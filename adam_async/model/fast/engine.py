@@ -15,7 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from adam_async.model.context import Context, GradientTargets, StepBuffers, StepInput, StepOutcome, is_finite
+from adam_async.model.context import (
+    Context,
+    GradientTargets,
+    JobNotes,
+    StepBuffers,
+    StepInput,
+    StepOutcome,
+    is_finite,
+)
 from adam_async.model.fast import program
 from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.layers import FAST_LAYERS, FastDense
@@ -189,9 +197,10 @@ class TapeEngine:
         rule: Sgd,
         groups: Sequence[StepInput],
         steps: Array,
+        notes: JobNotes,
     ) -> list[StepOutcome]:
         """Load groups of one size, and do the work of `descend` for each, all in one call."""
-        return self._descent(context, buffers, rule).run_groups(weights, state, context, groups, steps)
+        return self._descent(context, buffers, rule).run_groups(weights, state, context, groups, steps, notes)
 
     def _descent(self, context: Context, buffers: StepBuffers, rule: Sgd) -> "Descent":
         key = ("descend", rule)
@@ -260,6 +269,7 @@ class GroupTape:
         self._layout, self._levels = layout_of(context), levels_of(engine.dtype)
         self._group, self._none = np.zeros((1, REFUSED), np.int64), np.zeros((0, 2), np.int64)
         self._refused, self._steps, self._rates = self._none.reshape(-1), np.zeros(1, np.int64), np.zeros(1)
+        self._done = np.zeros(1, np.int64)
 
     @classmethod
     def of(cls, engine: TapeEngine, context: Context, gradients: GradientTargets) -> "GroupTape | None":
@@ -293,6 +303,7 @@ class GroupTape:
             levels=self._levels[images.dtype.kind],
             refused=self._refused,
             steps=self._steps,
+            done=self._done,
         )
 
 
@@ -351,6 +362,7 @@ class Descent:
         context: Context,
         groups: Sequence[StepInput],
         steps: Array,
+        notes: JobNotes,
     ) -> list[StepOutcome]:
         """Train on groups that pass `can_load`, one by one, in one call without the interpreter's lock."""
         # With kernels for every layer there is one tape.
@@ -365,7 +377,7 @@ class Descent:
             np.concatenate([target.reshape(-1).view(np.int32) for target in targets], out=labels[number])
             assert group.images is not None
             rows[number, :STALENESS] = group.images.ctypes.data, labels[number].ctypes.data
-        rates = np.array([group.rate for group in groups])
+        notes.losses[:] = [group.rate for group in groups]
         target_arrays = [(target.ctypes.data, target.nbytes // _WORD) for target in targets]
         source = groups[0].images
         assert source is not None
@@ -373,16 +385,17 @@ class Descent:
             weights,
             state,
             groups=rows,
-            rates=rates,
+            rates=notes.losses,
             layout=layout_of(context),
             target_arrays=np.array(target_arrays),
             levels=self._levels[source.dtype.kind],
             refused=self._refused,
             steps=steps,
+            done=notes.done,
         )
         return [
             StepOutcome(loss=loss, staleness=int(row[STALENESS]), refused=self._named(row[REFUSED:]))
-            for loss, row in zip(rates.tolist(), rows, strict=True)
+            for loss, row in zip(notes.losses.tolist(), rows, strict=True)
         ]
 
     def _named(self, flags: Array) -> tuple[str, ...]:

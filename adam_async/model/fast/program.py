@@ -261,7 +261,7 @@ def run(tape, like, hyper):
 
 
 @kernel
-def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, refused, steps):
+def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, refused, steps, done):
     """Train groups one after the other: load each, run the tape, count a step.
 
     Args:
@@ -277,8 +277,10 @@ def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, 
         levels: See `load_images`.
         refused: int64 (tensors,): flags that the tape sets for refused gradients.
         steps: int64 (1,): number of steps of all threads.
+        done: int64 (G,): see `JobNotes`.
     """
     for group in range(groups.shape[0]):
+        done[group] = -1
         load_images(groups[group, 0], layout, levels, like)
         load_targets(groups[group, 1], target_arrays)
         hyper[0] = rates[group]
@@ -291,6 +293,7 @@ def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, 
         for tensor in range(refused.size):
             groups[group, 3 + tensor] = refused[tensor]
             refused[tensor] = 0
+        done[group] = 1 + groups[group, 2]
 
 
 _addresses: dict[tuple[int, str], int] = {}
@@ -307,7 +310,7 @@ def _signature(code: int, number: Any) -> tuple[Any, ...]:
     if code == MEAN:
         return (table, number, numbers)
     if code == GROUPS:
-        return (table, number, numbers, table, types.float64[::1], longs, table, numbers, longs, longs)
+        return (table, number, numbers, table, types.float64[::1], longs, table, numbers, *3 * (longs,))
     return (longs, number, numbers)
 
 

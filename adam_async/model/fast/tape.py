@@ -199,12 +199,13 @@ class Tape:
         levels: Array,
         refused: Array,
         steps: Array,
+        done: Array,
     ) -> None:
         """Load groups and run the rows for each; see `program.run_groups`."""
         self._bind_all(weights, state)
         program.run_groups(
             *(self._rows, self._like, self._hyper),
-            *(groups, rates, layout, target_arrays, levels, refused, steps),
+            *(groups, rates, layout, target_arrays, levels, refused, steps, done),
         )
 
     def _bind_all(self, weights: Weights, state: Mapping[str, Mapping[str, Array]] | None) -> None:

@@ -18,7 +18,7 @@ from adam_async.model import (
     named_model,
     new_rule_state,
 )
-from adam_async.model.context import StepInput
+from adam_async.model.context import BEGUN, JobNotes, StepInput
 from adam_async.model.keyed_random import Dice
 
 KERNELS = [
@@ -164,3 +164,35 @@ def test_groups_that_do_not_fit_are_refused(change, why, kernels):
     given = {"images": group.images, "labels": group.labels, "keys": group.keys, "rate": 0.1}
     with pytest.raises(ModelError, match=why):
         place.train_groups([StepInput(**{**given, **change})])
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_notes_of_a_job_have_loss_and_staleness_of_each_trained_group(kernels):
+    network = Network(mlp((8, 6, 10), input_shape=(8,)), kernels=kernels)
+    place, notes = Place(network, Sgd(momentum=0.5)), JobNotes.new(4)
+    where = (place.weights, place.state, place.context, place.scratch)
+    calls = place.step.train_groups(
+        *where, inputs(network, [3, 3, 6], dtype=np.float32), steps=place.steps, dice=Dice(3), notes=notes
+    )
+    outcomes = [outcome for some in calls for outcome in some]
+    assert notes.losses[:3].tolist() == [outcome.loss for outcome in outcomes]
+    assert notes.done.tolist() == [1, 1, 1, 0]
+
+
+def test_a_step_is_noted_as_begun_before_it_changes_a_weight(monkeypatch):
+    network, seen = Network(mlp((8, 6, 10), input_shape=(8,))), []
+    place, notes = Place(network, Sgd()), JobNotes.new(2)
+    apply = Sgd.apply
+
+    def note(rule, *args, **options):
+        seen.append(notes.done.tolist())
+        apply(rule, *args, **options)
+
+    monkeypatch.setattr(Sgd, "apply", note)
+    where = (place.weights, place.state, place.context, place.scratch)
+    for _ in place.step.train_groups(
+        *where, inputs(network, [3, 3], dtype=np.float32), steps=place.steps, dice=Dice(3), notes=notes
+    ):
+        pass
+    parameters = len(network.parameters)
+    assert seen == [[BEGUN, 0]] * parameters + [[1, BEGUN]] * parameters

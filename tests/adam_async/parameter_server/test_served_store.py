@@ -30,7 +30,7 @@ def served(monkeypatch):
     store.store = SimpleNamespace(id="s")
     store._answers = SimpleNamespace(refuse=lambda code, text: None)
     store.short = SimpleNamespace(end=lambda: None, take=lambda request, push, charged: False)
-    store._saver, store._compilations = None, []
+    store._saver, store._compilations, store.mapped = None, [], None
     store._copy = SimpleNamespace(is_stuck=False)
     store._host = SimpleNamespace(node="ps-0", me=("ps-0", 1), disk=None)
     store._record, store._saving_pin = SimpleNamespace(primary=("ps-1", 1)), None

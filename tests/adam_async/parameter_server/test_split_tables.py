@@ -76,7 +76,7 @@ def test_a_client_that_the_map_does_not_name_splits_no_tables():
         server.push(INVENTED, EVERY[::2], (2,) * (SHARDS // 2)),
         server.push(INVENTED, EVERY[::2], (2,) * (SHARDS // 2), is_finite=False),
         server.state.handle(TickArrived(None, tick))[0],
-        server.state.handle(StepsArrived(None, steps))[0],
+        server.state.handle(StepsArrived(object(), steps))[0],
     ):
         assert isinstance(answer, Refuse)
         assert answer.code == "busy"

@@ -5,10 +5,20 @@ import gc
 import numpy as np
 import pytest
 
+from adam_async.model.context import BEGUN
 from adam_async.model.named import digits
 from adam_async.model.network import Network
-from adam_async.model.rules import Adam, Sgd
-from adam_async.parameter_server.storage import ALIGNMENT, PAGE, ShardStorage, StoragePool, aligned_zeros
+from adam_async.model.rules import Adagrad, Adam, Sgd
+from adam_async.parameter_server.storage import (
+    ALIGNMENT,
+    PAGE,
+    NotedStep,
+    ShardStorage,
+    StepNotes,
+    StoragePool,
+    aligned_zeros,
+    storage_bytes,
+)
 from adam_async.run.partition import arrays_of
 from adam_async.run.shard_table import shard_table
 
@@ -58,29 +68,28 @@ def test_counts_of_a_rule_are_one_per_shard_unless_whole_tensors_are_stepped():
     assert together.rule_state(second)[name] == together.states["fc1.weight"][name] == 3
 
 
-def storage():
-    return ShardStorage(PARAMETERS, Sgd())
+STORAGE = (PARAMETERS, Sgd(), np.float32)
 
 
 def test_a_run_has_one_storage_for_all_roles():
     storage_pool = StoragePool()
-    one = storage_pool.provide("run", storage)
-    assert storage_pool.provide("run", storage) is one
+    one = storage_pool.provide("run", *STORAGE)
+    assert storage_pool.provide("run", *STORAGE) is one
     assert storage_pool.find("run") is one
     assert storage_pool.find("another") is None
 
 
 def test_a_late_server_takes_no_storage_from_roles_that_have_gone_on():
     storage_pool = StoragePool()
-    old, new = storage_pool.provide("old", storage), storage_pool.provide("new", storage)
-    assert storage_pool.provide("old", storage) is old
-    assert storage_pool.provide("new", storage) is new
+    old, new = storage_pool.provide("old", *STORAGE), storage_pool.provide("new", *STORAGE)
+    assert storage_pool.provide("old", *STORAGE) is old
+    assert storage_pool.provide("new", *STORAGE) is new
     assert not any(np.shares_memory(old.weights[name], new.weights[name]) for name in old.weights)
 
 
 def test_a_storage_that_no_role_keeps_is_freed():
     storage_pool = StoragePool()
-    kept, left = storage_pool.provide("kept", storage), storage_pool.provide("left", storage)
+    kept, left = storage_pool.provide("kept", *STORAGE), storage_pool.provide("left", *STORAGE)
     del left
     gc.collect()
     assert storage_pool.find("left") is None
@@ -90,6 +99,48 @@ def test_a_storage_that_no_role_keeps_is_freed():
 def test_a_shelf_tells_a_process_without_servers_from_one_whose_servers_have_left_a_run():
     storage_pool = StoragePool()
     assert not storage_pool.has_servers
-    storage_pool.provide("run", storage)
+    storage_pool.provide("run", *STORAGE)
     assert storage_pool.find("run") is None
     assert storage_pool.has_servers
+
+
+@pytest.mark.parametrize("rule", [Sgd(momentum=0.9), Adagrad(initial_accumulator_value=0.5), Adam()], ids=str)
+def test_two_processes_lay_the_same_arrays_out_in_common_memory(rule):
+    region = np.zeros(storage_bytes(PARAMETERS, rule, np.float32), np.uint8)
+    server = ShardStorage(PARAMETERS, rule, in_place=True, region=region)
+    own = ShardStorage(PARAMETERS, rule, in_place=True)
+    for name, state in own.states.items():
+        server.weights[name][...] = 3
+        for key, array in state.items():
+            np.testing.assert_array_equal(server.states[name][key], array)
+            server.states[name][key][...] += 2
+    server.steps[0] = 7
+    worker = ShardStorage(PARAMETERS, rule, in_place=True, region=region, is_new=False)
+    assert worker.steps[0] == 7
+    for name, weights in server.weights.items():
+        assert (worker.weights[name] == 3).all()
+        assert (weights.shape, weights.dtype) == (own.weights[name].shape, np.float32)
+        for key, array in server.states[name].items():
+            np.testing.assert_array_equal(worker.states[name][key], array)
+
+
+def test_notes_have_the_begun_steps_of_the_newest_jobs_of_each_thread():
+    memory = np.zeros(StepNotes.nbytes(2, 3, 4), np.uint8)
+    mine, other = StepNotes.of_worker(memory, 2, 3, 4)
+    for number in range(5):
+        notes = mine.begin([(1, 2 * number, 16), (1, 2 * number + 1, 9)])
+        assert (notes.done.tolist(), len(notes.losses)) == ([0, 0], 2)
+        notes.losses[:], notes.done[:] = 0.25, 1 + number
+    other.begin([(1, 90, 16), (1, 91, 16), (1, 92, 16)]).done[:2] = 1, BEGUN
+    read, others = StepNotes.of_worker(memory, 2, 3, 4)
+    assert {step.group for step in read.steps()} == {4, 5, 6, 7, 8, 9}
+    assert NotedStep(1, 9, 9, 0.25, 4) in [*read.steps()]
+    assert [*others.steps()] == [NotedStep(1, 90, 16, 0.0, 0), NotedStep(1, 91, 16, None, 0)]
+
+
+def test_a_server_without_memory_for_workers_of_other_processes_refuses_the_run():
+    def allocate(nbytes):
+        raise OSError(28, "no memory")
+
+    with pytest.raises(MemoryError, match="no memory"):
+        StoragePool(allocate).provide("run", *STORAGE)

@@ -162,8 +162,8 @@ def test_where_clocks_meet_at_its_end_all_of_an_epoch_is_trained(consistency, fr
     "values", [{"consistency": "ssp:9"}, {"clip": 1}, {"scale_by_staleness": True}, {"partitions": 2}]
 )
 def test_options_that_need_a_copy_exclude_training_in_place_by_default(values):
-    assert make_config({}).weights_in(one_process=True) == "aliased"
-    assert make_config(values).weights_in(one_process=True) == "copy"
+    assert make_config({}).weights_in("") == "aliased"
+    assert make_config(values).weights_in("") == "copy"
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_a_run_in_place_keeps_one_copy_by_default():
     assert Config(**cluster).copies_in_force == 3
     assert Config(**cluster, record=True).copies_in_force == 3
     assert Config(**cluster, weights="aliased").copies_in_force == 1
-    assert Config(**cluster).weights_in(one_process=True) == "copy"
-    assert Config(**cluster, copies=1).weights_in(one_process=True) == "aliased"
+    assert Config(**cluster).weights_in("") == "copy"
+    assert Config(**cluster, copies=1).weights_in("") == "aliased"
 
 
 def test_a_push_can_name_all_groups_of_the_largest_step() -> None:

@@ -69,7 +69,9 @@ async def test_a_cadence_that_needs_a_copy_gets_one(cadence):
 async def test_links_that_are_not_local_need_a_copy_and_refuse_to_go_without():
     for network in (NETWORKS["tcp"], lambda: Rough(NETWORKS["local"](), Faults())):
         assert cluster_of(config_of(), network()).config.weights == "copy"
-        with pytest.raises(ConfigError, match="weights=aliased needs all roles in one process"):
+        with pytest.raises(
+            ConfigError, match=r"weights=aliased needs the memory of the servers, and the links .* not local"
+        ):
             cluster_of(config_of(weights="aliased"), network())
 
 

@@ -1,0 +1,173 @@
+"""The workers of other processes that train in place on the memory of a store.
+
+Such a worker has a link of its own to the server (`MapShards`), on which the server hands the memory over.
+The link is the right to write: the server kills a worker whose link or replica generation ends before its
+`UnmapShards`. So no write comes later, whether the worker was frozen, cut off or slow. Then the server counts
+the steps in the worker's notes that were not reported, and those that were cut off. Dealers get the sets of
+groups only after that, so no other worker trains a group that this one has begun.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+from adam_async.messages import KeepStill, MapShards, Settled, ShardsMapped, UnmapShards, pack
+from adam_async.parameter_server.replica_clocks import EndedGenerations
+from adam_async.parameter_server.storage import NotedStep, ShardStorage, StepNotes
+from adam_async.parameter_server.store_host import StoreHost
+from adam_async.run.ids import Replica
+from adam_async.runtime.channel import wait_set
+from adam_async.runtime.child_process import PeerProcess
+from transport import Link, LinkBroken, Request, TransportError
+
+logger = logging.getLogger(__name__)
+
+
+class _Mapped:
+    """One worker, from its request to the count of its last step."""
+
+    def __init__(self, link: Link, body: MapShards) -> None:
+        self.body, self.link = body, link
+        self.notes = StepNotes.of_worker(link.region(body.notes), body.threads, body.jobs, body.groups)
+        self.process = PeerProcess(link.peer_process())
+        self.leaves: Request | None = None
+        """The `UnmapShards` of the worker."""
+        self.has_to_end, self.is_away, self.is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """Set once its link or its generation has ended or it leaves; if it leaves or its link has ended; and
+        once all its steps are counted."""
+
+
+class MappedWorkers:
+    """The workers of other processes on the memory of one store.
+
+    Args:
+        storage: Memory of the store; its `region` is None if all workers are in this process.
+        count: Counts the steps of a worker that are not counted yet, and returns the number of those that
+            were cut off.
+
+    Attributes:
+        steps_cut: Number of steps that may have been applied in part.
+    """
+
+    def __init__(
+        self, storage: ShardStorage, host: StoreHost, count: Callable[[MapShards, Iterable[NotedStep]], int]
+    ) -> None:
+        self.storage = storage
+        self._host = host
+        self._count = count
+        self._mapped: dict[Link, _Mapped] = {}
+        self._waiting: list[Callable[[], object]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.steps_cut = 0
+
+    def take(self, request: Request, body: MapShards | UnmapShards | KeepStill) -> None:
+        """Take a request of a worker, or of the driver."""
+        link, mapped = request.link, self._mapped.get(request.link)
+        if isinstance(body, KeepStill):
+            self._spawn(f"still-for-{link.peer.node}", self._keep_for(request))
+        elif isinstance(body, UnmapShards):
+            if mapped is None or mapped.leaves is not None:
+                request.fail("malformed", "UnmapShards: this link does not have the memory")
+                return
+            mapped.leaves = request
+            mapped.is_away.set()
+            mapped.has_to_end.set()
+        elif mapped is not None or self.storage.region is None or not link.shares:
+            request.fail("malformed", "MapShards: once on a link with shared memory, to a server of its own")
+        else:
+            try:
+                mapped = self._mapped[link] = _Mapped(link, body)
+            except (ValueError, OSError, LinkBroken) as error:
+                request.fail("no-room", f"{self._host.node} cannot follow the worker: {error}")
+                return
+            self._spawn(f"follows-{link.peer.node}", self._attend(mapped, request))
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._host.spawn(name, work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _attend(self, mapped: _Mapped, request: Request) -> None:
+        """Hand the memory to a worker, and follow the worker until all its steps are counted."""
+        link, region = mapped.link, self.storage.region
+        assert region is not None, "links with shared memory come from other processes"
+        try:
+            with ExitStack() as stack:
+                async with self.storage.gate.turn:  # no worker begins while the values are still
+                    try:
+                        number = link.hand_over(region)
+                    except LinkBroken as error:
+                        request.fail("no-room", str(error))
+                        return
+                    request.reply(pack(ShardsMapped(region=number)))
+                    stack.enter_context(self.storage.counted_by(partial(self._kept_still, mapped)))
+                await mapped.has_to_end.wait()
+                # A worker that ends in order leaves the map before it ends the jobs of its threads.
+                await wait_set(mapped.is_away, self._host.waits.patience_s)
+            if mapped.leaves is None:
+                link.abort()
+                logger.warning("%s lost %s, and ends its process", self._host.node, link.peer.node)
+                await mapped.process.kill()
+            self.steps_cut += self._count_notes(mapped)
+            if mapped.leaves is not None:
+                mapped.leaves.reply(pack(Settled()))
+        finally:
+            mapped.process.close()
+            del self._mapped[link]
+            mapped.is_over.set()
+            waiting, self._waiting = self._waiting, []
+            for resume in waiting:
+                resume()
+
+    @asynccontextmanager
+    async def _kept_still(self, mapped: _Mapped) -> AsyncIterator[None]:
+        """Keep a worker still for a block, or wait for the end of one that does not answer."""
+        link, store, patience_s = mapped.link, mapped.body.store, self._host.waits.patience_s
+        try:
+            try:
+                await link.call(pack(KeepStill(store=store)), timeout_s=patience_s)
+                self._count_notes(mapped)  # a worker that leaves meanwhile reports no more
+            except TransportError as error:
+                if mapped.leaves is None:
+                    logger.warning("%s does not keep its values still: %s", link.peer.node, error)
+                    link.abort()
+                await mapped.is_over.wait()
+            yield
+        finally:
+            if not link.closed:
+                goes_on = pack(KeepStill(store=store, is_still=False))
+                link.ask(goes_on, lambda _: None, timeout_s=patience_s)
+
+    async def _keep_for(self, request: Request) -> None:
+        """Keep the values still for a peer until its link ends."""
+        async with self.storage.still():
+            request.reply(pack(Settled()))
+            await request.link.wait_closed()
+
+    def _count_notes(self, mapped: _Mapped) -> int:
+        return self._count(mapped.body, (step for notes in mapped.notes for step in notes.steps()))
+
+    def links_closed(self) -> None:
+        """Look for workers whose links have ended."""
+        for link, mapped in self._mapped.items():
+            if link.closed:
+                mapped.is_away.set()
+                mapped.has_to_end.set()
+
+    def waits_for(self, ended: EndedGenerations, resume: Callable[[], object]) -> bool:
+        """Return whether a worker of an ended generation is not counted yet; then call `resume` later."""
+        for mapped in self._mapped.values():
+            if (Replica(mapped.body.replica), mapped.body.incarnation) in ended:
+                mapped.has_to_end.set()
+        waits = any(mapped.has_to_end.is_set() for mapped in self._mapped.values())
+        if waits:
+            self._waiting.append(resume)
+        return waits
+
+    def end(self) -> None:
+        """Follow no worker any more: the store or the server ends."""
+        for task in tuple(self._tasks):
+            task.cancel()
