@@ -6,7 +6,7 @@ from tests.ablations.ablation import Ablation
 
 FOLDER = "adam_async/parameter_server/"
 STEPS, NUMBERS, SHARD, PIECES = (
-    FOLDER + name for name in ("vector_steps.py", "push_numbers.py", "shard.py", "shard_pieces.py")
+    FOLDER + name for name in ("vector_steps.py", "push_queue.py", "shard.py", "shard_pieces.py")
 )
 TESTS = "tests/adam_async/parameter_server/test_vector_steps.py::test_"
 STORES, SUMS = (
