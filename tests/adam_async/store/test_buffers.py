@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from adam_async import Adam, ParameterStore, Sgd, StoreError
+from adam_async.model.kernels import make_batches
 from adam_async.model.rules import AnyRule
 from adam_async.parameter_server.apply import Applier
 from adam_async.store.buffers import PushBuffers
@@ -117,6 +118,7 @@ async def test_small_arrays_of_a_message_lie_in_a_row() -> None:
 async def test_a_steady_push_copies_nothing_and_allocates_no_memory_for_payloads(
     nbytes: int, fills: bool
 ) -> None:
+    make_batches(Sgd(), np.dtype(np.float32), "auto")  # a server imports the kernels later, on a thread
     async with store_servers(1) as where, opened(where, nbytes) as store:
         gradients = await store.buffers()
         gradients["w"][:] = 1
