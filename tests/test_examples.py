@@ -68,6 +68,7 @@ def test_a_run_is_watched_by_a_callback(tmp_path: Path, capsys: pytest.CaptureFi
     ("tool", "package", "pattern"),
     [("wandb", "wandb", "wandb/offline-run-*/run-*.wandb"), ("mlflow", "sqlalchemy", "mlflow.db")],
 )
+@pytest.mark.timeout(320)
 def test_a_run_is_watched_offline_in_two_tools(tool: str, package: str, pattern: str, tmp_path: Path) -> None:
     for each in (tool, package):  # mlflow-skinny comes without the package for its database
         pytest.importorskip(each, reason=f"needs the package {tool}")
