@@ -263,9 +263,19 @@ def terminal_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+CHECKED = (ast.Import, ast.ImportFrom, ast.Call, ast.Attribute, ast.Constant)
+"""Kinds of nodes that have rules."""
+
+
+@cache
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file that have rules; several rules read them."""
+    return tuple([node for node in ast.walk(tree) if isinstance(node, CHECKED)])
+
+
 def uses(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Yield (line, capability, use) for all access to the system in a file."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         for module in imported_modules(node):
             root = module.partition(".")[0]
             if module.startswith("urllib.parse"):
@@ -304,7 +314,7 @@ def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
     package, *rest = path.removesuffix(".py").split("/")
     role = rest[0] if rest and rest[0] in ROLES else ""
     is_pure = (ast.get_docstring(tree) or "").startswith("Pure:")
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
             yield f"{path}:{node.lineno}: relative import; write the full name"
             continue
@@ -342,14 +352,14 @@ def import_violations(path: str, tree: ast.Module) -> Iterator[str]:
 
 def named_modules(path: str, tree: ast.Module) -> Iterator[str]:
     """Yield the strings of a product file that name a module of `tests`, for an import by its name."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and path != TEST_USER:
             if re.match(r"tests\.\w", node.value) and path.startswith(PACKAGES):
                 yield f"{path}:{node.lineno}: names {node.value}; only {TEST_USER} may: a wheel has no tests"
 
 
 def call_violations(path: str, tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Call):
             continue
         name = terminal_name(node.func)
@@ -497,7 +507,7 @@ def test_code_within_the_rules_is_left_alone(path: str, source: str) -> None:
 def imports_of(path: str, known: set[str]) -> set[str]:
     """Return the product files that a file imports, as module names out of ``known``."""
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         for module in imported_modules(node):
             found.add(module if module in known else module.rpartition(".")[0])
     return (found & known) - {module_name(path)}
