@@ -28,7 +28,7 @@ from transport import Request
 WAITS = msgspec.structs.replace(Waits(), answer_s=0.5, call_s=5.0)
 FAULTS = Faults(drop=0.02, delay=0.01, cut=0.02, drop_reply=0.02, delay_s=0.005)
 OPTIONS = {"rule": Sgd(rate=1.0), "shard_bytes": SHARD_BYTES}
-AT_A_TIME = 8
+AT_A_TIME = 3
 """Number of programs that run at a time, most of which wait for an answer that was lost."""
 NODES = ("ps-0", "ps-1", "ps-2")
 FIRST = {"w": np.arange(12.0).reshape(3, 4), "b": np.ones(2)}
