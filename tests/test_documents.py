@@ -8,6 +8,8 @@ from runpy import run_path
 
 import pytest
 
+from adam_async.messages.body import ROLES
+from adam_async.messages.table import BY_NAME, TABLE
 from transport.handshake import PROTOCOL_VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,6 +195,15 @@ SPACED = re.compile(r"(?<![\w.])\d{1,3}(?: \d{3})+(?!\w)")
 def test_the_page_of_the_protocol_has_its_version() -> None:
     page = (ROOT / "docs/reference/protocol.md").read_text()
     assert f"`TLNKHAND`, the version (u16, {PROTOCOL_VERSION})" in page
+
+
+def test_the_page_of_the_protocol_has_the_messages_to_servers_with_their_senders() -> None:
+    page = (ROOT / "docs/reference/protocol.md").read_text()
+    rows = re.findall(r"^\| `([A-Z]\w+)`: .* \| `([A-Z]\w+)` \| (.*) \|$", page, re.M)
+    listed = {asked: set(ROLES).intersection(CODE.findall(roles)) for asked, _, roles in rows}
+    assert {answer for _, answer, _ in rows} <= BY_NAME.keys()
+    assert listed == {name: {sender for sender, to in TABLE[BY_NAME[name]] if to == "ps"} for name in listed}
+    assert len(listed) >= 16
 
 
 @pytest.mark.parametrize("text", ["60 000 images", "12 354 176", "(1 437)"])

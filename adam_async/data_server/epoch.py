@@ -8,8 +8,8 @@ that equal clocks need, and ragged ones.
 
 A lost replica leaves unfinished groups. Its leases are *unsettled* until the dealer knows which of their
 groups the shards have: groups that every shard has are finished, and the others wait again. A group that only
-some shards have is *ragged*: it is trained as a step of its own, which the shards that have it refuse, and is
-never skipped. While a lease is unsettled, the epoch neither closes nor ends.
+some shards have is *ragged*. It is trained again as a step of its own, and never skipped; the shards that
+have it refuse the step. While a lease is unsettled, the epoch neither closes nor ends.
 
 If shares are ranges, the groups of a lost replica move to the *successor*, the next live replica. If shares
 are rounds, all participants get its groups, round by round, beginning with the replica that will finish

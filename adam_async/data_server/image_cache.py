@@ -8,9 +8,9 @@ therefore stay, and none is ever evicted.
 The memory is one array of slots, so images that are all in memory are gathered in one call.
 
 Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied bytes;
-so does sending it as separate tensors. Consecutive groups of the epoch's order are therefore gathered
-together, as a *block*; consecutive groups taken together are one slice of it. The cache drops a block when
-all its groups are taken; its memory is freed with the last slice.
+so does sending it as separate tensors. Groups that follow each other in the order of the epoch are therefore
+gathered together, as a *block*. An answer with several of them is one slice of the block. The cache drops a
+block when all its groups are taken; the memory is freed with the last slice.
 
 A block of transformed images, or of images that are not in memory, takes time. For such images `prepare` and
 `want` return the blocks to make, and the caller makes them on its thread and adds them with `put`. If memory

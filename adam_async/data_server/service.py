@@ -7,7 +7,7 @@ replicas (AD-03), and a slow reader delays no other worker, because the server d
 (AD-05). All workers of a replica get its groups, each worker the image rows that it needs.
 
 One data server is the *dealer*, which leases the groups to the replicas (`dealer`). A question for leases
-passes through `questions`; `_on_effects` answers it. `image_questions` answers questions for images.
+passes through `questions`; `_on_effects` answers it. Questions for images get their answers in `questions`.
 """
 
 import asyncio

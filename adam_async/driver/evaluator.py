@@ -1,7 +1,7 @@
 """Accuracy of weights on the test or validation images of a data server.
 
-A copied snapshot of all parameters, for evaluation and for saving. Sample images with their predictions, for
-a page that shows a run: first ones, and mistakes.
+The weights are a copied snapshot of all parameters, also for saving. An evaluation has sample images with
+their predictions for the page of a run: the first images, and mistakes.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Submission of a program to the controllers, its changes, and takeover of the run of another driver.
 
-The run waits for a driver in the cluster map, or all its servers were lost, and its record is on their disks.
+A run is taken over if it waits for a driver in the cluster map, or if all its servers were lost and its
+record is on their disks.
 The record has the program, with the model, the options and the starting point of the run; and the results and
 evaluations of its epochs, all of them on disks, and the newest ones in the map. The weights of the evaluated
 epochs are lost with the earlier driver.

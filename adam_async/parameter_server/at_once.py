@@ -54,7 +54,8 @@ from transport import Link, LocalProtocolError, Placed, ProtocolError, Request
 logger = logging.getLogger(__name__)
 
 MOST_LANES = 256
-"""Number of lanes of a bundle at which all of them end: ever new sets of shards must not fill the memory."""
+"""Maximum number of lanes of a bundle; a further one ends all others, so that new sets of shards do not fill
+the memory."""
 
 
 class Lane(msgspec.Struct, kw_only=True, eq=False):

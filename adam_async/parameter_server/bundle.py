@@ -377,7 +377,7 @@ class Bundle:
         """Count an applied push that was an entry of its own; see `at_once.py`.
 
         Args:
-            tables: Tables of all shards of the group, and of no others; they have ordered the push.
+            tables: Tables of all shards of the group, and of no others; the push is ordered in them.
             read: See `ShardTables.count_push`.
         """
         self.entries_applied += 1

@@ -1,6 +1,6 @@
 """Pure: checks of questions to a parameter server; it refuses those that contradict themselves or the run.
 
-`messages.bounds` limits each field for every run. The checks here need the state of this run: a question
+`messages.body` limits each field for every run. The checks here need the state of this run: a question
 names each shard once and an epoch at most one ahead, no version is newer than its shard, and the answer fits
 into a message. A refused question changes nothing. The server may receive an epoch later than workers do, so
 it also refuses a correct question that comes too early, and the client sends it again.

@@ -310,7 +310,7 @@ class Shard:
         self.separate().clocks = clocks
 
     def vector(self, number: int) -> NDArray[Any] | None:
-        """Return a vector on this shard, or for 0 its values; None without this vector."""
+        """Return the values for number 0, else the vector of this number; None if the shard lacks it."""
         return self.rule_state.get(vector_key(number)) if number else self.values
 
     def keep_dots(self, step: StepKey, dots: tuple[float, ...]) -> None:

@@ -17,9 +17,9 @@ states, plus one file. Then the round appends the states of these shards again (
 stops once it has written as many bytes as the updates, so the disk writes at most about two bytes per byte
 folded, without heads and records.
 
-The owner may have states of its own (`keys.LEADING`), such as facts without which the states of shards cannot
-be read. Before a round keeps the copy of a shard, it copies the owner's states that have changed, so a crash
-after any byte leaves no state of a shard that is newer than they are.
+The owner may have states of its own (`records.LEADING`), such as facts without which the states of shards
+cannot be read. Before a round keeps the copy of a shard, it copies the owner's states that have changed, so a
+crash after any byte leaves no state of a shard that is newer than they are.
 
 A round that takes longer than half of `flush_s` lengthens the pause before the next one, so the disk is busy
 for at most half of the time. The store reports this, because a crash may lose the updates of that time.

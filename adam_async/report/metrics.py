@@ -23,7 +23,7 @@ from adam_async.runtime.clock import DURATIONS_S
 from adam_async.runtime.traffic import TrafficRow
 
 UNITS = (("_mb", "_bytes", float(1 << 20)), ("_s", "_seconds", 1.0))
-"""Ends of the names of fields, those of metrics, and the number of base units."""
+"""End of the name of a field, end of the name of its metric, and the field's unit in that of the metric."""
 
 STALENESS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Upper bounds of the buckets of staleness."""

@@ -25,7 +25,7 @@ MOST_UNREAD = 1024
 """Maximum number of unread events of one reader."""
 
 END_S = 5.0
-"""Time of a callback for the events that are unread at the end, in seconds; it gets no further ones."""
+"""Time in which a callback takes its last events and closes at the end of a run, in seconds."""
 
 
 class Callback:

@@ -9,7 +9,7 @@ from adam_async.errors import ConfigError
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 MOST_BYTES = (1 << 53) - 1
-"""Maximum size, in bytes: that of a `messages.bounds.Count`, by which a role reports it."""
+"""Maximum size, in bytes: that of a `messages.body.Count`, by which a role reports it."""
 
 AUTO = "auto"
 

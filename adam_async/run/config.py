@@ -64,7 +64,7 @@ FLUSH_S = 1.0
 """Default time between two rounds in which a server writes its changed shards to its disk, in seconds."""
 
 MOST_GROUPS_OF_STEP = 512
-"""Maximum number of groups of a step: a push names them in `messages.bounds.MOST_RANGES` ranges."""
+"""Maximum number of groups of a step: a push names them in `messages.body.MOST_RANGES` ranges."""
 
 SHARD_BYTES = 1 << 20
 """Default maximum size of a shard of a run or a store, in bytes. The paper cuts parameters into shards of

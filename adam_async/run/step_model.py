@@ -58,7 +58,7 @@ def arrays_of_step(name: str, step: TrainStep) -> dict[str, ArraySpec]:
             )
         if not found.size:
             raise ConfigError(
-                f"step {name}: array {array!r:.80} has shape {found.shape}, which has no value: leave it out"
+                f"step {name}: array {array!r:.80} has shape {found.shape}, so it is empty: leave it out"
             )
     try:
         check_arrays([ArrayRecord(each, it.shape, it.dtype) for each, it in arrays.items()], rules=1)

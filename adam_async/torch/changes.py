@@ -2,9 +2,10 @@
 
 A checkpoint that is loaded, `nn.Embedding(max_norm=...)`, clamping, another optimizer and many others change
 parameters. After each write of its own an optimizer takes a checksum of the parameter, and it compares the
-checksum before its next write. PyTorch's version counter and the address of the memory do not show a write
-through `parameter.data` or a NumPy view, and they move with changes that are taken back, such as the exchange
-of averaged weights for an evaluation. The checksum finds every change, and only these.
+checksum before its next write. The checksum finds every change that is still there, and no other. PyTorch's
+version counter and the address of the memory do neither: a write through `parameter.data` or a NumPy view
+leaves both as they are, and changes that are taken back move them, such as an exchange of weights for an
+evaluation.
 
 Optimizers of this process that train one module over one store share its checksums.
 """

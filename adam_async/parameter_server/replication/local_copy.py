@@ -1,6 +1,6 @@
 """Pure: the state that all roles of a member share: record, log, pieces and effects.
 
-The effects of a bundle's member, which its shell carries out in their order.
+The shell of the member carries out the effects in their order.
 """
 
 from dataclasses import dataclass, field

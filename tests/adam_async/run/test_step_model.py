@@ -70,7 +70,7 @@ def with_arrays(arrays):
         (["w"], r"arrays is \['w'\]"),
         ({"w": np.zeros(3)}, r"array 'w' is a ndarray, expected an ArraySpec"),
         ({3: ArraySpec((2,))}, "array 3 is a ArraySpec"),
-        ({"w": ArraySpec((0, 3))}, r"array 'w' has shape \(0, 3\), which has no value"),
+        ({"w": ArraySpec((0, 3))}, r"array 'w' has shape \(0, 3\), so it is empty"),
         ({"x" * 2000: ArraySpec((2,))}, "its name has 2000 bytes"),
         ({"w": ArraySpec((2,)), "b": ArraySpec((2,), "float64")}, "'w' is float32 and 'b' float64"),
     ],
