@@ -11,14 +11,14 @@ the state does not apply the request. A command opens a session, and its index i
 So a delayed request never creates a session anew: its session exists, or has ended. Beyond `MAX_SESSIONS`, or
 the group's own limit, the role with most sessions loses its least recently used one.
 
-Counts the bytes of the cluster map's records, and refuses a record that the map has no room for.
-
+*Room.* The state counts the bytes of the map's records, and refuses a record for which the map has no room.
 The size is a function of the map, so all controllers refuse the same records, also after a restart. Each
 change updates the size, because an encoding of the whole map is slow.
 
-Other controllers send commands and states, and an earlier process has written those of a file. Unreadable
-bytes would end this controller when it applies them, and again at every start. The controller therefore
-checks commands and states before they enter the log, and when it reads a file (`CONTENTS`, `log_problem`).
+*Checks.* Other controllers send commands and states, and an earlier process has written those of a file.
+Unreadable bytes would end this controller when it applies them, and again at every start. The controller
+therefore checks commands and states before they enter the log, and when it reads a file (`CONTENTS`,
+`log_problem`).
 """
 
 from collections import Counter

@@ -2,11 +2,9 @@
 
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 
-Training images that stay in their files, and are read and decoded on demand.
-
-A damaged image ends the run with an error that has its name; with the policy ``skip`` the next readable image
-of its class replaces it. The choice depends only on the files, so every server of a data set chooses the same
-image.
+Training images may stay in their files (`StoredImages`), and are then read and decoded on demand. A damaged
+image ends the run with an error that has its name; with the policy ``skip`` the next readable image of its
+class replaces it. The choice depends only on the files, so every server of a data set chooses the same image.
 
 The validation split, images that a run holds back from training, depends only on the labels, the seed and the
 count, so each data server of a run holds back the same images. The split is stratified: each class gives

@@ -2,7 +2,8 @@
 
 A data server asks for groups ahead (`prepare`), waits for groups of a request (`when_ready`), and takes them.
 The event loop gathers images that are in memory and not transformed; a thread reads, decodes and transforms
-all others. Groups of waiting requests come before groups made ahead, which keep to the granted memory.
+all others. Groups of waiting requests come before groups made ahead, which keep to the granted memory. The
+memory of a run is checked before its first group (`check_run_memory`).
 """
 
 import asyncio

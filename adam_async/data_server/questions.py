@@ -1,8 +1,8 @@
 """Questions to a data server: a question enters in `ask` and leaves in `answer`.
 
 A question for leases, or a report of groups, becomes an event of the dealer's state. A report is answered at
-once, a question when the state grants it. Leases have the numbers of groups; Images of a group depend only on
-the run, the epoch and the number, so any data server answers any worker, and a lost data server loses
+once, a question when the state grants it. Leases have the numbers of groups. The images of a group depend
+only on the run, the epoch and the number, so any data server answers any worker, and a lost one loses
 nothing. An answer with images leaves as soon as its link has room and the producer has made the groups; a
 slow reader delays no other worker.
 """

@@ -1,8 +1,8 @@
 """Preparation of a run: the checks of its data and model, the network, its partitions, and its transforms.
 
-First values of a run: from a checkpoint that it continues, from a saved model, or drawn from its seed.
-
-A run takes the tensors of the saved model with the names and shapes of its own model, and draws all others.
+The first values of a run are those of a checkpoint that it continues, or of a saved model, or are drawn from
+its seed. A run takes the tensors of the saved model with the names and shapes of its own model, and draws all
+others.
 The servers have no model: they wait until the driver has loaded the values of all their shards.
 """
 

@@ -109,7 +109,7 @@ def config_of(config: Config, inputs: RunInputs) -> Config:
             )
         first = next(iter(arrays_of_step(inputs.step.name, inputs.step.step).values()))
         config = msgspec.structs.replace(config, dtype=first.dtype)
-    if config.weights == "auto":  # a cluster in one process has decided this already
+    if config.weights == "auto":  # a cluster that starts all roles has decided this already
         config = msgspec.structs.replace(config, weights="copy")
     if inputs.resume is not None:
         config = resumed_config(inputs.resume.manifest, config)

@@ -32,8 +32,10 @@ are in brackets:
                      client - client            AskPieces -> Pieces
     parameters.py    worker, client - p. server Push [deltas or factors] -> Pushed [values], Tick -> Ticked
                      worker - same, in place    ReportSteps -> StepsReported
-    mapped_shards.py worker - same, in place    MapShards, UnmapShards; KeepStill from the server
                      those, driver, reader      Pull -> Values [values]
+    mapped_shards.py worker - p. server         MapShards -> ShardsMapped, UnmapShards -> Settled
+                     p. server - worker         KeepStill -> Settled
+                     driver - p. server         same
     shard_states.py  driver - parameter server  ReadShards -> ShardStates [tables, values, rule state]
                      driver, client - same      LoadShards [same] -> Loaded
     group_sets.py    data server - p. server    ReadGroupSets -> BundleSets [ranges of groups]

@@ -5,7 +5,7 @@ of K images, and the server multiplies them (AD-32): gradient = errors x^T.
 
 Letters: K images, I inputs (one row), R rows of the shard.
 
-From the tensors of a push to the gradients of its shards, without a copy.
+The gradients of the shards are views of the tensors of the push.
 """
 
 from collections.abc import Iterator, Sequence

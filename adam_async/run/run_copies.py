@@ -1,6 +1,6 @@
 """Pure: the copies of a store's shards, for reports, tables and events.
 
-The primary of a bundle and the lack of copies, as clients of the bundle see them.
+The primary of a bundle, and the copies that it lacks, are those that clients of the bundle see.
 """
 
 from typing import NamedTuple

@@ -204,7 +204,7 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     scale_by_staleness: bool = False
     """Whether servers divide a push's rate by 1 + its staleness."""
     in_place: bool = False
-    """Whether workers in the process of the servers train in place on the memory of the shards."""
+    """Whether workers on the host of the servers train in place on the memory of the shards."""
     kernels: Literal["auto", "numpy", "numba"] = "auto"
     """Kernels of the rules, as in `Config.kernels`."""
     record: bool = False

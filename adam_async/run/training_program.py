@@ -3,11 +3,9 @@
 The driver makes both (`TrainingProgram.record`). Workers and data servers read the blob with
 `read_training`, which checks it: a driver of another release may have written it.
 
-The record of a program in the cluster map, and its blob in pieces.
-
-A *program* is the work that a driver submits. The *blob* has the work of the roles; the controllers pass it
-on undecoded, so two releases that read it differently still agree on the map. The *terms* are the facts that
-the rules read; the driver states them, and the rules check their bounds.
+A *program* is the work that a driver submits. It has a record in the cluster map. The *blob* has the work of
+the roles; the controllers pass it on undecoded, so two releases that read it differently still agree on the
+map. The *terms* are the facts that the rules read; the driver states them, and the rules check their bounds.
 
 A blob too long for the record precedes it, in pieces with the keys ``run/0``, ``run/1`` and so on. The
 controllers join them into the record that names their number.

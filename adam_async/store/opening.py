@@ -1,9 +1,7 @@
-"""A store before and behind its public face: its opening, the task of its background work, and its end.
+"""A client of a store: its opening, its place among the clients, its background task, and its end.
 
-One client of a store: its joining, its place among the clients, and its end; `calls.py` has its calls.
-
-The client is a member of the cluster, with the role `client` or `reader`; a reader has no place in the clocks
-and may not push.
+`calls.py` has its calls. The client is a member of the cluster, with the role `client` or `reader`; a reader
+has no place in the clocks and may not push.
 """
 
 import asyncio

@@ -1,10 +1,9 @@
 """The exchanges of an optimizer with its store: pushes and the pulls after them, in order.
 
-Local steps of an optimizer between its pulls, and the versions that its pushes name.
-
-A local step is ``p -= rate * gradient``, in parameters with the rule `Sgd`. Pulled values replace the local
-steps, and those of pushes in flight are repeated. A push names the versions of the values from which its
-gradients were computed, and the number of this client's pushes that local steps had put into these values.
+Between its pulls an optimizer may make local steps. A local step is ``p -= rate * gradient``, in parameters
+with the rule `Sgd`. Pulled values replace the local steps, and those of pushes in flight are repeated. A push
+names the versions of the values from which its gradients were computed, and the number of this client's
+pushes that local steps had put into these values.
 """
 
 from collections import deque

@@ -180,7 +180,7 @@ def groups_in_flight(threads: int, images_per_group: int) -> int:
 
 
 class InPlaceMode:
-    """The training mode of a run in one process that pushes and pulls at every step; see `CopyMode`.
+    """The training mode of a run in place, with a push and a pull at every step; see `CopyMode`.
 
     Args:
         setup: The run.

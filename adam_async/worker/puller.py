@@ -6,15 +6,13 @@ ranges of a larger tensor are collected in one new buffer; an answer with only o
 directly from the socket. The tensor is installed when its last range has arrived. The layout of each answer
 is fixed, so it is planned once (`AnswerLayout`).
 
-The worker's copy of the model: compute threads read it, and pulled values replace it.
-
 Theory of operation
 -------------------
-The copy is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot of the dictionary at
-the start of a group, and uses its arrays to the end. A pull arrives in new memory and is *installed* by new
-entries in the dictionary. The installation copies no value and takes no lock, and no reader sees a tensor, or
-the tensors of one answer, half replaced. The old memory returns to its pool when the last group that reads it
-has ended.
+The worker's copy of the model is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot
+of the dictionary at the start of a group, and uses its arrays to the end. A pull arrives in new memory and is
+*installed* by new entries in the dictionary. The installation copies no value and takes no lock, and no
+reader sees a tensor, or the tensors of one answer, half replaced. The old memory returns to its pool when the
+last group that reads it has ended.
 
 Local steps (plain SGD between pulls) write into the current arrays, from several threads at once and without
 locks; updates are additive, and the servers have the authoritative values (AD-11, AD-14). A local step into

@@ -10,21 +10,14 @@ it exists only if the worker trains on a copy with one group in flight, and not 
 its step's pull is installed; with one replica and a pull at every step, training is exactly serial SGD. On
 other copies pulls run in the background; training in place needs no pulls.
 
-A training mode (`copy_mode.py`, `in_place_mode.py`) is complete after construction. `ModeSetup` has the run,
-the servers and `GroupEvents`. A mode calls the session that feeds it through `GroupEvents` only.
+In place (AD-11, AD-14) the passes read the shards in the servers' memory, and the run's own rule applies each
+finite gradient there, without copies and locks. The worker pushes only a report of the step. Between two
+groups a thread waits while a reader keeps the storage still. Staleness is the number of steps that other
+threads applied to the memory between the group's first read and the end of its own step.
 
-The training of one image group on a compute thread, on the servers' memory.
-
-The zero-copy path of one process (AD-11, AD-14): forward and backward pass read the shards in their memory,
-and the run's own rule applies each finite gradient there, without locks. The worker pushes only a report of
-the step. Between two groups a thread waits while a reader keeps the storage still.
-
-Staleness is the number of steps that other threads applied to the memory between the group's first read and
-the end of its own step.
-
-A training mode is on a copy (`CopyMode`), in place, or on one partition of a model. A mode is complete after
-its construction: `ModeSetup` has the run, the servers, and `GroupEvents`, the only calls from the mode to the
-session that feeds it. Groups enter the mode's graph, and events leave it.
+A training mode is on a copy (`copy_mode.py`), in place (`in_place_mode.py`), or on one partition of a model.
+A mode is complete after its construction: `ModeSetup` has the run, the servers, and `GroupEvents`, the only
+calls from the mode to the session that feeds it. Groups enter the mode's graph, and events leave it.
 """
 
 from collections import deque

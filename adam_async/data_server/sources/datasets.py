@@ -20,7 +20,7 @@ such as ``Thumbs.db``.
     DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or other usual names of sets, such as Training and valid
     DIR/CLASS/*.png                                 one image in five is a test image, by a hash of CLASS/NAME
 
-Data sets with known names, in the user's cache after their download.
+These data sets are in the user's cache after their download:
 
     fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
     cifar-10        60,000 colour images, 32x32, in 10 classes

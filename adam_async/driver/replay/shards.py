@@ -1,6 +1,6 @@
 """Pure: the shards of all servers of a recorded run, with the old versions that have further readers.
 
-Computed pushes, each kept until all its shards have applied it.
+A computed push stays until all its shards have applied it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

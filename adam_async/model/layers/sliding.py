@@ -9,7 +9,7 @@ The batch is the last axis, so copies of columns have runs of ``width * B`` numb
 columns' error gradient onto the input pixels in two passes, first over the kernel's rows, then over its
 columns. The passes take ``2 * kernel`` long additions instead of ``kernel * kernel`` short ones.
 
-Two-dimensional convolution, as one GEMM over the whole group.
+*Convolution*, in two dimensions, is one GEMM over the whole group.
 
 Letters: O filters, K positions in the kernel of all input channels, N output pixels of all images.
 Weights are O,C,KH,KW and bias O, both C-contiguous.
@@ -18,7 +18,7 @@ Weights are O,C,KH,KW and bias O, both C-contiguous.
     delta       errors_ON @ columns_KN.T              (columns kept from forward)
     backward    weights_OK.T @ errors_ON, folded back onto the input pixels of each column
 
-A convolution without shared weights: every output pixel has its own filters.
+*The locally connected layer* shares no weights: every output pixel has its own filters.
 
 Letters: O filters, P output pixels, K positions in the kernel of all input channels, B batch. Weights
 are O,rows,columns,C,KH,KW and bias O,rows,columns, both C-contiguous; the first axis is the filters', as in
