@@ -461,7 +461,8 @@ def check_modes(
     Args:
         values: Values of options by name; the other options have their defaults.
         typed: Names of the options that the command line sets.
-        outside: Modes that no option selects, each with the text of the mode; empty if it does not hold.
+        outside: Modes that no option selects, with their texts; an empty text means that the mode does not
+            hold.
         origins: Source of each value, for the error.
 
     Raises:

@@ -41,8 +41,8 @@ from adam_async.runtime.clock import Within
 from transport import Link, Message, RemoteError, RemoteProtocolError
 
 WATCH_S = 1.0
-"""Maximum wait of a watch without changes if there are several controllers, and time of any other request
-before its silence counts, in seconds."""
+"""Maximum wait of a watch without changes if there are several controllers, in seconds. Any other request
+that is not answered in this time counts as silence of the controller."""
 
 LONG_WATCH_S = 60.0
 """Maximum wait of a watch on a single controller, in seconds; the end of its link shows that it has ended."""

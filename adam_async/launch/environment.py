@@ -37,7 +37,7 @@ NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 """Variables of Slurm with the nodes of a step, whose ranks the processes are, and of its whole job."""
 
 SHARES = {"RANK": "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_SIZE"}
-"""Variables with the number of ranks on a machine, which share its cores, by the variable of the rank."""
+"""Variables with the number of ranks that share a machine, by the variable with the rank."""
 
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 """Variables with the number of restarts of a job."""

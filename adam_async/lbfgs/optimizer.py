@@ -405,8 +405,8 @@ class LBFGS:
             except DeadlineExceeded:
                 there = ", ".join(live(membership.map)[:1])
                 raise StoreError(
-                    f"another L-BFGS minimises on store {store.name!r} ({there}), and one at a time may: "
-                    "end it, or help it as a worker by LBFGS.assist"
+                    f"another L-BFGS minimises on store {store.name!r} ({there}), and a store has one at a "
+                    "time: end it, or help it as a worker by LBFGS.assist"
                 ) from None
             for lost in _before(name, records):
                 await records.delete_vector(lost)

@@ -86,7 +86,8 @@ class ShortWay:
 
     Args:
         host: Services of the server.
-        changed: Called with the changed shards of each push, and 1; None if no disk follows them.
+        changed: Callback of the disk; gets the changed shards of each push, and 1, the number of updates.
+            None without a disk.
         charged: Takes a push once its link has room for its answer.
         queued: Called after a push was queued.
     """

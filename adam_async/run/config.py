@@ -102,8 +102,8 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Deadline of servers and clients of stores for the return of a controller; pushes and pulls go on
     meanwhile. Other roles wait for `patience_s`."""
     copies_s: _Wait = 3600.0
-    """Deadline of all attempts of a worker to reach the primary of a shard of a run, while fewer than
-    `min_in_sync` copies are in sync and pushes wait for a server."""
+    """Deadline of all attempts of a worker to reach the primary of a shard in place of `patience_s`, if too
+    few copies of the shard are in sync (`min_in_sync`) and pushes wait for a server."""
     prepare_s: _Wait = 120.0
     """Deadline for all roles of a run to join and to prepare."""
     grace_s: _Wait = 2.0
