@@ -11,7 +11,7 @@ about the group.
 
 A timer that fires late shows that this process did not run. Messages of the leader may then wait unread in
 the sockets. If the whole host stalled, other controllers on it sent nothing either. The silence therefore
-shows no failure: the core's time leaves out the stall (`StallAwareClock`), and a pause follows, in which the
+shows no failure: the core's time leaves out the stall (`CoreClock`), and a pause follows, in which the
 shell reads queued messages. A process that is late for the same deadline again is only slow, and continues. A
 leader makes no pause, because the others would take its silence for a failure.
 """

@@ -108,7 +108,7 @@ class StoreDisk:
         self.is_whole = False
         """Whether the primaries of all bundles have reported the store as whole on their disks."""
         self._completed = asyncio.Event()
-        """Event that is set, and replaced, when `_complete` grows, or `_is_whole` or `_has_records` is
+        """Event that is set, and replaced, when `_complete` grows, or `is_whole` or `_has_records` is
         set."""
         self._joined = asyncio.Event()
         """Event that is set while the disk may lack pieces of a bundle on this server."""

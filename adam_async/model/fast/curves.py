@@ -234,7 +234,7 @@ def _library(context: Any, builder: Any, function: Any, x: Any) -> Any:
 def tanh(t, like, hyper):
     """Compute tanh. Fields: n output input."""
     n = t[1]
-    # In place after a copy, because a loop over one array is vector code; see `pointwise.relu`.
+    # In place after a copy, because a loop over one array is vector code; see `relu`.
     if t[2] != t[3]:
         copy(t, like, hyper)
     y = floats(t[2], n, like)

@@ -118,7 +118,7 @@ def emit_route(
             for at in (error_at, winner_at, output_at)
         )
         blocked = builder.and_(
-            # The opposite of `output > 0` in `pointwise.relu_back`: a NaN blocks, too.
+            # The opposite of `output > 0` in `curves.relu_back`: a NaN blocks, too.
             builder.fcmp_unordered("ule", guide, vector.zero),
             vector.spread(builder.icmp_signed("!=", guarded, whole(0))),
         )
