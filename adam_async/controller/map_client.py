@@ -152,9 +152,9 @@ class MapClient(LeaderConnection):
                 sent_in = self.group
                 answer = await self.call(link, pack(question, [text_tensor(value)]), WATCH_S)
                 body = unpack_answer(answer)
-                # An answer on a former leader's link may be older than the updates seen since.
-                updates = tuple(_read(answer, after, group)) if link is self.link else ()
-                return Outcome(done=body.done, at=body.at, updates=updates)
+                if link is not self.link:
+                    continue  # its updates may be older than those seen since: the present leader repeats it
+                return Outcome(done=body.done, at=body.at, updates=tuple(_read(answer, after, group)))
             except RemoteError as error:
                 # This attempt put nothing into the log; an earlier attempt may have.
                 if error.code in (NOT_LEADER, BUSY, SESSION_OVER):

@@ -471,6 +471,26 @@ async def test_a_request_with_a_lost_answer_is_applied_once_whichever_controller
         assert table.mind.replicated_state.map.version == 1
 
 
+async def test_an_answer_whose_link_is_lost_is_asked_for_again_and_brings_the_map(monkeypatch):
+    async with table_of(NETWORKS["local"]()) as table:
+        (front,) = table.fronts
+        client, call, lost = table.client(), MapClient.call, []
+
+        async def loses(client, link, message, wait_s):
+            answer = await call(client, link, message, wait_s)
+            if message.type == CompareAndSet.__name__ and not lost:
+                lost.append(link)
+                client.lose(link, LinkClosed("by this test"))
+            return answer
+
+        monkeypatch.setattr(MapClient, "call", loses)
+        outcome = await client.compare_and_set("nodes/a", 0, record(), after=0, group="one")
+        assert (outcome.done, outcome.at) == (True, 1)
+        assert [update.version for update in outcome.updates] == [1]
+        assert front.numbers() == [front.numbers()[0]] * 2
+        assert table.mind.replicated_state.map.version == 1
+
+
 async def test_a_question_that_was_under_way_when_leadership_was_lost_keeps_its_number():
     async with table_of(NETWORKS["local"](), 2) as table:
         old, new = table.fronts
