@@ -84,7 +84,8 @@ class Dealer:
     async def answer(self, worker: Worker, asked: AskPieces) -> Pieces:
         """Take a question of a worker of this process, and return the answer."""
         answer: asyncio.Future[Pieces] = asyncio.get_running_loop().create_future()
-        self.ask(worker, asked, answer.set_result)
+        # A worker that fails ends the others, whose questions stay open until they are lost.
+        self.ask(worker, asked, lambda pieces: None if answer.done() else answer.set_result(pieces))
         return await answer
 
     def lost(self, worker: Worker) -> None:

@@ -76,7 +76,10 @@ class ImageLoss:
     ) -> tuple[float, dict[str, NDArray[Any]]]:
         """Return the loss of a batch and its gradient, both as shares of the mean over all images."""
         model: Trainable = self.model
-        context = self._contexts.pop() if self._contexts else model.context(self._size)
+        try:
+            context = self._contexts.pop()
+        except IndexError:  # not by a look before, because another thread may take the last one
+            context = model.context(self._size)
         context.load(batch.images, batch.labels, keys=(batch.epoch, batch.number))
         loss = model.forward(values, context)
         model.backward(values, context)

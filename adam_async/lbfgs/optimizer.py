@@ -13,8 +13,8 @@ Distributed Deep Networks", 4.2, Sandblaster). It holds numbers only.
 Before each move it writes its numbers into the *record*: a store of one array, beside the store of the
 parameters, with the same copies and disks. A coordinator that finds the record of a lost one goes on with its
 last move. In the midst of an evaluation, the lost one may have left pushes on their way, which name it.
-Servers keep the pieces of the three newest evaluations and take those of older ones for counted, so two
-evaluations of one piece follow first.
+Servers keep the pieces of the three newest evaluations and take those of older ones for counted, so three
+evaluations of one piece follow first. They do so, too, if the record was forgotten and the vectors stayed.
 
 Pieces of an evaluation whose number the servers know would count as pushed before, and leave no gradient. So
 each evaluation has a number above all that the shards have counted, which the step before it asks for.
@@ -170,7 +170,8 @@ class LBFGS:
     ) -> Iteration:
         """Minimise from the values of the store; a later call of the same object goes on.
 
-        A call also goes on where a lost coordinator of this store was.
+        A call also goes on where a lost coordinator of this store was. It begins anew if another object has
+        minimised on the store since the last call.
 
         Args:
             iterations: Maximum number of further iterations.
@@ -201,10 +202,11 @@ class LBFGS:
                     if was_lost and self._now.minimiser.move.evaluates:
                         await self._end_earlier_evaluations()
                 result = await self._iterate(iterations, on_iteration)
-                if self._now.minimiser.is_done:
-                    await self._delete_vectors()
                 self._now.address = ""
                 await self._save()
+                # Behind the record of the end: another coordinator would take zeros for lost vectors.
+                if self._now.minimiser.is_done:
+                    await self._delete_vectors()
                 return result
         except BaseExceptionGroup as errors:
             cause = first_cause(errors)
@@ -287,7 +289,8 @@ class LBFGS:
 
     async def _end_earlier_evaluations(self) -> None:
         """Make late pushes of an earlier coordinator count as repetitions; see the head of this file."""
-        for _ in range(KEPT_EPOCHS - 1):
+        # Without a record the first one may have the number of theirs.
+        for _ in range(KEPT_EPOCHS):
             await self._begin_evaluation()
             await self._dealer.evaluate(self._now.evaluation, pieces=1)
 
@@ -388,15 +391,20 @@ class LBFGS:
     async def _leading(self, records: ParameterStore) -> AsyncIterator[None]:
         """Be the only coordinator of the store within the context; see the head of this file."""
         store, link, membership = self._store, self._store.link, records.link.membership
-        name = f"{link.endpoint.identity.node} {records.link.endpoint.identity.node}"
+        mine = link.endpoint.identity.node
+        name = f"{mine} {records.link.endpoint.identity.node}"
 
         def live(cluster: ClusterMap) -> list[str]:
-            """Return the live nodes of coordinators that came earlier."""
-            earlier = [node for each in _before(name, records) for node in each.split()]
-            return [node for node in earlier if node in cluster.nodes and cluster.nodes[node].live]
+            """Return the nodes of live coordinators that came earlier; that of this store says nothing."""
+            nodes = cluster.nodes
+            return [
+                each.split()[0]
+                for each in _before(name, records)
+                if any(node in nodes and nodes[node].live for node in {*each.split()} - {mine})
+            ]
 
-        await records.add_vector(name, temporary=True)
         try:
+            await records.add_vector(name, temporary=True)
             what, wait_s = f"another L-BFGS on store {store.name!r} to end", link.arguments.waits.patience_s
             if first := live(membership.map):
                 logger.warning("waiting %g s for %s (%s)", wait_s, what, first[0])
@@ -412,22 +420,31 @@ class LBFGS:
                 await records.delete_vector(lost)
             yield
         finally:
-            with suppress(AdamError):  # it has no force once its nodes have left
+            with suppress(AdamError, TransportError):  # it has no force once its nodes have left
+                # A step on its way must not come between those of the next coordinator.
+                await store.settled()
                 await records.delete_vector(name)
 
     async def _find_record(self, *, anew: bool) -> bool:
-        """Read the record; return whether it is that of a lost coordinator."""
+        """Read the record; return whether pushes of a lost coordinator may be on their way."""
         assert self._records is not None, "the record is open"
-        found = _read((await self._records.pull())["record"])
-        was_lost = self._is_left(found)
+        found, there = _read((await self._records.pull())["record"]), self._store.vectors
+        was_lost, newest = self._is_left(found), found.evaluation if found is not None else 0
         if found is not None and was_lost and not anew:
             self._record = found
             found.minimiser.tolerance = self._new.tolerance
-        elif self._record is None or anew:
+        elif self._record is None or anew or newest > self._record.evaluation:  # another one came between
             self._record = CoordinatorState(minimiser=msgspec.structs.replace(self._new))
+        minimiser = self._now.minimiser
+        gone = [each for each in map(stored_name, minimiser.vectors) if each not in there]
+        if gone and minimiser.phase not in ("first", "done"):  # new ones would have zeros
+            raise StoreError(
+                f"L-BFGS cannot go on on store {self._store.name!r} without vector {gone[0]!r}, which was "
+                "deleted: begin anew, with anew=True or --replace"
+            )
         self._now.store = self._store.link.store.id
-        self._now.evaluation = max(self._now.evaluation, found.evaluation if found is not None else 0)
-        return was_lost
+        self._now.evaluation = max(self._now.evaluation, newest)
+        return was_lost if found is not None else stored_name(GRADIENT) in there
 
     async def _save(self) -> None:
         assert self._records is not None, "the record is open"
@@ -456,6 +473,8 @@ async def _assist_once(
         # The end of the link is the end or the loss of the coordinator; its record says which.
         if isinstance(cause, RemoteError) or not isinstance(cause, TransportError):
             raise cause from cause.__cause__
+        if channel.link is not None:
+            channel.renew()  # it was there until now, however long it had no piece for this worker
     finally:
         channel.drop()
         # No push of this link may arrive in an evaluation of the next coordinator.

@@ -100,7 +100,9 @@ class GradientWorker:
             evaluation = pieces.evaluation
             for piece in range(pieces.first, pieces.stop):
                 named = (evaluation, piece, piece + 1)
-                gradient = kept.pop((evaluation, piece))
+                gradient = kept.pop((evaluation, piece), None)
+                if gradient is None:
+                    break  # another worker had this turn, too, and the evaluation is over
                 await self._store.push(gradient, vector=stored_name(GRADIENT), groups=named)
             asked = AskPieces(store=store, pushes=True, evaluation=evaluation, piece=pieces.stop)
             for key in [key for key in kept if key < (evaluation, pieces.stop)]:

@@ -123,3 +123,22 @@ async def test_a_false_report_of_a_push_counts_nothing():
 
         assert not evaluation.done()
         evaluation.cancel()
+
+
+async def test_a_piece_for_a_cancelled_question_waits_until_its_worker_is_lost():
+    async with asyncio.timeout(10), dealing(backups=False) as (dealer, _), asyncio.TaskGroup() as group:
+        evaluation = group.create_task(dealer.evaluate(7))
+        for piece in range(3):
+            assert (await dealer.answer("first", COMPUTE)).first == piece
+        cancelled = group.create_task(dealer.answer("cancelled", COMPUTE))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.sleep(0)
+
+        dealer.lost("first")
+        other = [(await dealer.answer("other", COMPUTE)).first for _ in range(2)]
+        dealer.lost("cancelled")
+        other.append((await dealer.answer("other", COMPUTE)).first)
+        evaluation.cancel()
+
+    assert other == [1, 2, 0]

@@ -51,6 +51,23 @@ def test_the_parts_of_the_batches_are_the_loss_and_gradient_of_all_images():
         np.testing.assert_allclose(sum(each[name] for _, each in parts), whole, rtol=1e-9, atol=1e-15)
 
 
+class Taken(list):
+    """Contexts that another thread has taken since this one has seen them."""
+
+    def __bool__(self):
+        return True
+
+
+def test_a_thread_that_finds_the_last_context_taken_makes_another():
+    network = network_of(KINDS)
+    loss, weights = ImageLoss(network, *images_of(), batch=16), network.initial_weights(Dice(1))
+    loss._contexts = Taken()
+    first, _ = loss(weights, loss.batches[0])
+
+    assert len(loss._contexts) == 1
+    assert loss(weights, loss.batches[0])[0] == first
+
+
 async def test_a_network_is_minimised():
     network = network_of(KINDS)
     result = await minimum(

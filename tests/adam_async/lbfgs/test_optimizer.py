@@ -11,11 +11,13 @@ from adam_async import LBFGS, sync
 from adam_async.errors import ConfigError, DeadlineExceeded, StoreError
 from adam_async.parameter_server import members_watch
 from adam_async.run.config import Waits
+from adam_async.runtime.channel import Channel
 from adam_async.store.store import ParameterStore
 from tests.adam_async.lbfgs import problems
 from tests.adam_async.lbfgs.written_out import minimise
 from tests.adam_async.store.fleets import fleet
 from tests.adam_async.store.servers import servers
+from transport import Request
 
 SHARD_BYTES = 16 << 10
 PROBLEMS = {"logistic": problems.wide_logistic, "network": problems.wide_network}
@@ -211,6 +213,85 @@ async def test_a_coordinator_goes_on_from_each_phase(monkeypatch, stop_at, phase
     assert np.array_equal(points, expected)
 
 
+def quadratic(values, batch):
+    """Return a value that has its minimum, -1e4, at 100."""
+    x = float(values["x"][0])
+    return (x - 100) ** 2 - 1e4, {"x": np.array([2 * (x - 100)])}
+
+
+@pytest.mark.parametrize("deleted", [1, 2, 5])
+async def test_a_coordinator_that_is_lost_at_the_end_leaves_the_values_as_they_are(monkeypatch, deleted):
+    delete, calls = ParameterStore.delete_vector, Counter()
+
+    async def lost(store, name):
+        calls[store.name] += 1
+        if calls["end"] == deleted:
+            raise Stopped
+        await delete(store, name)
+
+    async with ParameterStore.open("local", {"x": np.ones(1)}, name="end") as store:
+        with monkeypatch.context() as context, pytest.raises(Stopped):
+            context.setattr(ParameterStore, "delete_vector", lost)
+            await LBFGS(store, quadratic, [None], tolerance=0).minimise()
+        before = await store.pull()
+        assert abs(before["x"][0] - 100) < 1e-3
+        await LBFGS(store, quadratic, [None], tolerance=0).minimise(0)
+        assert np.array_equal((await store.pull())["x"], before["x"])
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_minimisation_whose_vector_was_deleted_begins_anew_only(monkeypatch, is_lost):
+    arrays, function, batches = problems.logistic()
+
+    async with ParameterStore.open("local", arrays, name="gone") as store:
+        optimizer, lost, make = LBFGS(store, function, batches), Counter(), ParameterStore.step
+
+        async def stops(store, *args, **named):
+            lost["steps"] += 1
+            if lost["steps"] == 5:
+                raise Stopped
+            return await make(store, *args, **named)
+
+        await optimizer.minimise(2)
+        if is_lost:
+            with monkeypatch.context() as context, pytest.raises(Stopped):
+                context.setattr(ParameterStore, "step", stops)
+                await LBFGS(store, function, batches).minimise(2)
+        await store.delete_vector("lbfgs.x0")
+        with pytest.raises(StoreError, match=r"without vector 'lbfgs.x0', which was deleted: begin anew"):
+            await optimizer.minimise(2)
+        assert (await optimizer.minimise(2, anew=True)).number == 2
+
+
+async def test_late_pushes_of_a_coordinator_whose_record_is_forgotten_count_nothing():
+    arrays, function, batches = problems.logistic()
+    expected, _ = await run("local", problems.logistic, iterations=4)
+    loop, points, late = asyncio.get_running_loop(), [], Counter()
+
+    def failing(values, batch):
+        raise Stopped
+
+    async with asyncio.timeout(30), ParameterStore.open("local", arrays, name="late") as store:
+        lost = LBFGS(store, failing, batches)
+        with pytest.raises(Stopped):
+            await lost.minimise(4)
+        await lost.forget()
+        named = (lost._now.evaluation, len(batches) - 1, len(batches))
+
+        def with_late_push(values, batch):
+            late["pieces"] += 1
+            if batch[0] is batches[5][0] and not late["pushes"]:
+                late["pushes"] += 1
+                pushed = store.push(arrays | {"b": np.ones(3)}, vector="lbfgs.g", groups=named)
+                asyncio.run_coroutine_threadsafe(pushed, loop).result()
+            return function(values, batch)
+
+        await LBFGS(store, with_late_push, batches).minimise(4, collect(store, points, arrays))
+
+    assert late["pushes"] == 1
+    assert np.array_equal(points, expected)
+
+
 @pytest.mark.parametrize("durable", [True, False])
 async def test_after_the_loss_of_all_servers_only_a_durable_store_goes_on(tmp_path, durable):
     arrays, function, batches = problems.logistic()
@@ -320,6 +401,18 @@ async def test_a_second_call_goes_on_and_another_object_begins_anew():
     assert other.value < second.value
 
 
+async def test_a_call_after_one_of_another_object_begins_anew():
+    arrays, function, batches = problems.logistic()
+    async with ParameterStore.open("local", arrays, name="turns") as store:
+        first, other = LBFGS(store, function, batches), LBFGS(store, function, batches)
+        await first.minimise(3)
+        before = await other.minimise(3)
+        result = await first.minimise(2)
+
+    assert result.number == 2
+    assert result.value < before.value
+
+
 @pytest.mark.parametrize("known", [1, 2, 5, (1 << 32) - 100])
 async def test_a_store_whose_shards_know_groups_of_any_epoch_is_minimised(known):
     arrays, function, batches = problems.logistic()
@@ -412,6 +505,62 @@ async def test_a_coordinator_whose_vector_another_one_deleted_is_told_so(monkeyp
     async with ParameterStore.open("local", arrays, name="lbfgs") as store:
         with pytest.raises(StoreError, match="another L-BFGS took the place of this one"):
             await LBFGS(store, function, batches).minimise(1)
+
+
+async def test_a_call_that_is_cancelled_while_its_vector_is_added_does_not_refuse_the_next(monkeypatch):
+    arrays, function, batches = problems.logistic()
+    add, added = ParameterStore.add_vector, asyncio.Event()
+
+    async def never_returns(store, name, **options):
+        await add(store, name, **options)
+        added.set()
+        await asyncio.Event().wait()
+
+    async def not_yet_there(store, name):
+        raise StoreError(f"the map of this client shows no vector {name!r} yet")
+
+    options = {"name": "lbfgs", "waits": Waits(patience_s=1.0)}
+    async with asyncio.timeout(30), ParameterStore.open("local", arrays, **options) as store:
+        with monkeypatch.context() as context:
+            context.setattr(ParameterStore, "add_vector", never_returns)
+            context.setattr(ParameterStore, "delete_vector", not_yet_there)
+            call = asyncio.ensure_future(LBFGS(store, function, batches).minimise(1))
+            await added.wait()
+            call.cancel()
+            await asyncio.wait([call])
+        assert (await LBFGS(store, function, batches).minimise(1)).number == 1
+
+
+async def test_a_cancelled_coordinator_leads_until_its_last_step_is_answered(monkeypatch):
+    arrays, function, batches = problems.logistic()
+    charge, held, steps = Request.charge, [], Counter()
+    comes = asyncio.Event()
+
+    def hold(request, nbytes, then):
+        steps[request.message.type] += 1  # of pushes only those with commands are charged
+        if steps["Push"] != 4 or held:
+            charge(request, nbytes, then)
+            return
+        held.append((request, nbytes, then))
+        comes.set()
+
+    async with servers(1) as address, asyncio.timeout(30), AsyncExitStack() as stack:
+        store, other = [
+            await stack.enter_async_context(ParameterStore.open(address, arrays, name="lbfgs"))
+            for _ in range(2)
+        ]
+        monkeypatch.setattr(Request, "charge", hold)
+        call = asyncio.ensure_future(LBFGS(store, function, batches).minimise(5))
+        await comes.wait()
+        call.cancel()
+        next_one = asyncio.ensure_future(LBFGS(other, function, batches).minimise(1))
+        records = await stack.enter_async_context(ParameterStore.open(address, name="lbfgs.lbfgs"))
+        await records.link.membership.wait_for(lambda _: len(records.vectors) == 2, "two coordinators", 20)
+        assert not call.done()
+        charge(*held[0])
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await next_one).number == 1
 
 
 async def test_of_coordinators_at_once_one_goes_on_and_the_others_follow_it():
@@ -571,6 +720,26 @@ async def test_an_error_of_the_function_ends_the_worker_of_another_program_alone
             await ends
 
     assert result.number == 5
+
+
+async def test_a_worker_that_had_no_piece_for_long_ends_with_its_coordinator(monkeypatch):
+    arrays, function, batches = problems.logistic()
+    loop, passed = asyncio.get_running_loop(), Counter()
+    monkeypatch.setattr(Channel, "_now", lambda channel: loop.time() + passed[channel.peer])
+    async with servers(1) as address, AsyncExitStack() as stack:
+
+        def open_store():
+            return ParameterStore.open(address, arrays, name="lbfgs")
+
+        def takes_long(iteration):
+            passed["the coordinator"] += 1000
+
+        store = await stack.enter_async_context(open_store())
+        helper = await stack.enter_async_context(assistant(open_store, function, batches))
+        result = await LBFGS(store, function, batches, workers=0).minimise(2, takes_long)
+        await helper
+
+    assert result.number == 2
 
 
 def test_a_program_without_a_loop_minimises_on_the_thread_of_its_store():
