@@ -285,13 +285,13 @@ class Membership:
         except (TimeoutError, TransportError, AdamError) as error:
             logger.info("%s leaves unreported: %r", self.node, error)
 
-    async def report_death(self, node: str, at: float = 0.0) -> None:
+    async def report_death(self, node: str, at: float) -> None:
         """Report that the process of another node has ended, for `GOODBYE_S` at most.
 
         The parent of the process reports its end, so that no node waits for the process to return.
 
         Args:
-            at: Time of the end, in seconds since 1970; 0 if unknown.
+            at: Time of the end, in seconds since 1970.
         """
         known = self.map.nodes.get(node)
         if known is None:

@@ -78,7 +78,7 @@ NAMED = ("nodes", "stores", "bundles")
 
 MEANT = {
     "nodes": "the node of that id sets it, with its own role and incarnation; a driver may report the death "
-    "of a node of another role",
+    "of a node of another role, with its time",
     "stores": "drivers set it, that of a run in progress only its own driver; clients create stores of no "
     "program in their own name, and delete these, and "
     "those of creators that have left",
@@ -149,7 +149,8 @@ def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
     old = cluster.nodes.get(attempt.key.removeprefix("nodes/"))
     if old is not None and old.role == "driver":
         return WRONG  # a driver that reports another one dead could take its run
-    dead = msgspec.structs.replace(old, live=False) if old is not None else None
+    at: Any = attempt.value.get("lost_at", 0.0)
+    dead = msgspec.structs.replace(old, live=False, lost_at=at) if old is not None else None
     return _makes_only(attempt, old, dead)
 
 

@@ -59,7 +59,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     left: bool = False
     """Whether the node left by itself; false for a lost node."""
     lost_at: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
-    """Time of the loss, in seconds since 1970, by the clock of the leading controller; 0 for a live node."""
+    """Time of the loss, in seconds since 1970, by the clock of the leading controller, or of the driver that
+    reports it; 0 for a live node."""
     failed: str = ""
     """Run in which the node cannot take part, and the error, as `failed_word` writes them."""
     replica: int = -1

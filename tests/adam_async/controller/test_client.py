@@ -190,9 +190,10 @@ async def test_a_death_that_somebody_knows_of_is_believed_before_the_grace_is_ov
         await table.leave(worker)
         assert table.controller.map.nodes["worker-0"].live
 
-        await driver.report_death("worker-0")
+        await driver.report_death("worker-0", 1.7e9)
         assert not table.controller.map.nodes["worker-0"].live
         assert not table.controller.map.nodes["worker-0"].left
+        assert table.controller.map.nodes["worker-0"].lost_at == 1.7e9
 
 
 async def test_a_live_member_that_counted_as_lost_joins_again_and_says_why(caplog):
@@ -200,7 +201,7 @@ async def test_a_live_member_that_counted_as_lost_joins_again_and_says_why(caplo
         driver, worker = await table.joined("driver", role="driver"), await table.joined("worker-0")
         await driver.wait_for(lambda m: m.live("worker"), "the worker", 20.0)
         assert "joins again" not in caplog.text
-        await driver.report_death("worker-0")
+        await driver.report_death("worker-0", 1.7e9)
         await until(lambda: worker.joined and "joins again" in caplog.text)
     lines = [line for line in caplog.messages if "joins again" in line]
     assert len(lines) == 1
@@ -214,10 +215,10 @@ async def test_a_late_report_of_a_death_does_not_touch_the_next_incarnation():
         driver, old = await table.joined("driver", role="driver"), await table.joined("worker-0")
         await driver.wait_for(lambda m: m.live("worker"), "the worker", 20.0)
         await table.leave(old)
-        telling = asyncio.ensure_future(driver.report_death("worker-0"))
+        telling = asyncio.ensure_future(driver.report_death("worker-0", 1.7e9))
         new = await table.joined("worker-0", incarnation=2)
         await telling
-        await driver.report_death("nobody")
+        await driver.report_death("nobody", 1.7e9)
 
         assert new.joined
         assert table.controller.map.nodes["worker-0"].live

@@ -61,6 +61,8 @@ DRAINS = replace(EPOCH, drain=True)
 CASES: dict[str, tuple[str, Any, int, str, set[str]]] = {
     "another node": ("nodes/ps-0", SERVER, 3, "", set()),
     "a death": ("nodes/ps-0", DEAD, 3, "", {"driver"}),
+    "a death and its time": ("nodes/ps-0", replace(DEAD, lost_at=1.7e9), 3, "", {"driver"}),
+    "a death at no time": ("nodes/ps-0", replace(DEAD, lost_at=-1.0), 3, "", set()),
     "a death, and an address": (
         "nodes/ps-0", replace(DEAD, address="tcp://mine:1"), 3, "", set(),
     ),

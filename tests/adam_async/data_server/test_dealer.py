@@ -413,7 +413,7 @@ async def test_a_lost_replica_is_settled_by_the_sets_of_the_shards(network):
         party.pushed.update(lost[:2])
         party.ragged.add(lost[2])
         (name,) = party.map.members(1)
-        await party.driver.report_death(name)
+        await party.driver.report_death(name, 1.7e9)
         await until(lambda: state.statistics().finished == 2)
         assert party.readings[0].map_version <= party.map.version
         party.workers[0].gate.set()
@@ -524,7 +524,7 @@ async def test_a_replica_that_is_lost_while_a_dealer_begins_costs_no_group(netwo
     async with party_of(network, 2) as party:
         answer, asked = await begin_reading(party)
         lost = party.workers[1].member.member[0]
-        await party.driver.report_death(lost)
+        await party.driver.report_death(lost, 1.7e9)
         await until(lambda: party.map.live_replicas() == (0,))
         await until(lambda: len(asked) > 1)
         party._send_sets = answer
@@ -593,7 +593,7 @@ async def test_a_live_dealer_that_was_taken_for_lost_ends_nothing_and_comes_back
         await until(lambda: party.finished >= GROUPS // 4)
         name = party.dealer
         old, record = party.servers[name], party.map.nodes[name]
-        await party.driver.report_death(name)
+        await party.driver.report_death(name, 1.7e9)
         await until(lambda: party.map.dealer.term == 2)
         await party.result()
         await until(lambda: party.map.nodes[name].live)

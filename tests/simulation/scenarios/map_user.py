@@ -374,7 +374,7 @@ class Member:
             chance = dice.random()
             try:
                 if chance < 0.06:
-                    await membership.report_death(self.other)
+                    await membership.report_death(self.other, self.group.world.now)
                 elif chance < 0.12:
                     await self._run(membership, dice)
                 elif chance < 0.15:
