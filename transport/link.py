@@ -557,8 +557,8 @@ class Link:
         """
         raise NotImplementedError  # only a link within a host has such memory
 
-    def region(self, number: int) -> Tensor:
-        """Return the bytes of a region of the peer, writable if it is common; see `Inbox.whole`."""
+    def region(self, number: int, *, is_common: bool) -> Tensor:
+        """Return the bytes of a region of the peer; see `Inbox.whole`."""
         raise NotImplementedError  # only a link within a host has such memory
 
     def peer_process(self) -> int:

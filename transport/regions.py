@@ -159,7 +159,9 @@ class Region(mmap.mmap):
         Raises:
             OSError: There is no memory, or no descriptor, or the system has no such memory.
         """
-        descriptor, region = shared_memory(nbytes, cls, SEALS & ~_FUTURE_WRITE if is_common else SEALS)
+        # The last seal, so that no holder of a common region can close it to those that come later.
+        common = SEALS & ~_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+        descriptor, region = shared_memory(nbytes, cls, common if is_common else SEALS)
         weakref.finalize(region, os.close, descriptor)
         array: Tensor = np.ndarray((nbytes,), _UINT8, region)
         region.descriptor, region.address = descriptor, _address(array)
@@ -441,16 +443,21 @@ class Inbox:
             self._receive()
         return region
 
-    def whole(self, number: int) -> Tensor:
-        """Return the bytes of a kept or common region that a message named; they outlive the link.
+    def whole(self, number: int, *, is_common: bool) -> Tensor:
+        """Return the bytes of a region that a message named; they outlive the link.
+
+        Args:
+            is_common: Whether the region has to be a common one, which is writable; else a kept one. The
+                owner of a common region can free its pages, so that a read allocates them for this process.
 
         Raises:
-            RemoteProtocolError: The region is a block, or was not handed over.
+            RemoteProtocolError: The region is of another kind, or was not handed over.
             LinkBroken: This process lacks memory or descriptors.
         """
         region = self._known(number)
-        if number not in self._common and number not in self._kept:
-            raise RemoteProtocolError("region", f"region {number} is a block")
+        if number not in (self._common if is_common else self._kept):
+            kind = "common" if is_common else "kept"
+            raise RemoteProtocolError("region", f"region {number} is no {kind} one")
         array: Tensor = np.ndarray((len(region),), _UINT8, region)
         return array
 

@@ -14,6 +14,7 @@ many or have much memory. A side that sends no payload for `IDLE_S` drops its fr
 """
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -35,6 +36,10 @@ from transport.stream import StreamLink
 from transport.tensors import Tensor
 
 _CREDENTIALS: Final = struct.Struct("iII")
+
+_PEER_PROCESS: Final = 77
+"""Socket option of Linux since 6.5, for which Python has no name: a descriptor of the process that made the
+socket at the other end."""
 
 
 def credentials_of(peer: socket.socket) -> tuple[int, int, int]:
@@ -109,11 +114,22 @@ class SharedLink(StreamLink):
             raise LinkBroken(f"{memory.nbytes} bytes of memory cannot be handed to {self.peer.node}")
         return number
 
-    def region(self, number: int) -> Tensor:
-        return self._inbound.whole(number)
+    def region(self, number: int, *, is_common: bool) -> Tensor:
+        return self._inbound.whole(number, is_common=is_common)
 
     def peer_process(self) -> int:
-        return os.pidfd_open(credentials_of(self._transport.get_extra_info("socket"))[0])
+        sock = self._transport.get_extra_info("socket")
+        number = credentials_of(sock)[0]
+        if not number:  # this process could not signal it
+            raise OSError(f"the process of {self.peer.node} is in another container")
+        if number == os.getpid():
+            raise OSError(f"{self.peer.node} is in this process")
+        try:
+            return int(sock.getsockopt(socket.SOL_SOCKET, _PEER_PROCESS))
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise  # it has ended, and another process may have its number
+        return os.pidfd_open(number)
 
     def _freed_frame(self) -> bytes:
         return head(FREED, 0, self._inbound.take_returned(), 0)

@@ -107,10 +107,10 @@ async def export_of(
         names = {name for name, _ in found}
         # Only the shapes are kept.
         entries |= {name: np.broadcast_to(np.zeros((), each.dtype), each.shape) for name, each in found}
-        sums |= {name: crc32(each.tobytes()) for name, each in found}
+        sums |= {name: _sum_of(each) for name, each in found}
         counts |= {name: v for key, v in whole.state.items() if (name := state_name(key)) not in names}
     entries = {**dict(sorted(counts.items())), **entries}
-    head = _head_of(entries, metadata, sums | {name: crc32(each.tobytes()) for name, each in counts.items()})
+    head = _head_of(entries, metadata, sums | {name: _sum_of(each) for name, each in counts.items()})
     nbytes = len(head) + sum([each.nbytes for each in entries.values()])
     return Export(
         head=head,
@@ -131,10 +131,14 @@ def file_of(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> 
     return b"".join([_head_of(ordered, metadata, sums), *parts.values()])
 
 
+def _sum_of(array: NDArray[Any]) -> int:
+    return crc32(np.ascontiguousarray(array).data)  # no copy of a large array
+
+
 def check_sums(arrays: Mapping[str, NDArray[Any]], sums: Mapping[str, Any]) -> None:
     """Check the arrays that were read from a file against its checksums. Raises ValueError."""
     for name, array in arrays.items():
-        if name in sums and sums[name] != crc32(array.tobytes()):
+        if name in sums and sums[name] != _sum_of(array):
             raise ValueError(f"the bytes of {name!r} are not those that were written")
 
 

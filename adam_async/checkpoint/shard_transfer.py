@@ -151,7 +151,7 @@ class ShardCopies:
         """Keep the memory of the server of a run in place still for a block; its link ends with the block.
 
         Raises:
-            TransportError, DeadlineExceeded: The server does not answer.
+            TransportError, DeadlineExceeded: The server does not answer, or the memory moved meanwhile.
         """
         store, waits = cluster.run_store, self._waits
         assert store is not None
@@ -162,6 +162,8 @@ class ShardCopies:
             # The server waits this long for a worker, and then ends the worker.
             await link.call(pack(KeepStill(store=store.id)), timeout_s=2 * waits.patience_s)
             yield
+            if link.closed:  # what the block has read belongs to no set of groups
+                raise LinkClosed(f"the link on which {primary.address} kept the values still has ended")
 
     async def read(
         self,

@@ -171,6 +171,8 @@ def print_status(status: ClusterStatus, terminal: Terminal) -> None:
 def _run_line(run: RunStatus) -> str:
     of = f" of {run.epochs}" if run.epochs else ""
     parts = [f"run {run.id}: {run.phase}{f': {run.reason}' if run.reason else ''}, epoch {run.epoch}{of}"]
+    if run.in_place:
+        parts.append("in place")
     if run.groups:
         parts.append(f"{run.finished:,} of {run.groups:,} groups")
     if run.images_per_s:

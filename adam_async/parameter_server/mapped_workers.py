@@ -31,13 +31,16 @@ class _Mapped:
 
     def __init__(self, link: Link, body: MapShards) -> None:
         self.body, self.link = body, link
-        self.notes = StepNotes.of_worker(link.region(body.notes), body.threads, body.jobs, body.groups)
+        notes = link.region(body.notes, is_common=False)
+        self.notes = StepNotes.of_worker(notes, body.threads, body.jobs, body.groups)
         self.process = PeerProcess(link.peer_process())
         self.leaves: Request | None = None
         """The `UnmapShards` of the worker."""
         self.has_to_end, self.is_away, self.is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         """Set once its link or its generation has ended or it leaves; if it leaves or its link has ended; and
         once all its steps are counted."""
+        self.is_followed = ExitStack()
+        """Until then, readers wait for this worker."""
 
 
 class MappedWorkers:
@@ -80,7 +83,7 @@ class MappedWorkers:
         else:
             try:
                 mapped = self._mapped[link] = _Mapped(link, body)
-            except (ValueError, OSError, LinkBroken) as error:
+            except (ValueError, OSError, TransportError) as error:
                 request.fail("no-room", f"{self._host.node} cannot follow the worker: {error}")
                 return
             self._spawn(f"follows-{link.peer.node}", self._attend(mapped, request))
@@ -91,36 +94,49 @@ class MappedWorkers:
         task.add_done_callback(self._tasks.discard)
 
     async def _attend(self, mapped: _Mapped, request: Request) -> None:
-        """Hand the memory to a worker, and follow the worker until all its steps are counted."""
-        link, region = mapped.link, self.storage.region
-        assert region is not None, "links with shared memory come from other processes"
+        """Follow a worker until it writes no more; then let those go on that wait for the end of its writes.
+
+        Raises:
+            DeadlineExceeded: The process of the worker does not end.
+        """
         try:
-            with ExitStack() as stack:
-                async with self.storage.gate.turn:  # no worker begins while the values are still
-                    try:
-                        number = link.hand_over(region)
-                    except LinkBroken as error:
-                        request.fail("no-room", str(error))
-                        return
-                    request.reply(pack(ShardsMapped(region=number)))
-                    stack.enter_context(self.storage.counted_by(partial(self._kept_still, mapped)))
-                await mapped.has_to_end.wait()
-                # A worker that ends in order leaves the map before it ends the jobs of its threads.
-                await wait_set(mapped.is_away, self._host.waits.patience_s)
-            if mapped.leaves is None:
-                link.abort()
-                logger.warning("%s lost %s, and ends its process", self._host.node, link.peer.node)
-                await mapped.process.kill()
-            self.steps_cut += self._count_notes(mapped)
-            if mapped.leaves is not None:
-                mapped.leaves.reply(pack(Settled()))
+            await self._follow(mapped, request)
         finally:
             mapped.process.close()
-            del self._mapped[link]
-            mapped.is_over.set()
-            waiting, self._waiting = self._waiting, []
-            for resume in waiting:
-                resume()
+        self._over(mapped)  # not after an error: the process may still write
+
+    async def _follow(self, mapped: _Mapped, request: Request) -> None:
+        """Hand the memory to a worker, and follow the worker until all its steps are counted."""
+        link, region, patience_s = mapped.link, self.storage.region, self._host.waits.patience_s
+        assert region is not None, "links with shared memory come from other processes"
+        async with self.storage.gate.turn:  # no worker begins while the values are still
+            try:
+                number = link.hand_over(region)
+            except LinkBroken as error:
+                request.fail("no-room", str(error))
+                return
+            request.reply(pack(ShardsMapped(region=number)))
+            mapped.is_followed.enter_context(self.storage.counted_by(partial(self._kept_still, mapped)))
+        await mapped.has_to_end.wait()
+        # A worker that ends in order leaves the map before it ends the jobs of its threads.
+        await wait_set(mapped.is_away, patience_s)
+        if mapped.leaves is None:
+            link.abort()
+            logger.warning("%s lost %s, and ends its process", self._host.node, link.peer.node)
+            what = f"the killed process of {link.peer.node}, which could write into the values, to end"
+            await mapped.process.kill(what, within_s=patience_s)
+        self.steps_cut += self._count_notes(mapped)
+        if mapped.leaves is not None:
+            mapped.leaves.reply(pack(Settled()))
+
+    def _over(self, mapped: _Mapped) -> None:
+        """Forget a worker, and let its waiting readers and dealers go on."""
+        del self._mapped[mapped.link]
+        mapped.is_followed.close()
+        mapped.is_over.set()
+        waiting, self._waiting = self._waiting, []
+        for resume in waiting:
+            resume()
 
     @asynccontextmanager
     async def _kept_still(self, mapped: _Mapped) -> AsyncIterator[None]:
@@ -167,7 +183,13 @@ class MappedWorkers:
             self._waiting.append(resume)
         return waits
 
-    def end(self) -> None:
-        """Follow no worker any more: the store or the server ends."""
+    def end(self, *, lets_go: bool) -> None:
+        """Follow no worker any more: the store or the server ends.
+
+        Args:
+            lets_go: Whether the readers and dealers that wait for workers go on.
+        """
         for task in tuple(self._tasks):
             task.cancel()
+        for mapped in tuple(self._mapped.values()) if lets_go else ():
+            self._over(mapped)

@@ -351,7 +351,9 @@ class ServedStore:
     def _count_mapped(self, body: MapShards, steps: Iterable[NotedStep]) -> int:
         """Count the steps of a worker that it has not reported, and return the number of those cut off."""
         session: Session = (body.session, body.incarnation)
-        noted, cut = {(step.epoch, step.group): step for step in steps}.values(), 0
+        # A worker may know of an epoch before this server.
+        noted = {(step.epoch, step.group): step for step in steps if step.epoch >= self._epoch}.values()
+        cut = 0
         shards: dict[ShardTables, list[int]] = {}
         for number in self._pushed_to:
             shards.setdefault(self.state.shards[number].tables, []).append(number)
@@ -360,10 +362,8 @@ class ServedStore:
             missing = [
                 step
                 for step in noted
-                if step.epoch == self._epoch
-                and not has_groups(tables.groups, (step.epoch, step.group, step.group + 1))
+                if not has_groups(tables.groups, (step.epoch, step.group, step.group + 1))
             ]
-            cut = max(cut, sum(step.loss is None for step in missing))
             clock = tables.clocks.get(Replica(body.replica), 0)
             reports = tuple(
                 StepReport(
@@ -377,6 +377,11 @@ class ServedStore:
             )
             if not reports:
                 continue
+            # Its worker could write anything into the notes, so they pass the checks of a message.
+            try:
+                reports = msgspec.convert(msgspec.to_builtins(reports), tuple[StepReport, ...])
+            except msgspec.ValidationError as error:
+                return self._refuse_notes(body, str(error))
             report = ReportSteps(
                 store=body.store,
                 session=body.session,
@@ -387,10 +392,17 @@ class ServedStore:
                 number=at + 1,
                 steps=reports,
             )
+            if refusal := self._checks.refusal(report, most_bytes=0):
+                return self._refuse_notes(body, refusal.text)
+            cut = max(cut, sum(step.loss is None for step in missing))
             self._follow_up(self.state.count_steps(report))
             if self._saver is not None:
                 self._saver.touched(map(ShardId, named), len(reports))
         return cut
+
+    def _refuse_notes(self, body: MapShards, text: str) -> int:
+        logger.warning("%s: notes of a worker of replica %s: %s", self._host.node, body.replica, text)
+        return 0
 
     # --- pins ----------------------------------------------------------------------------------
 
@@ -822,7 +834,7 @@ class ServedStore:
         self._is_over = True
         self.end_compilation()
         if self.mapped is not None:
-            self.mapped.end()
+            self.mapped.end(lets_go=True)
         self.short.end()
         self.end_pin()
         self._perform(self.state.end())

@@ -192,12 +192,13 @@ class ParameterServer(Role):
         for served in self.served.values():
             served.end_compilation()
             served.end_pin()
-            if served.mapped is not None:
-                served.mapped.end()
         if self._saved.pins is not None:
             self._saved.pins.end()
         # The stores fail with the departure of this server, and leave it.
         await self._saved.end()
+        for served in self.served.values():
+            if served.mapped is not None:  # not before: the last changes have the steps of workers that leave
+                served.mapped.end(lets_go=False)
         await super()._goodbye()
 
     def unready(self) -> str:
@@ -558,7 +559,8 @@ class ParameterServer(Role):
         counts = count_server(states) if states else ServerCounts()
         if states:
             counts.disk = self._saved.counts(states[0].store)
-            of_run = self.served[states[0].store, self._identity.node].mapped
+            served = self.store(states[0].store)  # None if it leads bundles of other servers alone
+            of_run = served.mapped if served is not None else None
             if of_run is not None:
                 counts.steps_in_place, counts.steps_cut = int(of_run.storage.steps[0]), of_run.steps_cut
         return self._with_common(counts)

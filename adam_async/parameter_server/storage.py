@@ -116,8 +116,12 @@ class Tensor(Protocol):
         ...
 
 
+MOST_NOTED = 1 << 21
+"""Maximum number of steps in the notes of a worker, which one piece of the loop's work reads."""
+
+
 class NotedStep(NamedTuple):
-    """A step that a thread has begun."""
+    """A step that a thread has begun, as the thread says."""
 
     epoch: int
     group: int
@@ -143,8 +147,10 @@ class StepNotes:
         """Return the notes of each thread of a worker, in memory of `nbytes` bytes.
 
         Raises:
-            ValueError: The memory has another size.
+            ValueError: The memory has another size, or room for too many steps.
         """
+        if threads * jobs * groups > MOST_NOTED:
+            raise ValueError(f"notes of {threads * jobs * groups} steps, {MOST_NOTED} are allowed")
         whole = memory.view(cls._job(groups))
         return [cls(part) for part in whole.reshape(threads, jobs)]
 
@@ -173,15 +179,12 @@ class StepNotes:
 
     def steps(self) -> Iterator[NotedStep]:
         """Yield the steps that the thread has begun, in any order."""
-        for job in self._jobs:
-            for (epoch, number, images), done, loss in zip(
-                job["groups"].tolist(), job["done"].tolist(), job["losses"].tolist(), strict=True
-            ):
-                if done:
-                    is_cut = done == BEGUN
-                    yield NotedStep(
-                        epoch, number, images, None if is_cut else loss, 0 if is_cut else done - 1
-                    )
+        done = self._jobs["done"]
+        begun = done.nonzero()
+        fields = (self._jobs["groups"][begun], done[begun], self._jobs["losses"][begun])
+        for (epoch, number, images), is_done, loss in zip(*[each.tolist() for each in fields], strict=True):
+            is_cut = is_done == BEGUN
+            yield NotedStep(epoch, number, images, None if is_cut else loss, 0 if is_cut else is_done - 1)
 
 
 def storage_bytes(parameters: Iterable[Tensor], rule: Rule, dtype: DTypeLike) -> int:

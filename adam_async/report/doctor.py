@@ -305,7 +305,7 @@ async def check_link(network: Network, address: str = "tcp://127.0.0.1:0") -> Fi
             for _ in range(ROUND_TRIPS):
                 await link.call(pack(GetMap()), timeout_s=LINK_S)
             took_s = loop.time() - begin
-            shares = "share memory" if link.shares else "use TCP: see --link"
+            shares = "share memory, and train in place" if link.shares else "use TCP: see --link"
     except (OSError, TransportError, TimeoutError) as error:
         reason = str(error) or f"no answer within {LINK_S:g} s"
         return Finding("broken", "link", f"{address} cannot be used: {reason}")

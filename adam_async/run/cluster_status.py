@@ -84,6 +84,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     unknown."""
     test_accuracy: float | None
     """Test accuracy of the newest evaluated epoch; None before the first one."""
+    in_place: bool = False
+    """Whether the workers train in the memory of the servers, without pushes."""
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,6 +234,7 @@ def _run(cluster: ClusterMap, facts: Mapping[str, Counts], earlier: Mapping[str,
         loss=loss if isfinite(loss) else None,
         left_s=None if run.over or epoch is None else _left_s(run.epoch, epochs, epoch.groups, dealer),
         test_accuracy=run.evaluated[-1].test_accuracy if run.evaluated else None,
+        in_place=cluster.run_store is not None and cluster.run_store.in_place,
     )
 
 

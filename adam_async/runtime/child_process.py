@@ -14,6 +14,7 @@ from subprocess import DEVNULL, Popen
 from tempfile import TemporaryFile
 
 from adam_async.errors import RoleDied
+from adam_async.runtime.clock import Within
 from adam_async.runtime.role_handle import RoleHandle
 
 logger = logging.getLogger(__name__)
@@ -218,15 +219,21 @@ class PeerProcess:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    async def kill(self) -> None:
-        """Kill the process, and wait until it has ended."""
+    async def kill(self, what: str, *, within_s: float) -> None:
+        """Kill the process, and wait until it has ended.
+
+        Raises:
+            DeadlineExceeded: The process has not ended in time, such as one that waits for a device; `what`
+                names the wait in the error.
+        """
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         with suppress(ProcessLookupError):  # it has ended, and only its parent has not seen it yet
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
         loop.add_reader(self._descriptor, ended.set)
         try:
-            await ended.wait()
+            async with Within(within_s, what):
+                await ended.wait()
         finally:
             loop.remove_reader(self._descriptor)
 

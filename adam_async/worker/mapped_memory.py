@@ -9,11 +9,14 @@ left in order. On this link the server asks the worker to keep the values still.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from numpy.typing import NDArray
 
 from adam_async.errors import RunFailed
 from adam_async.messages import KeepStill, MapShards, Settled, ShardsMapped, UnmapShards, pack, unpack
 from adam_async.model.rules import rule_of
-from adam_async.parameter_server.storage import ShardStorage, StepNotes
+from adam_async.parameter_server.storage import ShardStorage, StepNotes, storage_bytes
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.run_copies import primary_of
@@ -102,30 +105,27 @@ async def mapped_memory(
                 f"{link.peer.node}, and their link has no shared memory: {_CURE}"
             )
         try:
-            notes = Region.allocate(StepNotes.nbytes(threads, jobs, groups))
-            asked = MapShards(
-                store=store.id,
-                generation=store.generation,
-                session=session,
-                incarnation=cluster.replica_generation(replica),
-                replica=replica,
-                threads=threads,
-                notes=link.hand_over(notes),
-                jobs=jobs,
-                groups=groups,
-            )
-            answer = unpack(await link.call(pack(asked), timeout_s=waits.call_s), ShardsMapped)
-            region = link.region(answer.region)
-        except (TransportError, OSError) as error:
-            raise RunFailed(f"{node} cannot map the memory of {link.peer.node}: {error}; {_CURE}") from None
-        name = next(name for name, record in cluster.stores.items() if record.id == store.id)
-        arrays = joined_arrays(name, store, cluster.arrays)
-        storage = ShardStorage(
-            arrays, rule_of(config), arrays[0].dtype, in_place=True, region=region, is_new=False
-        )
-        storage.notes.extend(StepNotes.of_worker(notes, threads, jobs, groups))
-        stills = _Stills(link, storage)
-        try:
+            try:
+                notes = Region.allocate(StepNotes.nbytes(threads, jobs, groups))
+                asked = MapShards(
+                    store=store.id,
+                    generation=store.generation,
+                    session=session,
+                    incarnation=cluster.replica_generation(replica),
+                    replica=replica,
+                    threads=threads,
+                    notes=link.hand_over(notes),
+                    jobs=jobs,
+                    groups=groups,
+                )
+                # Not `call_s`: the answer waits for a reading in progress.
+                answer = unpack(await link.call(pack(asked), timeout_s=waits.prepare_s), ShardsMapped)
+                storage = _storage_in(link.region(answer.region, is_common=True), cluster, config)
+                storage.notes.extend(StepNotes.of_worker(notes, threads, jobs, groups))
+            except (TransportError, OSError, ValueError) as error:
+                text = f"{node} cannot map the memory of {link.peer.node}: {error}; {_CURE}"
+                raise RunFailed(text) from None
+            stills = _Stills(link, storage)
             async with StackedTaskGroup() as group:
                 # Until no thread is left: a gate that opens earlier would let them write for a reader.
                 work = {"stills": stills.run(), "memory": _watch(link, waits.grace_s)}
@@ -134,8 +134,25 @@ async def mapped_memory(
                 for task in tasks:
                     task.cancel()
         finally:
+            # Also without the memory: a server that has answered would else end this process.
             with suppress(TransportError):  # the server has gone, or ends this process
                 await link.call(pack(UnmapShards(store=store.id)), timeout_s=waits.call_s)
+
+
+def _storage_in(region: NDArray[Any], cluster: ClusterMap, config: Config) -> ShardStorage:
+    """Return the storage of the run in a region of the server.
+
+    Raises:
+        ValueError: The region has another size.
+    """
+    store, rule = cluster.run_store, rule_of(config)
+    assert store is not None
+    name = next(name for name, record in cluster.stores.items() if record.id == store.id)
+    arrays = joined_arrays(name, store, cluster.arrays)
+    dtype, size = arrays[0].dtype, storage_bytes(arrays, rule, arrays[0].dtype)
+    if region.nbytes != size:
+        raise ValueError(f"it has {region.nbytes} bytes, and the arrays and the rule of the run take {size}")
+    return ShardStorage(arrays, rule, dtype, in_place=True, region=region, is_new=False)
 
 
 def _server_of(cluster: ClusterMap, store: StoreRecord) -> str:

@@ -110,9 +110,6 @@ class ModelWorker(Role):
             done = (run.id, replica_generation)
             try:
                 await self._train(cluster, program, node.replica, storage, step)
-            except RunFailed as error:  # the memory of the server cannot be mapped from here
-                await self._report_failed(run, error)
-                raise
             except ExceptionGroup as errors:
                 failure = first_cause(errors).__cause__  # of the node of the graph that ran the step
                 if not isinstance(failure, StepFailed):
@@ -172,7 +169,12 @@ class ModelWorker(Role):
                     in_flight=self._compute.in_flight,
                     waits=self._waits,
                 )
-                storage = await stack.enter_async_context(mapping)
+                try:
+                    storage = await stack.enter_async_context(mapping)
+                except RunFailed as error:  # the others go on, as without a step that this worker may import
+                    logger.warning("%s refuses run %s: %s", self._identity.node, run.id, error)
+                    await self._report_failed(run, error)
+                    return
             setup = SessionSetup(
                 endpoint=self._endpoint,
                 cluster=cluster,

@@ -103,6 +103,21 @@ def test_a_frozen_worker_is_ended_before_others_train_its_groups(tmp_path: Path)
     check_counts(file, killed=1)
 
 
+def test_a_worker_that_cannot_map_the_memory_refuses_the_run_alone(tmp_path: Path) -> None:
+    token, file = tmp_path / "token", tmp_path / "report.json"
+    token.write_text("a token of tests for workers in place")
+    token.chmod(0o600)
+    with Command(*TWO, "--epochs", "200", "--token-file", str(token), "--report", str(file)) as command:
+        meet = command.wait_for("adam-async status --controller ").partition("--controller ")[2].split()[0]
+        command.wait_for("epoch 2/200")
+        words = ("--id", "far", "--threads", "1", "--link", "tcp", "--token-file", str(token))
+        with Command("worker", *words, "--join", meet) as worker:
+            line = worker.wait_for("far refuses run")
+            assert "their link has no shared memory: run it with weights=copy" in line
+            command.ends(0, seconds=RUN_S)
+    check_counts(file)
+
+
 def test_a_killed_server_ends_the_run_with_its_name() -> None:
     with Command(*TWO, "--epochs", "1000") as command:
         command.wait_for("epoch 1/1000")

@@ -563,7 +563,7 @@ def test_both_sides_write_a_common_region_and_it_outlives_the_link(sides: Sides)
     assert found is not None
     number = sides.outbox.number_of(found[0])
     assert sides.outbox.number_of(found[0]) == number
-    theirs = sides.inbox.whole(number)
+    theirs = sides.inbox.whole(number, is_common=True)
     memory[5], theirs[-1] = 7, 9
     assert (theirs[5], memory[-1], len(theirs)) == (7, 9, 3 * MIB)
     sides.inbox.close()
@@ -578,7 +578,7 @@ def test_a_common_region_may_be_larger_than_all_kept_ones(
     memory = Region.allocate(2 * MIB, is_common=True)
     found = region_of(memory.data)
     assert found is not None
-    assert len(sides.inbox.whole(sides.outbox.number_of(found[0]))) == 2 * MIB
+    assert len(sides.inbox.whole(sides.outbox.number_of(found[0]), is_common=True)) == 2 * MIB
 
 
 def test_a_payload_in_common_memory_travels_as_a_copy(sides: Sides) -> None:
@@ -595,10 +595,20 @@ def test_a_common_region_is_no_place_of_a_payload_and_no_other_one_is_common(sid
     number, other = sides.outbox.number_of(found[0]), sides.place([bytes(MIB)], MIB)
     with pytest.raises(RemoteProtocolError, match="a payload in the common region"):
         sides.inbox.take(number, 0, MIB)
-    with pytest.raises(RemoteProtocolError, match=f"region {other} is a block"):
-        sides.inbox.whole(other)
+    for named, is_common in ((other, True), (other, False), (number, False)):
+        with pytest.raises(RemoteProtocolError, match=f"region {named} is no (common|kept) one"):
+            sides.inbox.whole(named, is_common=is_common)
     with pytest.raises(RemoteProtocolError, match="was not handed over"):
-        sides.inbox.whole(90)
+        sides.inbox.whole(90, is_common=True)
+
+
+def test_no_holder_of_a_common_region_closes_it_to_those_that_come_later(sides: Sides) -> None:
+    memory = Region.allocate(MIB, is_common=True)
+    found = region_of(memory.data)
+    assert found is not None
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(found[0].descriptor, fcntl.F_ADD_SEALS, regions._FUTURE_WRITE)
+    assert sides.inbox.whole(sides.outbox.number_of(found[0]), is_common=True).flags.writeable
 
 
 @pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SHRINK])
@@ -606,4 +616,4 @@ def test_a_common_region_that_may_shrink_is_not_mapped(sides: Sides, seals: int)
     with memfd(MIB, seals) as descriptor:
         sides.hand_over(struct.pack("<IQB", 1, MIB, 2), descriptor)
         with pytest.raises(RemoteProtocolError, match="seals"):
-            sides.inbox.whole(1)
+            sides.inbox.whole(1, is_common=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,6 +161,48 @@ def test_the_kernel_names_the_user_of_a_peer() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert user_of(ours) == os.geteuid()
+
+
+def pid_of(descriptor: int) -> int:
+    """The process behind a descriptor, which is closed."""
+    text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    os.close(descriptor)
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("Pid:")))
+
+
+DIALS = """
+import asyncio, os, sys
+from tests.transport.test_shared import NEAR, network
+
+async def main():
+    async with network().connect(sys.argv[1], NEAR) as link:
+        await link.wait_closed()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_kernel_names_the_process_that_dialled() -> None:
+    found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def on_link(link: Link) -> None:
+        found.set_result(pid_of(link.peer_process()))
+
+    async with network().listen("tcp://127.0.0.1:0", FAR, on_link) as listener:
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", DIALS, listener.address)
+        assert await found == child.pid
+        await child.wait()
+
+
+async def test_a_process_of_another_container_and_this_one_are_no_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair() as (_, far):
+        with pytest.raises(OSError, match="near-1 is in this process"):
+            far.peer_process()
+        monkeypatch.setattr("transport.shared.credentials_of", lambda sock: (0, os.geteuid(), 0))
+        with pytest.raises(OSError, match="the process of near-1 is in another container"):
+            far.peer_process()
 
 
 async def test_a_taken_name_leaves_tcp(caplog: pytest.LogCaptureFixture) -> None:

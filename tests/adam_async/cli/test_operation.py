@@ -39,12 +39,20 @@ def test_a_status_names_verdict_losses_waits_and_the_time_left(capsys: pytest.Ca
     cluster = ClusterMap(run=run_record("run-1", phase="training", epoch=2))
     status = status_of(cluster, {}, leading="")
     run = structs.replace(
-        status.run, epochs=9, groups=90, finished=30, images_per_s=1234.5, loss=0.25, left_s=61.0
+        status.run,
+        epochs=9,
+        groups=90,
+        finished=30,
+        images_per_s=1234.5,
+        loss=0.25,
+        left_s=61.0,
+        in_place=True,
     )
     print_status(structs.replace(status, run=run, condition=condition), Terminal())
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "run run-1: training, epoch 2 of 9, 30 of 90 groups, 1,234 images/s, loss 0.2500, 1m 01s left"
+        "run run-1: training, epoch 2 of 9, in place, 30 of 90 groups, 1,234 images/s, loss 0.2500, "
+        "1m 01s left"
     )
     assert lines[2] == "degraded: ps-1 is lost; 1 of 2 replicas are live"
     assert lines[3] == "survives 0 losses (the controllers); limited by clock; 1 live, 0 taking part"

@@ -124,6 +124,12 @@ def test_two_processes_lay_the_same_arrays_out_in_common_memory(rule):
             np.testing.assert_array_equal(worker.states[name][key], array)
 
 
+def test_notes_of_too_many_steps_are_refused():
+    memory = np.zeros(0, np.uint8)
+    with pytest.raises(ValueError, match="notes of 4294967296 steps, 2097152 are allowed"):
+        StepNotes.of_worker(memory, 1 << 16, 1 << 16, 1)
+
+
 def test_notes_have_the_begun_steps_of_the_newest_jobs_of_each_thread():
     memory = np.zeros(StepNotes.nbytes(2, 3, 4), np.uint8)
     mine, other = StepNotes.of_worker(memory, 2, 3, 4)

@@ -191,7 +191,9 @@ def test_a_wrong_product_is_a_large_error() -> None:
     assert _worst_error(np.full_like(a, np.nan), b, right) == np.inf
 
 
-@pytest.mark.parametrize(("link", "text"), [("tcp", "use TCP: see --link"), ("auto", "share memory")])
+@pytest.mark.parametrize(
+    ("link", "text"), [("tcp", "use TCP: see --link"), ("auto", "share memory, and train in place")]
+)
 async def test_a_link_is_timed(link: LinkKind, text: str) -> None:
     finding = await check_link(network(link))
 

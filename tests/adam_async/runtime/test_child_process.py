@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from adam_async.errors import RoleDied
+from adam_async.errors import DeadlineExceeded, RoleDied
 from adam_async.runtime import child_process
-from adam_async.runtime.child_process import ChildProcess, child_environment, run_module
+from adam_async.runtime.child_process import ChildProcess, PeerProcess, child_environment, run_module
 from tests.adam_async.runs import until
 
 PROGRESS_BAR = """
@@ -197,3 +197,26 @@ async def test_the_cause_of_a_module_that_failed_is_its_last_line_also_after_muc
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="exit code 1, no room"):
         await run_module(("talkative",), within_s=60)
+
+
+async def test_a_peer_is_killed_also_while_it_stands_still() -> None:
+    child = await asyncio.create_subprocess_exec("sleep", "1000")
+    peer = PeerProcess(os.pidfd_open(child.pid))
+    child.send_signal(signal.SIGSTOP)
+    await peer.kill("its end", within_s=60)
+    await peer.kill("its end", within_s=60)  # nothing is left to do
+    peer.close()
+    assert await child.wait() == -signal.SIGKILL
+
+
+async def test_a_killed_peer_that_does_not_end_is_named_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = await asyncio.create_subprocess_exec("sleep", "1000")
+    peer = PeerProcess(os.pidfd_open(child.pid))
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda descriptor, number: None)
+    with pytest.raises(DeadlineExceeded, match=r"waited 0\.01 s for the process of worker-1 to end"):
+        await peer.kill("the process of worker-1 to end", within_s=0.01)
+    peer.close()
+    child.kill()
+    await child.wait()
