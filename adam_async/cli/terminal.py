@@ -122,16 +122,12 @@ def printable(text: str) -> str:
     Control and direction characters become escapes such as ``\x1b`` and ``\u202e``. Backslashes stay, so a
     second pass changes nothing. A parent process makes a second pass over the lines of its child process.
     """
-    return _UNSAFE.sub(_escape, text)
+    return _UNSAFE.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def printable_lines(text: str) -> str:
     """Make each line of a text printable, as `printable` does."""
     return "\n".join(printable(line) for line in text.split("\n"))
-
-
-def _escape(found: re.Match[str]) -> str:
-    return repr(found[0])[1:-1]
 
 
 class EscapingConsole(Console):

@@ -173,7 +173,10 @@ async def _train(
                 options, config, contents, environment, dataset, terminal, timeline, imports, launcher
             ) as (driver, train):
                 table = LiveTable(
-                    driver.progress, stream=sys.stdout, quiet=options.quiet, leader=_leader_of(driver)
+                    driver.progress,
+                    stream=sys.stdout,
+                    quiet=options.quiet,
+                    leader=lambda: driver.leading if len(driver.controllers) > 1 else "",
                 )
                 driver.events.listen(table.on_event)
                 # Roles that ranks start, or this command, have no endpoint of their own.
@@ -358,11 +361,6 @@ def announce_imports(steps: Sequence[object], origin: str, terminal: Terminal) -
     """Print the functions of a checkpoint or record before the import of their modules."""
     if functions := named_functions(steps):
         terminal.notice(f"{origin} names functions, whose modules are imported: {', '.join(functions)}")
-
-
-def _leader_of(driver: Driver) -> Callable[[], str]:
-    """Return a function that returns the leader of several controllers."""
-    return lambda: driver.leading if len(driver.controllers) > 1 else ""
 
 
 async def _measure_before(

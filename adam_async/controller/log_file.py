@@ -104,15 +104,11 @@ class LogFile:
             )
         if data:
             await self._keep_private()
-            await self._cut_off(end)
+            # The bytes and the name of a torn log may be in the page cache alone.
+            await self._disk.truncate_durably(self._path, end)
             await self._disk.sync_folder(self._folder)
         self._writer = Writer(end)
         return saved
-
-    async def _cut_off(self, end: int) -> None:
-        """Cut off a torn tail for good, and make the bytes before it durable."""
-        # The bytes and the name may be in the page cache alone.
-        await self._disk.truncate_durably(self._path, end)
 
     async def _keep_private(self) -> None:
         """Make a log private if other users can read it, because it holds the whole state of the cluster."""

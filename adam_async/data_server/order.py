@@ -137,15 +137,6 @@ def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
     return np.packbits(chosen).tobytes()
 
 
-def epoch_order(dice: Dice, *, epoch: int, num_images: int, images_per_group: int) -> EpochOrder:
-    """Shuffle the images of one epoch after an epoch without skipped groups.
-
-    Raises:
-        ValueError: `num_images` or `images_per_group` is not positive.
-    """
-    return EpochOrders(dice, num_images=num_images, images_per_group=images_per_group).order(epoch)
-
-
 def count_groups(num_images: int, images_per_group: int) -> int:
     """Return the number of groups of `num_images` images, including a short last group."""
     return -(-num_images // images_per_group)

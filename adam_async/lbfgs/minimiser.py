@@ -256,7 +256,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def _coefficients(self) -> list[float]:
         """The coefficients of the direction in the basis."""
         basis = self._basis
-        return direction([[self._product(a, b) for b in basis] for a in basis])
+        return direction([[self.products[_named(a, b)] for b in basis] for a in basis])
 
     @property
     def _new_products(self) -> list[tuple[str, str]]:
@@ -264,9 +264,6 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         old = [f"{letter}{slot}" for letter in "sy" for slot in self._kept]
         new = [f"s{self._next_slot}", f"y{self._next_slot}", GRADIENT]
         return [(a, b) for number, a in enumerate(new) for b in (*old, *new[number:])]
-
-    def _product(self, a: str, b: str) -> float:
-        return self.products[_named(a, b)]
 
 
 def _named(a: str, b: str) -> str:

@@ -134,11 +134,6 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
     ]
 
 
-def _ranges(array: ArrayRecord, shard_bytes: int) -> list[tuple[int, int]]:
-    """Cut an array into the ranges of its shards."""
-    return cut_tensor(array.shape, _limit(array, shard_bytes), array.cuts)
-
-
 def _limit(array: ArrayRecord, shard_bytes: int) -> int:
     """Return the maximum number of values of a shard of an array."""
     limit = shard_bytes // array.item_bytes
@@ -159,7 +154,11 @@ def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES
     Raises:
         ValueError: A shard would have no room for one value.
     """
-    ranges = [(array, start, stop) for array in arrays for start, stop in _ranges(array, shard_bytes)]
+    ranges = [
+        (array, start, stop)
+        for array in arrays
+        for start, stop in cut_tensor(array.shape, _limit(array, shard_bytes), array.cuts)
+    ]
     buckets = spread([(stop - start) * array.item_bytes for array, start, stop in ranges], NUM_BUCKETS)
     shards = tuple(
         ShardSpec(

@@ -124,7 +124,6 @@ ANY_MODULE = "adam_async.torch.TorchStep trains any module"
 """Text of the remedy, in errors about a module that is no network of built-in layers."""
 
 Options = dict[str, OptionValue]
-Edges = list[tuple[str, tuple[str, ...]]]
 
 
 def to_module(model: Model) -> nn.Module:

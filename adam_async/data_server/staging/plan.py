@@ -100,7 +100,8 @@ class Staging:
     def rounds(self) -> list[int]:
         """Return the owners of missing files, by growing distance in the ring."""
         others = [(self.server + distance) % self.servers for distance in range(1, self.servers)]
-        return [owner for owner in others if self._held_of[owner] < self._count(owner)]
+        files, servers = len(self.files), self.servers
+        return [owner for owner in others if self._held_of[owner] < len(range(owner, files, servers))]
 
     def next_round(self, open_to: Collection[int]) -> int | None:
         """Return the nearest owner of missing files that is reachable or lost; None without one."""
@@ -112,9 +113,6 @@ class Staging:
     def missing_of(self, owner: int) -> Iterator[int]:
         """Yield the missing files of an owner: this server, or that of a round."""
         return (file for file in range(owner, len(self.files), self.servers) if file not in self._held)
-
-    def _count(self, owner: int) -> int:
-        return len(range(owner, len(self.files), self.servers))
 
     def where(self, file: int) -> Step | None:
         """Return the next attempt to get a file; None if no server is left."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.image_cache import BLOCK_BYTES, INSTANT_BLOCK_BYTES, GroupCache, MemoryInUse
-from adam_async.data_server.order import epoch_order
+from adam_async.data_server.order import EpochOrders
 from adam_async.model.keyed_random import Dice
 
 
@@ -28,7 +28,7 @@ def dataset(images: int, pixels: int = 4) -> Dataset:
 
 
 def order_of(images: int, group: int):
-    return epoch_order(Dice(1), epoch=1, num_images=images, images_per_group=group)
+    return EpochOrders(Dice(1), num_images=images, images_per_group=group).order(1)
 
 
 @given(

@@ -14,7 +14,7 @@ from adam_async.data_server import group_producer
 from adam_async.data_server.dataset import Dataset, StoredImages
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.image_cache import BLOCK_BYTES
-from adam_async.data_server.order import epoch_order
+from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice
@@ -52,7 +52,7 @@ def dataset_of(read=picture, *, cache: CacheLimits | None) -> Dataset:
 
 
 def order_of(epoch: int):
-    return epoch_order(Dice(1), epoch=epoch, num_images=IMAGES, images_per_group=GROUP)
+    return EpochOrders(Dice(1), num_images=IMAGES, images_per_group=GROUP).order(epoch)
 
 
 @asynccontextmanager

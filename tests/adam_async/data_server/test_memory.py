@@ -21,7 +21,7 @@ from adam_async.run.cache_size import CacheLimits
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.config import Config
 from adam_async.data_server.sources.datasets import load_dataset
-from adam_async.data_server.order import epoch_order
+from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.model.keyed_random import Dice
 from adam_async.runtime.machine import peak_rss_mb
@@ -38,7 +38,7 @@ async def main(folder):
         idle = peak_rss_mb()
         stuck = []
         for epoch in (1, 2):
-            order = epoch_order(Dice(1), epoch=epoch, num_images={IMAGES}, images_per_group={GROUP})
+            order = EpochOrders(Dice(1), num_images={IMAGES}, images_per_group={GROUP}).order(epoch)
             supply.begin_epoch(order, takers=1)
             number, per_answer = 0, supply.answer_bytes // ({GROUP} * 3 * 64 * 64)
             while number < order.num_groups:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.data_server.order import EpochOrders, count_groups, epoch_order
+from adam_async.data_server.order import EpochOrders, count_groups
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import must_train_all
 from adam_async.run.counts import RESULTS_KEPT, EpochCounts, skipped_groups
@@ -15,7 +15,7 @@ counts = st.integers(1, 300)
 
 @given(st.integers(), st.integers(0, 100), counts, st.integers(1, 40))
 def test_the_groups_of_an_epoch_hold_every_image_once(seed: int, epoch: int, images: int, size: int) -> None:
-    order = epoch_order(Dice(seed), epoch=epoch, num_images=images, images_per_group=size)
+    order = EpochOrders(Dice(seed), num_images=images, images_per_group=size).order(epoch)
     groups = [order.group(number) for number in range(order.num_groups)]
 
     assert sorted(np.concatenate(groups).tolist()) == list(range(images))
@@ -25,7 +25,7 @@ def test_the_groups_of_an_epoch_hold_every_image_once(seed: int, epoch: int, ima
 
 def test_the_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
     def order(seed: int, epoch: int) -> list[int]:
-        made = epoch_order(Dice(seed), epoch=epoch, num_images=100, images_per_group=16)
+        made = EpochOrders(Dice(seed), num_images=100, images_per_group=16).order(epoch)
         return [int(index) for index in made.indices]
 
     assert order(1, 0) == order(1, 0)
@@ -34,13 +34,13 @@ def test_the_order_depends_on_seed_and_epoch_and_nothing_else() -> None:
 
 
 def test_the_order_does_not_depend_on_the_group_size() -> None:
-    orders = [epoch_order(Dice(5), epoch=2, num_images=50, images_per_group=size) for size in (1, 16)]
+    orders = [EpochOrders(Dice(5), num_images=50, images_per_group=size).order(2) for size in (1, 16)]
 
     np.testing.assert_array_equal(orders[0].indices, orders[1].indices)
 
 
 def test_a_group_that_is_not_there_is_named() -> None:
-    order = epoch_order(Dice(1), epoch=3, num_images=20, images_per_group=16)
+    order = EpochOrders(Dice(1), num_images=20, images_per_group=16).order(3)
 
     assert repr(order) == "<EpochOrder 3 20 images 2 groups>"
     for number in (-1, 2):
@@ -50,7 +50,7 @@ def test_a_group_that_is_not_there_is_named() -> None:
 
 def test_counts_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="not 0 and 16"):
-        epoch_order(Dice(1), epoch=0, num_images=0, images_per_group=16)
+        EpochOrders(Dice(1), num_images=0, images_per_group=16).order(0)
     assert count_groups(33, 16) == 3
 
 
@@ -66,9 +66,9 @@ def test_skipped_images_come_first_in_the_next_epoch_in_the_order_of_its_permuta
     carried: list[int] = []
     for epoch in range(1, len(skipped) + 2):
         order = orders.order(epoch, skipped[: epoch - 1])
-        plain = epoch_order(
-            Dice(seed), epoch=epoch, num_images=images, images_per_group=size
-        ).indices.tolist()
+        plain = (
+            EpochOrders(Dice(seed), num_images=images, images_per_group=size).order(epoch).indices.tolist()
+        )
         first = set(carried)
         expected = [image for image in plain if image in first] + [i for i in plain if i not in first]
         assert order.indices.tolist() == expected

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from adam_async.data_server.order import epoch_order
+from adam_async.data_server.order import EpochOrders
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits
@@ -46,12 +46,9 @@ def rule_step(config, p, g, memory, t, *, rate=None):
 
 def order_of(config, dataset, epoch):
     """The groups of an epoch, each the numbers of its images."""
-    order = epoch_order(
-        Dice(config.seed),
-        epoch=epoch,
-        num_images=len(dataset.train_labels),
-        images_per_group=config.images_per_group,
-    )
+    order = EpochOrders(
+        Dice(config.seed), num_images=len(dataset.train_labels), images_per_group=config.images_per_group
+    ).order(epoch)
     return [order.group(number) for number in range(order.num_groups)]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_async.data_server.order import epoch_order
+from adam_async.data_server.order import EpochOrders
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network
@@ -108,7 +108,7 @@ async def test_a_step_of_several_groups_applies_the_sum_of_their_gradients_once(
     model, dataset = Network(digits(), dtype="float64"), tiny_dataset()
     weights = model.initial_weights(Dice(config.seed))
     sums = {name: np.zeros_like(values) for name, values in weights.items()}
-    order = epoch_order(Dice(config.seed), epoch=1, num_images=60, images_per_group=6)
+    order = EpochOrders(Dice(config.seed), num_images=60, images_per_group=6).order(1)
     context = model.context(6)
     for number in range(10):
         chosen = order.group(number)

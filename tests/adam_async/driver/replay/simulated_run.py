@@ -18,7 +18,7 @@ import numpy as np
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.order import epoch_order
+from adam_async.data_server.order import EpochOrders
 from adam_async.driver.replay.decode import Log
 from adam_async.driver.replay.recording import Header
 from adam_async.driver.replay.run import digest
@@ -248,12 +248,11 @@ class SimulatedRun:
         self.servers = {name: SimulatedServer(self, name) for name in self.names}
         self.workers = [SimulatedWorker(self, replica) for replica in range(config.replicas)]
         self.orders = {
-            epoch: epoch_order(
+            epoch: EpochOrders(
                 Dice(config.seed),
-                epoch=epoch,
                 num_images=len(dataset.train_labels),
                 images_per_group=config.images_per_group,
-            )
+            ).order(epoch)
             for epoch in range(1, config.epochs + 1)
         }
         self.groups = self.orders[1].num_groups
