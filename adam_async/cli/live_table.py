@@ -350,7 +350,7 @@ def _table(progress: Progress, *, now: float, width: int) -> "Table":
 
 
 PRIORITY = "phase epoch done accuracy loss images/s left replicas elapsed images staleness waited checkpoint"
-"""Columns from the one that stays longest in a narrow terminal; ``on disk`` goes first."""
+"""Columns, the ones that a narrow terminal keeps longest first; ``on disk`` comes after them."""
 
 BAR = 10
 """Width of the bar of an epoch, in characters."""

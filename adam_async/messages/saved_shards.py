@@ -47,7 +47,7 @@ MOST_FAULTY_PIECES = 1_000
 takes time."""
 
 SAVED_PIECE_BYTES = 128
-"""Maximum size of a packed `SavedPiece`, in bytes, most of which a long name of the home may take."""
+"""Maximum size of a packed `SavedPiece`, in bytes, with the longest name of a home."""
 
 
 class SavedPiece(msgspec.Struct, frozen=True, array_like=True):

@@ -16,9 +16,9 @@ the tables of the shards, the shards themselves. A push that a lane does not fit
 refuses what is wrong. So the short way has no refusals of its own.
 
 A lane takes at most one push in a turn of its link's reading, so a client with many pushes cannot starve the
-others: the rest queues and is joined. Only bundles whose entries are committed at once have lanes, so not
-those with other copies or durable pushes, not bsp, where contributions wait for their sum, and not those of
-recorded runs. Shards with a rule of the user have none.
+others: the rest queues and is joined. Only bundles whose entries are committed at once have lanes. Bundles
+have none if they have other copies, durable pushes, a rule of the user or a recorded run, or are in bsp,
+where contributions wait for their sum.
 
 A flat gradient of a process of this host is read where its sender wrote it, and can change it. It is checked,
 and each block is checked again as it is applied. A push that waits, or takes the long way, is copied first.

@@ -30,7 +30,7 @@ COLUMNS = 509
 """Number of columns of a checksum, each 8 bytes; a prime, so that exchanged rows of a matrix change it."""
 
 REPLACED_GAP = 100
-"""Minimum number of pushes between two changes of a parameter that replace effects of pushes."""
+"""Minimum number of pushes between two changes by the program that undo pushes to the same parameter."""
 
 
 def checksum(values: NDArray[np.floating]) -> int:
