@@ -25,7 +25,7 @@ def _bound(name: str, old: str, new: str) -> Ablation:
         "adam_async/messages/body.py",
         old,
         new,
-        MESSAGES + "bounds.py::test_every_field_of_a_message_is_bounded",
+        MESSAGES + "body.py::test_every_field_of_a_message_is_bounded",
         breaks=REFUSED,
     )
 
