@@ -43,7 +43,6 @@ EXEMPT: dict[str, str] = {
                 "group_producer",
                 "image_cache",
                 "sources/datasets",
-                "sources/downloads",
                 "sources/idx",
                 "sources/published_sets",
                 "sources/objects",

@@ -16,7 +16,6 @@ A seed gives the same run in every process.
     scenario.py               a scenario, its record and its world of machines
     plan.py, faults.py        a plan as data: options and faults, and the smallest one that still fails (delta
                               debugging); crashes, kills, freezes, cuts, resets
-    random_streams.py         seeded streams of random numbers, one for each concern
     fault_points.py           the fault points of product code, which a run switches on
     linearizability.py        whether the answers to clients of a map fit one order of all operations
 
