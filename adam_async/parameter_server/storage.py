@@ -16,6 +16,7 @@ processes have views of it, with their own gates. There each thread notes its st
 server can count those of a process that has ended.
 """
 
+import gc
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -340,6 +341,7 @@ class StoragePool:
         if storage is None:
             region = None
             if self._allocate is not None:
+                gc.collect()  # the regions of earlier runs stay as long as cycles of objects have them
                 try:
                     region = self._allocate(storage_bytes(parameters, rule, dtype))
                 except OSError as error:

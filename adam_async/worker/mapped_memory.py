@@ -7,6 +7,7 @@ left in order. On this link the server asks the worker to keep the values still.
 """
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -92,6 +93,7 @@ async def mapped_memory(
     Raises:
         RunFailed: The memory cannot be mapped from here; the error has the reason and the cure.
     """
+    gc.collect()  # see `StoragePool.provide`
     store, node = cluster.run_store, endpoint.identity.node
     assert store is not None
     groups = groups_of_a_job(config.images_per_group)

@@ -1,6 +1,8 @@
 """The memory of shards: one aligned vector per tensor, shared by the roles of a run in a process."""
 
 import gc
+import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from adam_async.parameter_server.storage import (
 )
 from adam_async.run.partition import arrays_of
 from adam_async.run.shard_table import shard_table
+from transport import Region
 
 PARAMETERS = arrays_of(Network(digits()), None)
 TABLE = shard_table(PARAMETERS, shard_bytes=16 << 10)
@@ -94,6 +97,21 @@ def test_a_storage_that_no_role_keeps_is_freed():
     gc.collect()
     assert storage_pool.find("left") is None
     assert storage_pool.find("kept") is kept
+
+
+def test_common_memory_of_an_earlier_run_is_freed_before_that_of_the_next_one_also_in_a_cycle():
+    storage_pool = StoragePool(partial(Region.allocate, is_common=True))
+    gc.disable()
+    try:
+        earlier = [storage_pool.provide("earlier", *STORAGE)]
+        earlier.append(earlier)
+        freed = weakref.ref(earlier[0].region.base)
+        del earlier
+        kept = storage_pool.provide("next", *STORAGE)
+        assert freed() is None
+        assert storage_pool.find("next") is kept
+    finally:
+        gc.enable()
 
 
 def test_a_shelf_tells_a_process_without_servers_from_one_whose_servers_have_left_a_run():
