@@ -158,7 +158,11 @@ PORTS = (
     port("adam_async/report/event_file.py", "files", "written by the thread of a callback"),
     port("adam_async/report/tensorboard.py", "files system", "written by the thread of a callback"),
     port("adam_async/runtime/ordinary_files.py", "files system", "opens and reads files for the disk"),
-    port("adam_async/runtime/standard_streams.py", "files system", "the standard streams of the process"),
+    port(
+        "adam_async/runtime/standard_streams.py",
+        "files system threads",
+        "the standard streams of the process; their readers may block a writer",
+    ),
     port("adam_async/runtime/blocking_thread.py", "threads", "the thread of a disk, or of Ray"),
     port(
         "adam_async/data_server/sources/published_sets.py",

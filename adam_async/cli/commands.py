@@ -281,9 +281,16 @@ def check_words(arguments: list[str]) -> None:
     raise ConfigError(f"{' '.join((*path, rest[0]))!r} is no command{meant} known: {known}{itself}")
 
 
-def _run(work: Callable[..., Coroutine[Any, Any, int]], *arguments: Any, verbose: bool = False) -> int:
+def _run(
+    work: Callable[..., Coroutine[Any, Any, int]],
+    *arguments: Any,
+    verbose: bool = False,
+    serves: bool = False,
+) -> int:
     """Run the coroutine of a command, which takes the environment and the terminal after its arguments."""
-    return run_in_loop(lambda terminal: work(*arguments, os.environ, terminal), verbose=verbose)
+    return run_in_loop(
+        lambda terminal: work(*arguments, os.environ, terminal), verbose=verbose, serves=serves
+    )
 
 
 @app.command
@@ -516,7 +523,7 @@ def role(options: FromEnvironmentOptions = FromEnvironmentOptions()) -> int:
         return code
     if len(found[0].assignment.roles) == 1:
         return run_command(found[0].command(options))
-    return _run(supervise, found[0], options, verbose=options.verbose)
+    return _run(supervise, found[0], options, verbose=options.verbose, serves=True)
 
 
 @app.command
@@ -557,7 +564,7 @@ def dashboard(*, options: DashboardOptions = DashboardOptions()) -> int:
     check_dashboard(options)
     from adam_async.cli.dashboard import serve_dashboard
 
-    return _run(serve_dashboard, options, verbose=options.verbose)
+    return _run(serve_dashboard, options, verbose=options.verbose, serves=True)
 
 
 @app.command

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from adam_async.errors import ConfigError, binding
 from adam_async.run.addresses import check_address
 from adam_async.run.option_sources import PLAIN, check_variables
 from adam_async.runtime.health import Health, health_endpoint
+from adam_async.runtime.standard_streams import unblocked_streams
 from transport.sockets import parse_tcp_address
 
 
@@ -23,12 +24,18 @@ def run_in_loop(
     quiet: bool = False,
     level: LogLevel | None = None,
     lines: OneLine | None = None,
+    serves: bool = False,
 ) -> int:
-    """Run a command's coroutine in its own loop."""
+    """Run a command's coroutine in its own loop.
+
+    Args:
+        serves: Whether others wait for answers of the loop, so that no reader of the output may block it.
+    """
     check_variables(os.environ, PLAIN)
-    log_to_stderr(verbose=verbose, level=level, lines=lines)
-    terminal = Terminal(quiet=quiet)
-    return EARLY.run(lambda: main(terminal))
+    with unblocked_streams(lambda: EARLY.first is not None) if serves else nullcontext():
+        log_to_stderr(verbose=verbose, level=level, lines=lines)
+        terminal = Terminal(quiet=quiet)
+        return EARLY.run(lambda: main(terminal))
 
 
 def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
@@ -39,6 +46,7 @@ def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], optio
         verbose=options.verbose,
         level=options.log_level,
         lines=lines,
+        serves=True,
     )
 
 
@@ -68,6 +76,7 @@ def run_driver(
         quiet=options.quiet,
         level=options.log_level,
         lines=JsonLine("driver") if options.log_format == "json" else None,
+        serves=True,
     )
 
 

@@ -11,12 +11,13 @@ The handlers are those of `signal`, not of the loop: they also run while the loo
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from adam_async.runtime.callbacks import ending_on_errors
 
@@ -86,7 +87,7 @@ class Signals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and self._at_once:
-            os.write(sys.stderr.fileno(), f"{self._at_once}\n".encode())
+            _write_now(sys.stderr, f"{self._at_once}\n")
         elif number == signal.SIGTERM and self._stop is not None and self.first is None:
             self.first = number
             self._stop()
@@ -96,7 +97,7 @@ class Signals:
             self.cancel()
             return
         if sys.stdout.isatty():
-            os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())
+            _write_now(sys.stdout, SHOW_CURSOR)
         self.leave(128 + number)
 
     def run(self, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
@@ -130,6 +131,12 @@ class Signals:
             code = await main()
         # A command may have caught the cancellation and returned; it was still interrupted.
         return code if self.first is None else self.exit_code()
+
+
+def _write_now(stream: TextIO, text: str) -> None:
+    """Write a short text, unless its reader does not read: a handler must not wait for that."""
+    if select.select([], [stream], [], 0)[1]:
+        os.write(stream.fileno(), text.encode())
 
 
 EARLY = Signals()

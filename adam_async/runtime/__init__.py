@@ -18,7 +18,7 @@ counts the link in `traffic.py`.
     role_handle.py                one process of a role, as its cluster sees it: address, log lines, end
     child_process.py              that process as a child of this one: start, kill, freeze
     health.py                     HTTP endpoint for liveness and readiness probes
-    standard_streams.py           closed standard streams, and streams that cannot write every character
+    standard_streams.py           closed standard streams, characters that one lacks, idle readers
     kernel_cache.py               the folder of compiled kernels (Numba), in that of the user's caches
 
     timeline.py, trace_events.py  profile of a run: noted events; Trace Event JSON for Perfetto

@@ -205,7 +205,7 @@ def press_to(page: Any, condition: str) -> None:
 
 
 def test_buttons_end_freeze_and_add_roles_and_the_page_shows_each_recovery(browser: Any) -> None:
-    with Command(*TRAIN, "--quiet") as train:  # a full pipe of unread lines would stop the driver
+    with Command(*TRAIN) as train:
         url = address_in(train)
         with opened(browser, url, viewport={"width": 1280, "height": 900}) as page:
             for part in ("#loss svg", "#accuracy svg", "#speed svg", "#staleness svg", "#first canvas"):

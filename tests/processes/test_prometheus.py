@@ -108,8 +108,7 @@ def test_all_roles_are_scraped_and_a_lost_copy_is_an_alert(tmp_path: Path) -> No
         for role in (*servers, *roles):
             address_of(role)
         report = tmp_path / "report.json"
-        # Quiet: a full pipe of unread lines would stop the driver.
-        options = ("--servers", "2", "--copies", "2", "--replicas", "2", "--epochs", "100000", "--quiet")
+        options = ("--servers", "2", "--copies", "2", "--replicas", "2", "--epochs", "100000")
         training = start("train", *options, "--report", str(report), *join)
         prometheus = Prometheus(start_prometheus(stack, tmp_path, ports))
         until(lambda: prometheus.value("adam_run_epoch") > 0, 120.0)
