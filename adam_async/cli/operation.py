@@ -170,7 +170,8 @@ def print_status(status: ClusterStatus, terminal: Terminal) -> None:
 
 def _run_line(run: RunStatus) -> str:
     of = f" of {run.epochs}" if run.epochs else ""
-    parts = [f"run {run.id}: {run.phase}{f': {run.reason}' if run.reason else ''}, epoch {run.epoch}{of}"]
+    phase = f"{run.phase}: {run.reason}" if run.reason and run.phase != "failed" else run.phase
+    parts = [f"run {run.id}: {phase}, epoch {run.epoch}{of}"]  # the verdict has the reason of a failure
     if run.in_place:
         parts.append("in place")
     if run.groups:

@@ -76,12 +76,13 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     images: int
     """Number of trained images of the epoch."""
     images_per_s: float
-    """Trained images per second since the poll before; without one, in the epoch so far."""
+    """Trained images per second since the poll before; without one, in the epoch so far. 0 without a live
+    replica."""
     loss: float | None
     """Mean loss of the epoch so far; None if unknown or not finite."""
     left_s: float | None
     """Time until the end of the last epoch at the rate of this one, without evaluations, in seconds; None if
-    unknown."""
+    unknown, or without a live replica."""
     test_accuracy: float | None
     """Test accuracy of the newest evaluated epoch; None before the first one."""
     in_place: bool = False
@@ -218,6 +219,7 @@ def _run(cluster: ClusterMap, facts: Mapping[str, Counts], earlier: Mapping[str,
     epoch = cluster.epoch if cluster.epoch is not None and cluster.epoch.run == run.id else None
     epochs, replicas = run.terms.get("epochs", 1), run.terms.get("replicas", 1)  # terms leave out defaults
     loss = read_number(dealer.loss) if dealer is not None and dealer.loss_images else nan
+    trains = not run.over and bool(cluster.live_replicas())
     return RunStatus(
         id=run.id,
         phase=run.phase,
@@ -230,9 +232,9 @@ def _run(cluster: ClusterMap, facts: Mapping[str, Counts], earlier: Mapping[str,
         groups=epoch.groups if epoch is not None else 0,
         replicas=replicas if isinstance(replicas, int) else 0,
         images=dealer.images if dealer is not None else 0,
-        images_per_s=0.0 if run.over else images_per_s(facts, earlier),
+        images_per_s=images_per_s(facts, earlier) if trains else 0.0,
         loss=loss if isfinite(loss) else None,
-        left_s=None if run.over or epoch is None else _left_s(run.epoch, epochs, epoch.groups, dealer),
+        left_s=_left_s(run.epoch, epochs, epoch.groups, dealer) if trains and epoch is not None else None,
         test_accuracy=run.evaluated[-1].test_accuracy if run.evaluated else None,
         in_place=cluster.run_store is not None and cluster.run_store.in_place,
     )

@@ -30,6 +30,9 @@ LATE_S = 0.1
 BUSY = 0.8
 """Share of a core that a server's process uses, above which the server limits waits for pushes."""
 
+MOST_WAITED_FOR = 200
+"""Maximum length of the text of a worker's wait, in characters: a table that draws a longer one is slow."""
+
 CopiesOf = Mapping[str, RunCopies]
 """Copies of the shards by their owner in words: the run, or a store."""
 
@@ -252,7 +255,8 @@ def _waits(cluster: ClusterMap, counts: CountsOf, copies: CopiesOf, waits: Waits
     cure = "restart the worker of that replica, or allow more steps with --consistency ssp:N"
     for each in sorted(of_kind(WorkerCounts, counts.values()), key=lambda each: each.node):
         if each.waiting_for and cluster.in_progress:
-            yield Wait(who=each.node, what=each.waiting_for, deadline_s=waits.clock_s, cure=cure)
+            what = each.waiting_for[:MOST_WAITED_FOR]
+            yield Wait(who=each.node, what=what, deadline_s=waits.clock_s, cure=cure)
     start = "start one: adam-async"
     for owner, copied in copies.items():
         for bundle in copied.lagging:

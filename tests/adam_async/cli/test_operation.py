@@ -60,6 +60,12 @@ def test_a_status_names_verdict_losses_waits_and_the_time_left(capsys: pytest.Ca
     assert lines[5:7] == ["ps-2 is lost", f"{wait}"]
 
 
+def test_a_failed_run_has_its_reason_once(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = structs.replace(run_record("run-1", phase="failed"), reason="ps-0 was lost")
+    print_status(status_of(ClusterMap(run=failed), {}, leading=""), Terminal())
+    assert capsys.readouterr().out.count("ps-0 was lost") == 1
+
+
 def test_a_cluster_of_stores_alone_shows_the_losses_that_they_survive(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from adam_async.run.cluster_map import NOTICE, ClusterMap, DealerRecord, EpochRecord
+from adam_async.run.cluster_map import NOTICE, ClusterMap, DealerRecord, EpochRecord, ready_word
 from adam_async.run.cluster_status import status_of
 from adam_async.run.counts import Counts
 from tests.adam_async.cluster_maps import node, run_record
@@ -90,6 +91,19 @@ def test_a_cluster_without_a_run_has_a_status() -> None:
     status = status_of(ClusterMap(), {}, leading="", with_ended=False)
 
     assert (status.run, status.copies, status.roles) == (None, None, ())
+
+
+def test_a_run_without_a_live_replica_has_no_rate_and_no_time_left() -> None:
+    facts = {"data-0": counts_of("data", "data-0", finished=30, groups=90, images=240, train_s=60.0, term=1)}
+    ready = node("worker", replica=0, ready=ready_word("run-1", cluster().replica_generation(0)))
+    trains = {**cluster().nodes, "worker-0": ready}
+    trained, idle = (
+        status_of(each, facts, leading="").run for each in (replace(cluster(), nodes=trains), cluster())
+    )
+    assert trained is not None
+    assert idle is not None
+    assert (trained.images_per_s, trained.left_s) == (4.0, 120.0)
+    assert (idle.images_per_s, idle.left_s) == (0.0, None)
 
 
 @pytest.mark.parametrize(("known", "loss"), [(0, None), (8, 0.5)])

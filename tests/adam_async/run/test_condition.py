@@ -5,7 +5,7 @@ from msgspec import structs
 
 from adam_async.run.cluster_map import ClusterMap, ready_word
 from adam_async.run.cluster_status import status_of
-from adam_async.run.condition import Condition, LostRole, limit_of
+from adam_async.run.condition import MOST_WAITED_FOR, Condition, LostRole, limit_of
 from adam_async.run.counts import Counts
 from adam_async.run.training_program import ProgramRecord
 from tests.adam_async.cluster_maps import bundle_map, node, run_record
@@ -195,3 +195,9 @@ def test_replicas_that_trained_a_group_since_the_last_poll_take_part() -> None:
     idle = condition(training(), {"worker-0": worker(2.0, groups=6)}, {"worker-0": worker(1.0, groups=6)})
     assert idle.taking_part == 0
     assert idle.line.endswith("2 live, 0 taking part")
+
+
+def test_the_text_of_a_wait_is_short_however_long_a_worker_makes_it() -> None:
+    counts = counts_of("worker", "worker-0", waiting_for="replica 1 " * 100_000)
+    wait = condition(training(), {**CONTROLLERS, "worker-0": counts}).waits[0]
+    assert wait.what == ("replica 1 " * 100)[:MOST_WAITED_FOR]
