@@ -76,6 +76,10 @@ class RunEvents:
             self._explained.add(node)
             self.begins("lost", node, what)
             return
+        self._add(what)
+
+    def _add(self, what: str) -> None:
+        """Add an event, also one with the words of a peer, which could have the form of a death."""
         self._keep(what)
         self._stream.publish(Noted(text=what))
 
@@ -162,7 +166,7 @@ class RunEvents:
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:
                     if node.left:
-                        self.note(f"{name} left")
+                        self._add(f"{name} left")
                     elif name not in self._explained:
                         self._note_loss(name, at=node.lost_at)
                     del self._alive[name]
@@ -185,7 +189,7 @@ class RunEvents:
         notices = {name: str(cluster.nodes[name].info.get(NOTICE, "")) for name in cluster.live("ps")}
         for name, notice in notices.items():
             if notice and notice != self._notices.get(name, notice):
-                self.note(notice)
+                self._add(notice)
         self._notices = notices
 
     def _note_numerics(self, cluster: ClusterMap) -> None:
@@ -196,7 +200,7 @@ class RunEvents:
             for node, differences in other_numerics(cluster, bundle).items() if bundle is not None else ():
                 if self._rounds_otherwise.get(node) != differences:
                     self._rounds_otherwise[node] = differences
-                    self.note(f"the copies of {node} may round otherwise than their primary: {differences}")
+                    self._add(f"the copies of {node} may round otherwise than their primary: {differences}")
 
     def _note_copies(self, cluster: ClusterMap) -> None:
         """Note primaries that moved, and shards that begin or cease to lack copies."""

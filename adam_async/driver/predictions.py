@@ -6,13 +6,15 @@ run may be an epoch ahead by then, so the predictions are those of the weights o
 
 import logging
 
+from msgspec.structs import replace
+
 from adam_async.controller.client import Membership
 from adam_async.driver.evaluator import MOST_LOOKED_AT, Evaluator, pull_snapshot, reading_client, running
 from adam_async.errors import AdamError, ConfigError, first_cause
 from adam_async.model.network import Network
 from adam_async.model.spec import ModelSpec
 from adam_async.report.stream import EventStream
-from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.cluster_map import MOST_REASON, ClusterMap
 from adam_async.run.config import Waits
 from adam_async.run.events import Noted
 from adam_async.run.partition import table_of
@@ -56,13 +58,14 @@ class Predictions:
                     continue
                 try:
                     await self._publish(cluster, pool)
-                except (AdamError, TransportError, ExceptionGroup) as error:
+                except Exception as error:  # a peer may send what does not fit, and the page goes on
                     cause = first_cause(error)
-                    if not isinstance(cause, AdamError | TransportError):
-                        raise
-                    logger.info("no predictions after epoch %d: %s", run.evaluated[-1].epoch, cause)
+                    unknown = None if isinstance(cause, AdamError | TransportError) else error
+                    level = logging.INFO if unknown is None else logging.WARNING
+                    epoch = run.evaluated[-1].epoch
+                    logger.log(level, "no predictions after epoch %d: %s", epoch, cause, exc_info=unknown)
                     if shown[0] != run.id:
-                        self._stream.publish(Noted(text=f"no predictions: {cause}"))
+                        self._stream.publish(Noted(text=f"no predictions: {cause!s:.{MOST_REASON}}"))
                 shown = run.id, run.evaluated[-1].epoch
 
     async def _publish(self, cluster: ClusterMap, pool: ComputePool) -> None:
@@ -98,7 +101,7 @@ class Predictions:
         evaluator = self._evaluators[run.id]
         await evaluator.accuracy(model, pulled.weights, self._data_address)
         if (predicted := await evaluator.predicted(run.evaluated[-1].epoch)) is not None:
-            self._stream.publish(predicted)
+            self._stream.publish(replace(predicted, is_later=True))
 
     def _data_address(self) -> str:
         """Return the address of a data server; empty without one."""

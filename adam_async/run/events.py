@@ -112,6 +112,8 @@ class Predicted(Event, frozen=True, kw_only=True, tag="predicted"):
     """Test images with the predictions of the weights after an epoch; only for streams that show them."""
 
     epoch: int
+    is_later: bool = False
+    """Whether the weights are those of a later moment, as pulled from a run in progress."""
     height: ImageSide
     width: ImageSide
     channels: Annotated[int, msgspec.Meta(ge=1, le=3)]

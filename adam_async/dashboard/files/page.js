@@ -299,7 +299,7 @@ function showStores() {
 function showSamples(found) {
   $("samples").hidden = found === null;
   if (found === null) return;
-  $("samples-title").textContent = `Predictions after epoch ${found.epoch}`;
+  $("samples-title").textContent = `Predictions ${found.is_later ? "some time " : ""}after epoch ${found.epoch}`;
   $("first").replaceChildren(...found.first.map((image) => sample(image, found)));
   $("mistakes").replaceChildren(...found.mistakes.map((image) => sample(image, found)));
 }

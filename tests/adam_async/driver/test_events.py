@@ -9,7 +9,7 @@ from adam_async.driver.events import EVENTS_KEPT, RunEvents
 from adam_async.report.stream import EventStream, texts
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.condition import Wait
-from adam_async.run.events import AnyEvent, IncidentBegins, IncidentEnds
+from adam_async.run.events import AnyEvent, IncidentBegins, IncidentEnds, Noted
 from adam_async.run.training_program import ProgramRecord
 from tests.adam_async.cluster_maps import bundle_map, node, run_record
 
@@ -196,6 +196,19 @@ async def test_a_new_notice_of_a_server_is_an_event_once() -> None:
 
     assert await noted(quiet, noticed, noticed) == ["ps-0 does not join: it has no memory"]
     assert await noted(noticed, noticed) == []
+
+
+async def test_a_notice_in_the_form_of_a_death_is_no_incident_of_the_named_role() -> None:
+    stream, seen = EventStream(), list[AnyEvent]()
+    stream.listen(seen.append)
+    events = RunEvents(stream)
+
+    async def maps() -> AsyncIterator[ClusterMap]:
+        for info in ({}, {"notice": "ps-1 died: by my word"}):
+            yield ClusterMap(nodes={"ps-0": node("ps", info=info), "ps-1": node("ps")})
+
+    await events.follow(maps())
+    assert [type(each) for each in seen] == [Noted]
 
 
 async def test_shards_with_one_copy_and_those_of_the_next_run_make_no_event() -> None:
