@@ -118,6 +118,8 @@ class Supervisor:
         self._on_line = on_line
         self._controllers = controller_names(config.controllers)
         self._given_up: WeakSet[RoleHandle] = WeakSet()
+        self._asked: WeakSet[RoleHandle] = WeakSet()
+        """Processes that an operator has killed."""
         self._losses = ServerLosses()
         self._stopping = asyncio.Event()
 
@@ -266,7 +268,7 @@ class Supervisor:
                 self._losses.note(self._map, node)
             refusal = self._refusal_of(node)
             served = served or process.served_s > 0
-            if process.served_s >= spec.restart.sound_s:
+            if process.served_s >= spec.restart.sound_s or process in self._asked:
                 left = spec.restart.most
             # A process that ended before it served cannot start; `address_of` raises its error. A killed
             # controller can start, and the other controllers need it to form their group.
@@ -294,8 +296,9 @@ class Supervisor:
             process = self._process(spec)
 
     def kill(self, node: str) -> None:
-        """Kill a role with SIGKILL; it counts as ended at once."""
+        """Kill a role with SIGKILL; it counts as ended at once, and its limit of restarts begins anew."""
         self._losses.note(self._map, node)
+        self._asked.add(self.processes[node])
         self.processes[node].kill()
 
     def survives(self, node: str, *, frozen: Collection[str]) -> bool:
@@ -320,7 +323,9 @@ class Supervisor:
             return self.survives(node, frozen=frozen)
         of_role = {each for each in self.processes if (each.rpartition("-")[0] or each) == role}
         left = len(of_role - {node, *frozen})
-        return left > len(of_role) // 2 if role == "controller" else left > 0
+        if role == "controller":
+            return left > len(of_role) // 2
+        return left >= (self._config.partitions if role == "worker" else 1)
 
     def _last_death(self, spec: RoleSpec, how: str, refusal: str, *, exhausted: bool) -> RoleDied:
         """Return the error of a role that is not restarted, and that the run needs."""

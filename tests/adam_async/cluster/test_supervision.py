@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from adam_async.cluster.launcher import LocalLauncher
+from adam_async.cluster.launcher import LocalLauncher, RestartPolicy, RoleSpec
 from adam_async.cluster.supervision import ServerLosses, Supervisor, successors_text
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
@@ -135,6 +135,8 @@ def test_a_role_may_be_frozen_if_others_of_its_kind_go_on_without_it() -> None:
     assert not roles.spares("worker-0", frozen={"worker-1"})
     assert not roles.spares("controller-1", frozen={"controller-2"}), "no majority"
     assert not supervisor(WHOLE, "controller").spares("controller", frozen=())
+    halves = supervisor(WHOLE, "worker-0", "worker-1", partitions=2)
+    assert not halves.spares("worker-0", frozen=()), "the only replica needs both"
 
 
 def test_a_killed_server_counts_as_ended_before_its_process_has() -> None:
@@ -143,6 +145,40 @@ def test_a_killed_server_counts_as_ended_before_its_process_has() -> None:
     roles.kill("ps-0")
     assert roles.processes["ps-0"].is_killed
     assert not roles.survives("ps-1", frozen=()), "it has the last copy of the shards of ps-0"
+
+
+class Killed(Process):
+    """A role that serves for less than a sound time, and ends when it is killed."""
+
+    served_s, serves, code, how = 1.0, True, -9, "killed by signal 9"
+
+    def __init__(self, spec: RoleSpec, *_: object) -> None:
+        super().__init__(spec.node, ends=True)
+
+    def kill(self) -> None:
+        self.ended.set()
+
+
+async def test_a_role_that_an_operator_kills_again_and_again_is_always_started_again() -> None:
+    async def died(node: str) -> None:
+        started.set()
+
+    started = asyncio.Event()
+    found = Supervisor(Config(), SimpleNamespace(start=Killed), environment={}, on_line=print)
+    found.driver = SimpleNamespace(map=ClusterMap(), note=print, report_death=died)
+    async with asyncio.TaskGroup() as group:
+        found.begin(group, {"worker": b""})
+        found.start("worker", "worker-0")
+        for _ in range(2 * RestartPolicy().most):
+            before = found.processes["worker-0"]
+            assert found.survives("worker-0", frozen=())
+            found.kill("worker-0")
+            await started.wait()
+            started.clear()
+            await asyncio.sleep(0)
+            assert found.processes["worker-0"] is not before
+        await found.stop()
+    assert found.death is None
 
 
 def test_nothing_is_lost_outside_a_run_or_before_its_values_are_loaded() -> None:
