@@ -115,6 +115,7 @@ def add_status(found: Exposition, status: ClusterStatus) -> None:
     if run is not None:
         numbers |= {
             "adam_run_replicas": run.replicas,
+            "adam_run_training": run.phase == "training",
             "adam_run_epoch": run.epoch,
             "adam_run_epochs": run.epochs,
             "adam_run_images_per_second": run.images_per_s,

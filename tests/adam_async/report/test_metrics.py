@@ -131,6 +131,15 @@ def test_the_status_is_that_of_the_command() -> None:
     assert not [line for line in lines if "loss" in line and line.startswith("adam_run_loss")]
 
 
+@pytest.mark.parametrize(("phase", "trains"), [("training", 1), ("between", 0), ("finished", 0)])
+def test_workers_without_work_are_no_stall_after_a_run_or_between_its_epochs(phase: str, trains: int) -> None:
+    found = Exposition()
+    add_status(found, status_of(ClusterMap(run=run_record("r", phase=phase, epoch=2)), {}, leading=""))
+    assert f"adam_run_training {trains}" in found.text().splitlines()
+    (rule,) = re.findall(r"alert: AdamStalled\n.+?for:", (DEPLOY / "alerts.yaml").read_text(), re.S)
+    assert "(adam_run_training) == 1" in rule
+
+
 def test_a_driver_has_the_newest_counts_of_roles_that_are_there() -> None:
     own, progress = counts_of("driver", "driver"), Progress(consistency="asp")
     assert "adam_cluster_verdict" not in run_metrics(own, progress, with_roles=True)
