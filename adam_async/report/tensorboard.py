@@ -21,6 +21,9 @@ from adam_async.run.events import AnyEvent, ClientCounted, Evaluated, Sampled, S
 
 Scalars = dict[str, float]
 
+LARGEST = 3.4028234663852886e38
+"""Largest number of a scalar, which has 32 bits."""
+
 
 class TensorBoard(Callback):
     """Writes the scalars of events into a new file of a folder.
@@ -51,7 +54,7 @@ class TensorBoard(Callback):
     def _write(self, data: bytes, at: float) -> None:
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{int(at)}.{platform.node()}.{getpid()}"
+            name = f"events.out.tfevents.{at:.6f}.{platform.node()}.{getpid()}"
             self._file = open(self._folder / name, "xb", buffering=0)
             self._file.write(record(_double(1, at) + _bytes(3, b"brain.Event:2")))
         self._file.write(record(data))
@@ -113,6 +116,7 @@ def _checksum(data: bytes) -> bytes:
 
 def _event(at: float, step: int, name: str, value: float) -> bytes:
     """Return the event of one scalar."""
+    value = min(max(value, -LARGEST), LARGEST)  # `pack` refuses the loss of a run that diverges
     scalar = _bytes(1, name.encode()) + bytes([2 << 3 | 5]) + pack("<f", value)
     return _double(1, at) + bytes([2 << 3]) + _varint(step) + _bytes(5, _bytes(1, scalar))
 

@@ -75,6 +75,21 @@ def written(folder: Path) -> list[tuple[float, int, str, float]]:
     return found  # type: ignore[return-value]
 
 
+def test_a_loss_that_diverges_is_the_largest_number_and_ends_no_file(tmp_path: Path) -> None:
+    writer = TensorBoard(tmp_path)
+    writer.on_event(StepsTaken(at=4.0, store="s", steps=1, pushes=1, unanswered=0, loss=1e300))
+    writer.close()
+    assert written(tmp_path)[0][2:] == ("train/loss", pytest.approx(3.4028235e38))
+
+
+def test_two_runs_of_a_program_within_a_second_have_a_file_each(tmp_path: Path) -> None:
+    for at in (2.1, 2.2):
+        writer = TensorBoard(tmp_path)
+        writer.on_event(Sampled(at=at, sample=SAMPLE))
+        writer.close()
+    assert len([*tmp_path.iterdir()]) == 2
+
+
 def test_scalars_of_samples_accuracies_and_steps_are_written(tmp_path: Path) -> None:
     writer = TensorBoard(tmp_path / "run")
     writer.on_event(Noted(at=1.0, text="no scalar, no file"))
