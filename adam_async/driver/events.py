@@ -161,7 +161,7 @@ class RunEvents:
                 self.ends("lost", name)
                 self._alive.pop(name, None)
             for name, node in cluster.nodes.items():
-                if node.role == "driver":  # the driver of these events, or an operator
+                if node.role in ("driver", "reader"):  # the driver of these events, or an operator
                     continue
                 known = self._alive.get(name)
                 if not node.live and known == node.incarnation:

@@ -58,6 +58,11 @@ async def test_the_next_run_of_a_command_has_another_driver_which_is_no_event() 
     assert await noted(map_of(driver=driver(1)), map_of(driver=driver(2))) == []
 
 
+async def test_an_operator_with_the_keys_of_a_reader_comes_and_goes_without_an_event() -> None:
+    there, gone = (map_of(reader=node("reader", live=not left, left=left)) for left in (False, True))
+    assert await noted(there, gone) == []
+
+
 async def test_the_listener_gets_each_event_as_it_is_noted() -> None:
     received: list[str] = []
     stream = EventStream()
