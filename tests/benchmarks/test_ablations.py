@@ -62,7 +62,7 @@ def test_a_safeguard_is_removed_for_the_duration_of_the_block_and_in_the_copy_al
             assert BOUND.old in path.read_text()
         assert (folder / BOUND.file).read_text() == path.read_text()
         with (
-            pytest.raises(ValueError, match=r"bounds\.py has 'what no source has' 0 times instead of once"),
+            pytest.raises(ValueError, match=r"body\.py has 'what no source has' 0 times instead of once"),
             removed(replace(BOUND, old="what no source has"), folder),
         ):
             pass
@@ -74,7 +74,7 @@ def test_a_safeguard_is_removed_from_functions_in_memory_until_the_change_is_und
         quorum.remove(monkeypatch.setattr)
         assert Members(("a", "b")).quorum == 1
     assert Members(("a", "b")).quorum == 2
-    with pytest.raises(ValueError, match=r"no function of .*bounds\.py has 'Seconds = "):
+    with pytest.raises(ValueError, match=r"no function of .*body\.py has 'Seconds = "):
         BOUND.remove(setattr)
 
 

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from adam_async.errors import RunFailed
+from adam_async.errors import RoleFailed
 from adam_async.messages import Block
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.config import Config
@@ -95,7 +95,7 @@ async def test_steps_that_the_servers_count_are_the_groups_that_were_trained():
 
 
 async def test_a_worker_without_the_memory_of_the_servers_names_the_option_to_change():
-    with pytest.raises(RunFailed, match="has no shared memory: run it with weights=copy"):
+    with pytest.raises(RoleFailed, match="has no shared memory: run it with weights=copy"):
         async with cluster_of(config_of(epochs=1000)) as cluster:
             cluster.workers[0]._storage_pool = StoragePool()
             await cluster.train()
