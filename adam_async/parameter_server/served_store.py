@@ -665,12 +665,7 @@ class ServedStore:
                     return True
                 effects = state.handle(SetsAsked(request, body.generation, body.epoch))
             case MapShards() | UnmapShards() | KeepStill():
-                if self.mapped is None or (
-                    isinstance(body, MapShards) and body.generation != self.store.generation
-                ):
-                    request.fail("wrong-run", f"store {self.store.id} is not trained in place as asked")
-                    return True
-                self.mapped.take(request, body)
+                self._take_mapped(request, body)
                 return True
             case GetRecord():
                 effects = []
@@ -692,6 +687,14 @@ class ServedStore:
         if state.has_work:
             host.drain_soon(self)
         return True
+
+    def _take_mapped(self, request: Request, body: MapShards | UnmapShards | KeepStill) -> None:
+        """Pass a message about the mapped memory on, if the run trains in place and is the one it names."""
+        is_of_another = isinstance(body, MapShards) and body.generation != self.store.generation
+        if self.mapped is None or is_of_another:
+            request.fail("wrong-run", f"store {self.store.id} is not trained in place as asked")
+        else:
+            self.mapped.take(request, body)
 
     def _read_push(self, request: Request, push: Push) -> PushArrived | None:
         """Return a push with its gradients; None if it is refused."""
