@@ -50,7 +50,7 @@ from adam_async.checkpoint.files import load_checkpoint
 from adam_async.checkpoint.shard_transfer import ShardCopies
 from adam_async.cluster.networks import network_for
 from adam_async.controller.client import Membership
-from adam_async.data_server.order import EpochOrder, EpochOrders
+from adam_async.data_server.epoch import EpochOrder, EpochOrders
 from adam_async.errors import AdamError
 from adam_async.messages import ShardState
 from adam_async.model.keyed_random import Dice

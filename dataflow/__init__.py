@@ -8,11 +8,12 @@ carries out the effects, and submits heavy calls to `pool.py`. Completed calls r
 (`jobs.py`), as further events.
 
     graph.py               start here: nodes and ports, checked once (readers, writers, cycles)
-    tags.py, tokens.py     the name of a unit of work; tokens, firings, calls of nodes, effects
+    tokens.py              tokens, firings, calls of nodes, effects
     scheduler.py           states of a tag; firings, exactly once per finished tag; training contexts
     engine.py              shell of the scheduler: turns, light nodes, backlog of heavy calls, failures, end
     waiters.py             callers that wait, each with a deadline: for admission, room, idleness
-    jobs.py                a job, the interface of a pool, and the queue from its threads to the loop
+    jobs.py                the name of a unit of work; a job, the interface of a pool, and the queue from its
+                           threads to the loop
     pool.py                compute threads, which run jobs; a limit of jobs; threads slowed on purpose, or
                            stopped at a gate for as long as the loop needs
     errors.py              errors of graphs, engines and pools
@@ -42,12 +43,12 @@ from dataflow.graph import Graph as Graph
 from dataflow.graph import Node as Node
 from dataflow.jobs import Job as Job
 from dataflow.jobs import JobPool as JobPool
+from dataflow.jobs import Tag as Tag
 from dataflow.pool import ComputePool as ComputePool
 from dataflow.pool import Gate as Gate
 from dataflow.pool import MakePool as MakePool
 from dataflow.pool import PoolStatistics as PoolStatistics
 from dataflow.scheduler import Scheduler as Scheduler
-from dataflow.tags import Tag as Tag
 from dataflow.tokens import Abandoned as Abandoned
 from dataflow.tokens import BatchCall as BatchCall
 from dataflow.tokens import ContextFreed as ContextFreed

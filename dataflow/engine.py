@@ -33,9 +33,8 @@ from dataflow.errors import (
     WaitTimedOut,
 )
 from dataflow.graph import Graph
-from dataflow.jobs import Job, JobPool, Mailbox
+from dataflow.jobs import Job, JobPool, Mailbox, Tag
 from dataflow.scheduler import Scheduler
-from dataflow.tags import Tag
 from dataflow.tokens import BatchCall, Call, Firing, Output, Token, TraceRecord
 from dataflow.waiters import Waiters
 

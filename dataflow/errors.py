@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dataflow.tags import Tag
+from dataflow.jobs import Tag
 
 
 class DataflowError(Exception):

@@ -1,4 +1,4 @@
-"""A job, the interface of a pool of compute threads, and the mailbox from its threads to the loop.
+"""The tag of a unit of work; a job; the interface of a pool of compute threads, and its mailbox to the loop.
 
 `ComputePool` implements the interface with threads. A job cannot be cancelled: the pool executes an accepted
 job exactly once, and passes it to its sink exactly once.
@@ -12,7 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+
+class Tag(NamedTuple):
+    """Name of one unit of work. `attempt` grows when the unit is repeated."""
+
+    epoch: int
+    number: int
+    attempt: int = 1
+
 
 Sink = Callable[[list["Job"]], None]
 

@@ -44,7 +44,7 @@ from typing import Any
 
 from dataflow.errors import DuplicateToken, NoRoom, TagInFlight, TagSettled, TooManyEarlyTokens, UnknownPort
 from dataflow.graph import CompiledNode, Graph
-from dataflow.tags import Tag
+from dataflow.jobs import Tag
 from dataflow.tokens import Abandoned, BatchCall, Call, ContextFreed, Effect, Finished, Firing, Flight, Output
 
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from dataflow.errors import WrongOutputs
 from dataflow.graph import CompiledNode
-from dataflow.jobs import Job
-from dataflow.tags import Tag
+from dataflow.jobs import Job, Tag
 
 
 class Token(NamedTuple):

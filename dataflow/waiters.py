@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from dataflow.errors import EngineClosed, WaitTimedOut
+from dataflow.jobs import Tag
 from dataflow.scheduler import Scheduler
-from dataflow.tags import Tag
 
 
 class Waiters:

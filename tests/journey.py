@@ -37,12 +37,12 @@ from adam_async.cluster.roles.place import Place
 from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.client import DataClient, WorkerSlot
+from adam_async.data_server.group_reader import GroupLimits
 from adam_async.data_server.service import DataServer
 from adam_async.messages import Finished
 from adam_async.model.spec import LayerSpec, ModelSpec
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Waits
-from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.traffic import Traffic

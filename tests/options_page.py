@@ -28,8 +28,7 @@ from adam_async.option_types import (
     is_table,
     options_of,
 )
-from adam_async.run.config import OPTIONS, Config, Waits
-from adam_async.run.modes import MODES
+from adam_async.run.config import MODES, OPTIONS, Config, Waits
 from adam_async.store.arguments import BY_CREATOR, OpenArguments
 
 STORE_PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "store.md"

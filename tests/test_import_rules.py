@@ -18,8 +18,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("dataflow", "transport", "adam_async")
-SHARED_FILES = ("client", "role", "storage")
-"""Other roles may import these files of a role: its client, the base of all roles, the memory of shards."""
+SHARED_FILES = ("client", "group_reader", "role", "storage")
+"""Other roles may import these files of a role: its client and the reader of its images, the base of all
+roles, the memory of shards."""
 
 ROLES = ("data_server", "worker", "parameter_server", "controller")
 
@@ -87,7 +88,7 @@ HARNESS = ("tests/simulation", "tests/drill")
 TORCH_USERS = ("adam_async/cli/predict.py",)
 """Files outside the room torch that may import it, inside of a function."""
 
-OWN_TASKS = ("adam_async/store/opening.py", "adam_async/store/local_servers.py")
+OWN_TASKS = ("adam_async/store/opening.py",)
 """Files whose objects own a task that `close` ends, because `await` opens a store without a block."""
 
 MODULE_CAPABILITIES = {
@@ -154,8 +155,7 @@ def port(files: str, capabilities: str, reason: str) -> Port:
 
 PORTS = (
     port("adam_async/runtime/disk.py", "files system threads", "the disk and its thread"),
-    port("adam_async/report/stream.py", "threads", "callbacks of users may block"),
-    port("adam_async/report/event_file.py", "files", "written by the thread of a callback"),
+    port("adam_async/report/stream.py", "files threads", "callbacks of users may block; one writes a file"),
     port("adam_async/report/tensorboard.py", "files system", "written by the thread of a callback"),
     port("adam_async/runtime/ordinary_files.py", "files system", "opens and reads files for the disk"),
     port(
@@ -196,7 +196,7 @@ PORTS = (
     port("adam_async/cluster/processes.py", "system", "the environment that its children inherit"),
     port("adam_async/launch/ray_actor.py", "files system", "variables and home folder of a node of Ray"),
     port(
-        "adam_async/launch/ray_connection.py",
+        "adam_async/launch/ray.py",
         "processes system threads",
         "Ray's calls block; a child tries its address; variables that Ray reads",
     ),
@@ -236,7 +236,7 @@ PORTS = (
     ),
     port("adam_async/store/sync.py", "system threads", "the synchronous face: forks end its thread"),
     port("dataflow/pool.py", "clock system threads", "the compute pool: threads, their CPUs and trace times"),
-    port("transport/buffers.py", "memory", "anonymous memory for what is received"),
+    port("transport/tensors.py", "memory", "anonymous memory for what is received"),
     port("transport/sockets.py", "sockets system", "socket options of TCP links and listeners"),
     port(
         "transport/regions.py", "files memory sockets system", "memory that processes share, and its handover"
@@ -494,7 +494,7 @@ def test_a_broken_rule_is_found(path: str, source: str, claim: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("dataflow/x.py", "import collections\nfrom dataflow.tags import Tag"),
+        ("dataflow/x.py", "import collections\nfrom dataflow.jobs import Tag"),
         ("transport/frames.py", "import msgpack\nimport numpy as np"),
         ("transport/sockets.py", "import asyncio\nimport socket"),
         ("adam_async/model/x.py", "import numpy as np\nfrom adam_async.model.keyed_random import Dice"),

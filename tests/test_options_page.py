@@ -1,8 +1,7 @@
 """The page of options says what the fields of `Config` say, and each option is complete at its field."""
 
 from adam_async.option_types import Idle, Not, Only, options_of
-from adam_async.run.config import OPTIONS, Config
-from adam_async.run.modes import MODES
+from adam_async.run.config import MODES, OPTIONS, Config
 from adam_async.run.option_sources import PLAIN, from_environment, make_config, variable_of
 from adam_async.store.arguments import OpenArguments
 from tests.options_page import PAGE, STORE_PAGE, argument_table, page, text_of

@@ -11,14 +11,14 @@ decodes the frames in place, and `link.py` delivers the message within a budget 
     messages.py                  messages, identities of both ends, the table of roles and messages
     config.py, errors.py         limits and time-outs; errors by cause and by the party at fault
 All links:
-    calls.py                     own requests: ids, deadlines, and callbacks for the answers
     intake.py, budget.py         pauses of reading (flow control); a budget of memory for all links
-    buffers.py, release.py       reused memory for received payloads; the call when sent arrays are free
 Bytes on the wire:
     frames.py                    format and encoder: prelude, meta, chunks of large messages, checksums
     decoder.py                   decoder, in place; bounded memory for any input, also a hostile one
-    tensors.py                   description and layout of arrays in a payload
-    protocol.py                  one conversation without its stream: queue, pings, silent or stalled peers
+    tensors.py                   description and layout of arrays in a payload; reused memory for received
+                                 payloads; the call when sent arrays are free
+    protocol.py                  one conversation without its stream: queue, own requests with their
+                                 deadlines, pings, silent or stalled peers
 Kinds of links, and their networks:
     stream.py, sockets.py        a link over a stream: joined writes, reads; addresses, socket options
     shared.py, regions.py        a link between processes of one host; its shared memory
@@ -36,8 +36,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transport.budget import Budget as Budget
-    from transport.buffers import BufferPool as BufferPool
-    from transport.buffers import PoolStatistics as PoolStatistics
     from transport.config import LinkConfig as LinkConfig
     from transport.errors import BindRefused as BindRefused
     from transport.errors import CallTimeout as CallTimeout
@@ -69,10 +67,11 @@ if TYPE_CHECKING:
     from transport.network import RetrySchedule as RetrySchedule
     from transport.network import TcpNetwork as TcpNetwork
     from transport.regions import Region as Region
+    from transport.tensors import BufferPool as BufferPool
+    from transport.tensors import PoolStatistics as PoolStatistics
 
 _HOMES = {
     "budget": ("Budget",),
-    "buffers": ("BufferPool", "PoolStatistics"),
     "config": ("LinkConfig",),
     "errors": (
         "BindRefused",
@@ -93,6 +92,7 @@ _HOMES = {
     "messages": ("ANY_ROLE", "Identity", "Message", "Placed", "RoleTable"),
     "network": ("Listener", "LocalNetwork", "Network", "RetrySchedule", "TcpNetwork"),
     "regions": ("Region",),
+    "tensors": ("BufferPool", "PoolStatistics"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF]

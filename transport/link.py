@@ -30,7 +30,6 @@ from types import TracebackType
 from typing import Self
 
 from transport.budget import Account, Budget
-from transport.calls import Call, CallTable, OnAnswer, make_call, settle
 from transport.config import LinkConfig
 from transport.decoder import Registered
 from transport.errors import (
@@ -46,8 +45,8 @@ from transport.errors import (
 from transport.frames import ERROR, MESSAGE, REPLY, REQUEST, Frame, kind_name
 from transport.intake import MESSAGE_COST_BYTES, META_COST, UNCHECKED_BYTES, Intake, frame_cost
 from transport.messages import Identity, Message, Placed, RoleTable
-from transport.release import LENT, Release
-from transport.tensors import Tensor, lay_out
+from transport.protocol import Call, CallTable, OnAnswer, make_call
+from transport.tensors import LENT, Release, Tensor, lay_out
 
 Observer = Callable[[bool, str, int, int], None]
 """Callback for each counted message; its arguments are whether this side sent the message, and the type,
@@ -906,3 +905,14 @@ class Link:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def settle(future: "asyncio.Future[Message]", answer: Message | TransportError) -> None:
+    """Give a future its answer, unless it is cancelled."""
+    if future.done():
+        return
+    if isinstance(answer, TransportError):
+        future.set_exception(answer)
+        future.exception()  # marks the error as retrieved, because the caller may have dropped the future
+    else:
+        future.set_result(answer)

@@ -18,8 +18,7 @@ from transport.frames import ERROR, MESSAGE, REPLY, Frame
 from transport.intake import MESSAGE_COST_BYTES, UNCHECKED_BYTES
 from transport.link import Link
 from transport.messages import Identity, Message, RoleTable
-from transport.release import LENT, Release, watched
-from transport.tensors import lay_out
+from transport.tensors import LENT, Release, lay_out, watched
 
 
 class OtherEnd(Protocol):

@@ -17,7 +17,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from transport.budget import Budget
-from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.entrance import Entrance
 from transport.errors import (
@@ -47,6 +46,7 @@ from transport.sockets import (
     stop_accepting,
 )
 from transport.stream import StreamLink
+from transport.tensors import BufferPool
 from transport.unix import HAS_SHARED, UnixConnection, UnixListener, dial_unix
 
 logger = logging.getLogger(__name__)

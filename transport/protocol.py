@@ -8,15 +8,22 @@ sent with ``ordered`` must not overtake, so they wait in the queue as well.
 The owner sets ``last_heard`` when bytes arrive, calls `tick` at `next_deadline`, and carries out the returned
 effects. Times are absolute seconds on the caller's clock. The deadline does not move with every byte, so
 `tick` may find nothing due.
+
+`CallTable` has the requests of one side that wait for an answer. Replies match by id and may come in any
+order. An answer changes no timer and no heap: with the usual few different time-outs, the table is scanned
+about once per time-out.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import NamedTuple
 
 from transport.config import LinkConfig
 from transport.decoder import FrameDecoder, Memory
-from transport.errors import LinkBroken
+from transport.errors import LinkBroken, TransportError
 from transport.frames import (
     CHECKED,
     CHECKSUM_BYTES,
@@ -31,8 +38,54 @@ from transport.frames import (
     pack_meta,
 )
 from transport.messages import Message
-from transport.release import LENT, watched
-from transport.tensors import ALIGNMENT, Tensor, TensorSpec, lay_out, raw_bytes
+from transport.tensors import ALIGNMENT, LENT, Tensor, TensorSpec, lay_out, raw_bytes, watched
+
+OnAnswer = Callable[[Message | TransportError], None]
+"""Callback for the reply to a request, or for the error in its place."""
+
+
+class Call(NamedTuple):
+    """One request without an answer, and the callback for its answer or for an error."""
+
+    on_answer: OnAnswer
+    message_type: str
+    timeout_s: float
+    deadline: float
+
+
+make_call = partial(tuple.__new__, Call)
+"""Constructor of a Call from a tuple, which skips the interpreted ``__new__`` of a named tuple."""
+
+
+class CallTable:
+    """Outstanding calls by request id. Ids count from 1 and are never reused.
+
+    Attributes:
+        waiting: The requests without an answer, by id; the owner adds and removes them.
+        next_id: Compiled function that returns the id of the next request, because every request calls it.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Call] = {}
+        self.next_id: Callable[[], int] = count(1).__next__
+
+    def expire(self, *, now: float) -> list[tuple[int, Call]]:
+        """Remove and return the requests whose deadline has passed."""
+        late = [(request_id, call) for request_id, call in self.waiting.items() if call.deadline <= now]
+        for request_id, _ in late:
+            del self.waiting[request_id]
+        return late
+
+    def drain(self) -> list[tuple[int, Call]]:
+        """Remove and return all requests, oldest first."""
+        calls = list(self.waiting.items())
+        self.waiting.clear()
+        return calls
+
+    def next_deadline(self) -> float | None:
+        """Return the earliest deadline, or None without requests."""
+        return min([call.deadline for call in self.waiting.values()], default=None)
+
 
 Buffer = bytes | memoryview
 PlacePayload = Callable[[Sequence[Buffer], int, bool], bytes]

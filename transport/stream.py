@@ -24,8 +24,8 @@ from transport.intake import frame_cost
 from transport.link import Link
 from transport.messages import Identity, Message, RoleTable
 from transport.protocol import Buffer, Conversation, GiveUp, take
-from transport.release import LENT, Release
 from transport.sockets import checks_payloads, descriptor_of, write_now
+from transport.tensors import LENT, Release
 
 TURN_BYTES = 64 << 10
 """Bytes of small frames above which the link writes them at once, even within an iteration of the loop."""

@@ -28,7 +28,6 @@ Files, in reading order:
     from_environment.py          `role --from-env`: the roles that a batch job gives to this process
     token.py                     `token new` and `token derive`; the token, or keys of a role, for a command
     operation.py                 `status`, `logs`, `scale` and `stop`, in another shell
-    operation_options.py         options of these commands, of `dashboard` and of `store`
     dashboard.py                 the page of `train --dashboard`; `dashboard`: a cluster, or past runs
     store.py                     `store list`, `show`, `save` and `delete`
 

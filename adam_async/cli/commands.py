@@ -30,27 +30,24 @@ import adam_async
 from adam_async.cli.checkout import add_commands, check_command
 from adam_async.cli.files import check_checkpoints, check_model_option, check_model_path, check_present
 from adam_async.cli.launch_commands import launch_commands
-from adam_async.cli.operation_options import (
-    Action,
-    DashboardOptions,
-    OperatorOptions,
-    StatusOptions,
-    StoreOptions,
-)
-from adam_async.cli.operation_options import check_words as check_store_words
 from adam_async.cli.options import (
     WAITING,
+    Action,
     ControllerOptions,
+    DashboardOptions,
     DataServerOptions,
     ExportOptions,
     FromEnvironmentOptions,
     InspectOptions,
     JsonOptions,
     LayerOptions,
+    OperatorOptions,
     PlanOptions,
     PredictOptions,
     ServerOptions,
     StageOptions,
+    StatusOptions,
+    StoreOptions,
     TrainOptions,
     WorkerOptions,
     check_threads,
@@ -62,6 +59,7 @@ from adam_async.cli.options import (
     value_of,
     within,
 )
+from adam_async.cli.options import check_words as check_store_words
 from adam_async.cli.running import run_driver, run_in_loop, run_role
 from adam_async.cli.signals import EARLY
 from adam_async.cli.terminal import EscapingConsole, Terminal, explain, reader_left

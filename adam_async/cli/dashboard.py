@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from adam_async.cli.operation import MARGIN_S, joined, waits_of
-from adam_async.cli.operation_options import DashboardOptions
-from adam_async.cli.options import TrainOptions
+from adam_async.cli.options import DashboardOptions, TrainOptions
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.token import read_token

@@ -19,8 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from adam_async.cli.files import read_file
 from adam_async.cli.options import InspectOptions
 from adam_async.cli.terminal import Terminal, print_json
-from adam_async.data_server.damage import Policy
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, Policy
 from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.data_server.sources.kinds import Kind, address_error, find_files, is_import_path
 from adam_async.data_server.sources.objects import from_object

@@ -7,7 +7,7 @@ from adam_async.checkpoint.trained_model import Model
 from adam_async.cli.data import cache_folder, data_folder, load_data
 from adam_async.cli.files import read_model_file
 from adam_async.cli.terminal import Terminal
-from adam_async.data_server.damage import Policy
+from adam_async.data_server.dataset import Policy
 from adam_async.model import ModelSpec, named_model
 from adam_async.report.doctor import examine, exit_code
 from adam_async.report.evaluate import evaluate, table

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
-from adam_async.cli.operation_options import OperatorOptions, StatusOptions
+from adam_async.cli.options import OperatorOptions, StatusOptions
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.terminal import Terminal, age_text, new_table, print_json, printable
 from adam_async.cli.token import read_token

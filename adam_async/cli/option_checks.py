@@ -9,9 +9,9 @@ from pathlib import Path
 
 from adam_async.checkpoint.names import FILE_NAME
 from adam_async.cli.files import check_spill, text_of
-from adam_async.cli.operation_options import DashboardOptions
 from adam_async.cli.options import (
     WAIT,
+    DashboardOptions,
     DataServerOptions,
     ExportOptions,
     InspectOptions,
@@ -27,8 +27,7 @@ from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError, failing_as
 from adam_async.option_types import Only, dashed
 from adam_async.report.schema import check_schema
-from adam_async.run.config import OPTIONS
-from adam_async.run.modes import ON_DISK
+from adam_async.run.config import ON_DISK, OPTIONS
 from adam_async.run.option_sources import variable_of
 from adam_async.run.user_code import (
     add_import_folder,

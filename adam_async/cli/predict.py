@@ -14,7 +14,7 @@ from adam_async.checkpoint.trained_model import SOFTMAX, Model, Predictions
 from adam_async.cli.files import announce_existing, check_target, write_file
 from adam_async.cli.options import ExportOptions, PredictOptions
 from adam_async.cli.terminal import Terminal, print_json
-from adam_async.data_server.damage import Damage
+from adam_async.data_server.dataset import Damage
 from adam_async.data_server.sources.unlabelled import Piece, Unlabelled
 from adam_async.errors import ConfigError, ModelError, counted, install_command
 from adam_async.runtime.disk import Disk

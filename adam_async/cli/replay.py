@@ -12,8 +12,7 @@ from adam_async.cli.options import TrainOptions
 from adam_async.cli.results import announce_replaced
 from adam_async.cli.terminal import Terminal
 from adam_async.cli.train import announce_imports, import_code
-from adam_async.data_server.damage import Policy
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, Policy
 from adam_async.driver.replay.decode import read_recording
 from adam_async.driver.replay.recording import Header, RecordedEpoch, Recording
 from adam_async.driver.replay.run import Replay

@@ -6,7 +6,7 @@ from typing import Any
 
 from adam_async.cli.files import announce_existing, check_target
 from adam_async.cli.operation import print_copies
-from adam_async.cli.operation_options import Action, StoreOptions
+from adam_async.cli.options import Action, StoreOptions
 from adam_async.cli.roles.serving import waits_at_start
 from adam_async.cli.terminal import Terminal, new_table, print_json
 from adam_async.cli.token import read_token

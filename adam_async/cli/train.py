@@ -54,17 +54,14 @@ from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, ConfigError, Diverged, RunFailed, first_cause
 from adam_async.report.baseline import Baseline
-from adam_async.report.event_file import EventFile
 from adam_async.report.metrics import run_metrics
 from adam_async.report.report import Report, build_report, write
-from adam_async.report.stream import Callback, texts
+from adam_async.report.stream import Callback, EventFile, texts
 from adam_async.report.tensorboard import TensorBoard
 from adam_async.run.addresses import addresses_in, check_addresses
 from adam_async.run.cache_size import cache_limits
-from adam_async.run.config import OPTIONS, Config
-from adam_async.run.memory_need import check_memory
-from adam_async.run.model_selection import image_size
-from adam_async.run.modes import BY_HAND
+from adam_async.run.config import BY_HAND, OPTIONS, Config
+from adam_async.run.model_selection import check_memory, image_size
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, make_config
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.user_code import NamedStep, import_layers, named_functions, named_step

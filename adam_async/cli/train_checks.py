@@ -25,8 +25,7 @@ from adam_async.data_server.transforms.steps import check_steps
 from adam_async.errors import ConfigError
 from adam_async.model.named import check_model
 from adam_async.option_types import check_modes
-from adam_async.run.config import Config
-from adam_async.run.modes import BY_HAND, CHECKPOINTS, LINKED, ON_DISK
+from adam_async.run.config import BY_HAND, CHECKPOINTS, LINKED, ON_DISK, Config
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, from_toml, make_config
 from adam_async.run.user_code import add_import_folder, import_factory, import_named, read_args, read_layers
 from adam_async.run.user_rules import with_rule

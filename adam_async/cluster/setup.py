@@ -23,10 +23,9 @@ from adam_async.model.spec import ModelSpec
 from adam_async.option_types import check_modes
 from adam_async.report.stream import Callback, check_callbacks
 from adam_async.run.addresses import controller_names
-from adam_async.run.config import Config
+from adam_async.run.config import STEP, Config
 from adam_async.run.image_size import Size
 from adam_async.run.model_selection import image_size
-from adam_async.run.modes import STEP
 from adam_async.run.stragglers import check_names
 from adam_async.run.train_step import TrainStep
 from adam_async.run.user_code import imported_functions, named_step

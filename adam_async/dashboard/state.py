@@ -1,6 +1,6 @@
 """Pure: the state of the page of one run, or of one cluster, folded from its events.
 
-The memory is bounded: curves thin themselves (`curve.py`), lists keep their newest entries, and the counts
+The memory is bounded: curves thin themselves (`Curve`), lists keep their newest entries, and the counts
 are those of the roles of the newest status.
 """
 
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from adam_async.dashboard.curve import Curve
 from adam_async.run.cluster_status import ClusterStatus
 from adam_async.run.counts import Counts, DataCounts, EpochCounts, ServerCounts, StoreCounts, WorkerCounts
 from adam_async.run.events import (
@@ -31,6 +30,44 @@ from adam_async.run.events import (
     StoreCounted,
 )
 from adam_async.run.series import add_up
+
+Point = tuple[float | None, ...]
+"""Coordinates of a point; None for an unknown value."""
+
+MOST_POINTS = 1000
+"""Maximum number of points of a curve."""
+
+
+class Curve:
+    """Points in the order in which they came. At the limit, the curve keeps every second point from then on.
+
+    The kept points are evenly spaced, so a long run looks like a short one.
+    """
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self._most = most
+        self._kept: list[Point] = []
+        self._every = 1
+        self._seen = 0
+        self._newest: Point | None = None
+
+    def add(self, *point: float | None) -> None:
+        """Add a point."""
+        if self._seen % self._every == 0:
+            if len(self._kept) >= self._most - 1:  # room for the newest one
+                self._kept = self._kept[::2]
+                self._every *= 2
+            if self._seen % self._every == 0:
+                self._kept.append(point)
+        self._seen += 1
+        self._newest = point
+
+    @property
+    def points(self) -> list[Point]:
+        """The kept points, and the newest one."""
+        is_kept = self._newest is None or (self._seen - 1) % self._every == 0
+        return [*self._kept] if is_kept or self._newest is None else [*self._kept, self._newest]
+
 
 Part = Literal["now", "curves", "samples"]
 """Part of the page, which the browser gets as one JSON text."""

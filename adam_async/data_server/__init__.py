@@ -7,11 +7,11 @@ worker reads the images of the groups from any data server (`group_reader.py`); 
 sends them, and `group_producer.py` makes them.
 
     state.py                        leases and reports: each group finished exactly once, or skipped
-    epoch.py                        one epoch: queues, groups of lost replicas, early end, skipped groups
+    epoch.py                        one epoch: the shuffle by seed and epoch, skipped images first, cut into
+                                    groups; queues, groups of lost replicas, early end, skipped groups
     replica_leases.py               the log of one replica's leases, from which all its workers read;
                                     fewer groups ahead for slow replicas (stragglers); clocks in ssp and
                                     bsp, and the sync clock that all replicas reach
-    order.py                        the shuffle by seed and epoch, skipped images first, cut into groups
 
     dealer.py                       shell of the state: the map, epochs, and the sets that settle leases, from
                                     the primaries of all bundles
@@ -25,12 +25,13 @@ sends them, and `group_producer.py` makes them.
     transforms/                     data augmentation: the recipe of transforms, and its compiled kernels
 
     dataset.py, class_names.py      checked images with labels; images in files; images held back for
-                                    validation, and the sample of a training step; names of classes
-    damage.py                       the policy for damaged images
+                                    validation, and the sample of a training step; names of classes;
+                                    the policy for damaged images
     sources/                        MNIST, CIFAR-10, image folders, NumPy, CSV, Parquet, WebDataset, Ray
     staging/                        a shared source, copied by several data servers together
     client.py                       worker's side: leases and groups ahead, half a second of work from a pool,
                                     reports
-    group_reader.py                 worker's side: images from one data server, or another after a loss
+    group_reader.py                 worker's side: images from one data server, or another after a loss;
+                                    limits of groups, by which a worker refuses an answer
     standalone.py                   a data host outside any cluster, which serves several clusters
 """

@@ -33,7 +33,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from adam_async.data_server.group_reader import GroupReader
+from adam_async.data_server.group_reader import GroupLimits, GroupReader
 from adam_async.errors import RoleFailed
 from adam_async.messages import (
     MOST_GROUPS,
@@ -52,7 +52,6 @@ from adam_async.messages import (
 )
 from adam_async.run.config import Waits
 from adam_async.run.counts import FetchCounts
-from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Channel, Endpoint
 from adam_async.runtime.clock import Durations
 from transport import DialFailed, Link, LocalProtocolError, RemoteProtocolError, TransportError

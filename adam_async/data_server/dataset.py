@@ -9,22 +9,79 @@ class replaces it. The choice depends only on the files, so every server of a da
 The validation split, images that a run holds back from training, depends only on the labels, the seed and the
 count, so each data server of a run holds back the same images. The split is stratified: each class gives
 images in proportion to its size.
+
+The policy for damaged images, labels and rows is to stop at the first one, or to leave all of them out.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.class_names import MAX_NAME, is_name
-from adam_async.data_server.damage import MAX_SENTENCES, MAX_SHARE, Policy
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cache_size import CacheLimits
+
+Policy = Literal["skip", "error"]
+
+MAX_SENTENCES = 100
+"""Maximum number of damaged images that the report of a data set names."""
+
+MAX_SHARE = 0.05
+"""Largest share of damaged images that may be left out of a data set."""
+
+
+class Damage:
+    """Collects the damage of one data set.
+
+    Args:
+        policy: ``error`` makes the first damage an error; ``skip`` counts it.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        if policy not in ("skip", "error"):
+            raise ValueError(f"damaged is {policy!r}, expected 'skip' or 'error'")
+        self.policy = policy
+        """Policy for damage."""
+        self._sentences: list[str] = []
+        self.count = 0
+
+    def note(self, sentence: str) -> None:
+        """Note damage that is left out. Raises DataError: the policy is ``error``."""
+        if self.policy == "error":
+            raise DataError(
+                f"{sentence}; repair it, move it elsewhere, or leave it out with --damaged skip "
+                "(damaged='skip' in Python)"
+            )
+        self.count += 1
+        if len(self._sentences) < MAX_SENTENCES:
+            self._sentences.append(sentence)
+
+    def check(self, kept: int, origin: str) -> None:
+        """Refuse a data set with too much damage.
+
+        Raises:
+            DataError: More than 5 % of all images are damaged; the text has the first damage, and the error
+                all sentences.
+        """
+        if self.count > MAX_SHARE * (kept + self.count):
+            raise DataError(
+                f"{origin}: {self.count} of {kept + self.count} images are damaged, more than "
+                f"{MAX_SHARE:.0%}; the first: {self._sentences[0]}",
+                damaged=self.sentences(),
+            )
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return the damaged items that were left out: at most 100 sentences, then the number of the
+        others."""
+        more = self.count - len(self._sentences)
+        return (*self._sentences, *([f"{more} more were left out"] if more else []))
+
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, StoredImages, ValidationSplit, check_validation, sample_of
+from adam_async.data_server.epoch import EpochOrder
 from adam_async.data_server.image_cache import (
     SHARE_OF_BLOCKS,
     CachedImages,
@@ -27,7 +28,6 @@ from adam_async.data_server.image_cache import (
     MemoryInUse,
     Pieces,
 )
-from adam_async.data_server.order import EpochOrder
 from adam_async.data_server.transforms.pipeline import first_kernels
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, StoredImages
-from adam_async.data_server.order import EpochOrder
+from adam_async.data_server.epoch import EpochOrder
 from adam_async.data_server.sources.files import Scratch
 from adam_async.run.counts import CacheCounts
 from adam_async.runtime.clock import Clock

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from adam_async.controller.role import reply_or_fail, reply_when_room
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.dealer import Dealer
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.data_server.group_producer import GroupProducer
-from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.state import Grant, GroupsReported, LeaseAsked
 from adam_async.messages import (
     MOST_LEASES,

@@ -26,8 +26,8 @@ from adam_async.controller.client import GOODBYE_S
 from adam_async.controller.role import Role, RoleSettings
 from adam_async.data_server.dataset import Dataset
 from adam_async.data_server.dealer import Dealer
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.data_server.group_producer import GroupProducer
-from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.questions import ImageQuestions, Questions, takers
 from adam_async.data_server.state import DataState, Effect, EpochEnded, Grant
 from adam_async.errors import AdamError, ConfigError, DataError, TransformFailed

@@ -70,8 +70,7 @@ from adam_async.run.config import Config
 from adam_async.run.counts import Counts, newest_and_best
 from adam_async.run.events import Outcome, RunBegins, RunEnds
 from adam_async.run.learning_rate import Schedule, decide, squared_norm_of
-from adam_async.run.memory_need import check_memory
-from adam_async.run.model_selection import choose_model
+from adam_async.run.model_selection import check_memory, choose_model
 from adam_async.run.option_sources import make_config
 from adam_async.run.partition import arrays_of, table_of
 from adam_async.run.progress import Progress

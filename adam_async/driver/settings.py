@@ -17,8 +17,7 @@ from adam_async.model.spec import ModelSpec
 from adam_async.option_types import check_modes
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.report.stream import Callback
-from adam_async.run.config import Config
-from adam_async.run.modes import STEP
+from adam_async.run.config import STEP, Config
 from adam_async.run.step_model import arrays_of_step
 from adam_async.run.user_code import NamedStep
 from adam_async.run.user_rules import with_rule

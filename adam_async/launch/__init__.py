@@ -13,9 +13,9 @@ environment, and writes the script of a Slurm job. The manifests of Kubernetes a
     torchrun.py                  the variables of a rank of torchrun
     slurm.py                     script and memory of a Slurm job, and `sbatch`
 
-    ray.py, ray_actor.py         `RayLauncher`: each role a child process of a Ray actor; the actor
+    ray.py, ray_actor.py         `RayLauncher`: each role a child process of a Ray actor; the actor;
+                                 connection to a Ray cluster, and a thread for its blocking calls
     ray_resources.py             resources of the actors (CPUs, memory), and the description of the launcher
-    ray_connection.py            connection to a Ray cluster, and a thread for its blocking calls
     ray_probe.py                 an attempt to join a Ray cluster, in a child with a deadline
 
     environment.py               roles of a process by rank (torchrun, Open MPI, PMI, Slurm) or pod name

@@ -33,10 +33,10 @@ from adam_async.messages.saved_shards import MOST_SAVED_BYTES, MOST_SAVED_STORES
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.pins import Pins
 from adam_async.parameter_server.server_disk import SAVED, ServerDisk, is_saved
+from adam_async.parameter_server.store_cuts import CUTS
 from adam_async.parameter_server.store_disk import StoreDisk
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.counts import DiskCounts
-from adam_async.run.cut_reports import CUTS
 from adam_async.run.run_record import begun, followed
 from adam_async.run.store_record import StoreRecord, served_word
 from transport import LinkClosed, Message, Request

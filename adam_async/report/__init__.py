@@ -11,8 +11,8 @@ Files, in reading order:
                     reports side by side, a row for each quantity
     baseline.py     the same kernels on the same number of threads, without roles and messages
 
-    stream.py       events of a run or a store, for any number of readers; callbacks of users
-    event_file.py   events as lines of JSON
+    stream.py       events of a run or a store, for any number of readers; callbacks of users;
+                    events as lines of JSON in a file
     tensorboard.py  scalars of events in a file for TensorBoard
     metrics.py      counts and status in the text format of Prometheus
 

@@ -9,21 +9,19 @@ the progress (`progress.py`) and returns a `RunResult` (`result.py`).
 
 Files, in reading order:
 
-    config.py                        every option of a run, with its facts and checks; the deadlines of waits
-    modes.py                         modes of a run that options need or that exclude them, with the cures
+    config.py                        every option of a run, with its facts and checks; the modes that options
+                                     need or that exclude them; the deadlines of waits
     option_sources.py                precedence: defaults, TOML file, `ADAM_*` variables, command line
     cache_size.py, role_memory.py    memory in options: for images, for peers, for the processes of a role
     image_size.py                    the one size of all images of a data set
     addresses.py, token_file.py      addresses of roles and controllers; root token, or keys of one role
     stragglers.py                    intentionally slow nodes and links: `--slow`
     learning_rate.py                 default rate, lower for stale gradients; warm-up and schedule
-    model_selection.py               a model that fits the data: `auto`, named, or of a file
-    memory_need.py                   memory of a run for its parameters, compared with the machine's
+    model_selection.py               a model that fits the data: `auto`, named, or of a file; its memory
 
     cluster_map.py                   nodes, stores, program, epoch, dealer: one snapshot value
     map_changes.py                   changes from version to version of the map, for watchers
     training_program.py              a training run as a program: its blob and its terms
-    cut_reports.py                   cuts of runs in bsp on the disks of servers, as servers report them
     run_record.py                    program, counts and evaluations of a run: the memory of drivers and disks
     store_record.py, arrays.py       a store: arrays, rules, consistency, servers; specification of an array
     store_checks.py                  bounds of a store's record, new or placed
@@ -32,7 +30,6 @@ Files, in reading order:
     bundle_record.py                 replication: copies in sync and joining
     epoch_shares.py                  groups of an epoch dealt to replicas: in a pool, in ranges, in rounds
     group_ranges.py                  sets of groups as ranges, of a step or counted by a shard; sums of losses
-    group_limits.py                  limits of leased groups, by which a worker refuses a data server's answer
     ids.py                           types of the ids and numbers in messages
 
     train_step.py, step_model.py     a user's step in the place of a network; the step as a network

@@ -1,4 +1,9 @@
-"""Pure: all options of a run, with their checks. `option_sources.py` reads and merges the options."""
+"""Pure: all options of a run, with their checks. `option_sources.py` reads and merges the options.
+
+In the modes of a run some options have an effect and others do not. `Only`, `Not` and `Idle` at the fields of
+`Config` name the modes. `check_modes` makes the errors, and the page of options (docs/reference/options.md)
+has the modes as a table.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +26,7 @@ from adam_async.option_types import (
     Check,
     Fraction,
     Idle,
+    Mode,
     Not,
     Of,
     Only,
@@ -34,28 +40,36 @@ from adam_async.run.addresses import addresses_in, check_address, check_controll
 from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
 from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
-from adam_async.run.modes import (
-    ASP,
-    AUGMENTED,
-    BSP,
-    BY_HAND,
-    CHECKPOINTS,
-    CUT,
-    DATA_HOSTS,
-    IN_PLACE,
-    LINKED,
-    ON_DISK,
-    PROCESSES,
-    RECORDED,
-    SGD,
-    STEP,
-    STEPS,
-    VALIDATION,
-    VERTICAL,
-)
 from adam_async.run.role_memory import read_memory
 from adam_async.run.stragglers import read_slow, slow_links
 from transport.config import Checksum, LinkKind
+
+# Modes that an option selects.
+ASP = Mode("asp", "consistency", ("asp",), enter="give {consistency=asp}")
+BSP = Mode("bsp", "consistency", ("bsp",), "give {consistency=bsp} too", "take another {consistency}")
+IN_PLACE = Mode("in place", "weights", ("aliased",), leave="leave {weights} at auto")
+CUT = Mode("a cut model", "partitions", (), "give {partitions=2} or more too", "train with {partitions=1}")
+VERTICAL = Mode("plan vertical", "plan", ("vertical",), enter="give {plan=vertical}")
+SGD = Mode("rule sgd", "rule", ("auto", "sgd"), enter="give {rule=sgd}")
+STEPS = Mode("schedule step", "schedule", ("step",), enter="give {schedule=step} too")
+VALIDATION = Mode(
+    "validation images", "validation", enter="hold training images back, such as {validation=5000}"
+)
+AUGMENTED = Mode("augmented images", "augment", enter="give {augment=True}")
+RECORDED = Mode("a record", "record", leave="record nothing")
+PROCESSES = Mode("processes", "processes", enter="give {processes=True}")
+
+# Modes that only the command or the cluster knows.
+CHECKPOINTS = Mode("a folder for the checkpoints", enter="give --checkpoint DIR")
+ON_DISK = Mode("a folder for the shards", enter="give --store DIR")
+LINKED = Mode("links between processes", enter="give --processes")
+BY_HAND = Mode("roles started by hand (--controller)", leave="leave --controller out")
+DATA_HOSTS = Mode("data servers that stand alone", leave="give it where these are started")
+STEP = Mode("a step of yours", leave="train a network")
+
+MODES = tuple(mode for mode in globals().values() if isinstance(mode, Mode))
+"""All modes, in the order above."""
+
 
 MAX_THREADS_PER_CORE = 8
 """Maximum number of compute threads per core, above which threads would only wait for each other."""

@@ -24,9 +24,16 @@ from adam_async.run.store_record import StoreRecord, VectorRecord
 from adam_async.runtime.machine import available_bytes
 from adam_async.store.arguments import OpenArguments
 from adam_async.store.arrays import out_memory
-from adam_async.store.buffers import PushBuffers
 from adam_async.store.layout import FactorMessage, ShardMessage, StoreLayout, StorePlan
-from adam_async.store.values import Outgoing, PushMessages, PushOutcome, ReadVersions, RefusedShard, Values
+from adam_async.store.values import (
+    Outgoing,
+    PushBuffers,
+    PushMessages,
+    PushOutcome,
+    ReadVersions,
+    RefusedShard,
+    Values,
+)
 from transport import BufferPool, RemoteProtocolError
 
 LARGE_BYTES = 1 << 28

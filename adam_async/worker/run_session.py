@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from adam_async.client.parameter_client import ParameterClient, SessionIdentity
 from adam_async.data_server.client import DataClient, WorkerSlot
+from adam_async.data_server.group_reader import GroupLimits
 from adam_async.errors import ConfigError, DeadlineExceeded
 from adam_async.messages import Block, Finished, Greet, Lease
 from adam_async.model.context import Context
@@ -34,7 +35,6 @@ from adam_async.parameter_server.storage import ShardStorage
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits, default_in_flight, replica_in_flight
 from adam_async.run.counts import WorkerCounts
-from adam_async.run.group_limits import GroupLimits
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import ShardTable, holders, part_table
 from adam_async.run.step_model import RunModel, StepModel

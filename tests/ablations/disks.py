@@ -19,7 +19,7 @@ DAMAGE, TROUBLE, STORE = (
 CRASH = TESTS + "crash_points.py::test_a_crash_at_any_point_"
 CRASHES = CRASH + "loses_nothing_confirmed_and_leaves_whole_states"
 APPENDS, DISK = SERVER_TESTS + "ordered_appends.py::test_", SERVER_TESTS + "server_disk.py::test_"
-CUTS, CUT_REPORTS = SERVER_TESTS + "store_cuts.py::test_", "tests/adam_async/run/test_cut_reports.py::test_"
+CUTS = SERVER_TESTS + "store_cuts.py::test_"
 NAMING, SAVED = (
     SERVER_TESTS + "cut_naming.py::test_",
     "tests/adam_async/checkpoint/test_saved_shards.py::test_",
@@ -284,10 +284,10 @@ DISKS = (
     ),
     _row(
         "a cut is complete on enough disks",
-        "adam_async/run/cut_reports.py",
+        "adam_async/parameter_server/store_cuts.py",
         "if clocks.count(clock) >= enough}",
         "}",
-        CUT_REPORTS + "a_clock_is_complete_once_enough_disks_have_each_bundle_at_it",
+        CUTS + "a_clock_is_complete_once_enough_disks_have_each_bundle_at_it",
         scenario="cuts",
         seldom="no seed loses the disk of a server",
     ),

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataflow.jobs import Tag
 from dataflow.scheduler import SettledTags
-from dataflow.tags import Tag
 
 
 @given(

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dataflow.graph import Graph
-from dataflow.jobs import Job
+from dataflow.jobs import Job, Tag
 from dataflow.scheduler import Scheduler
-from dataflow.tags import Tag
 from dataflow.tokens import BatchCall, Call, Effect, Firing, TraceRecord
 
 

@@ -27,12 +27,12 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.data_server.client import DataClient, WorkerSlot
+from adam_async.data_server.group_reader import GroupLimits
 from adam_async.driver.preparation import store_of
 from adam_async.driver.takeover import submit
 from adam_async.messages import Finished, LeaseGroups, Leases, ReadGroups, pack, role_table, unpack
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
-from adam_async.run.group_limits import GroupLimits
 from adam_async.run.learning_rate import decide
 from adam_async.run.model_selection import choose_model
 from adam_async.run.store_record import ArrayRecord, served_word

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.decoder import FrameDecoder, Registered
 from transport.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
@@ -32,7 +31,7 @@ from transport.frames import (
 )
 from transport.messages import Message
 from transport.protocol import Conversation
-from transport.tensors import lay_out
+from transport.tensors import BufferPool, lay_out
 
 CONFIG = LinkConfig(chunk_bytes=4096, gather_bytes=1024, max_message_bytes=1 << 20)
 HOSTILE_LIMIT_BYTES = 4 << 20

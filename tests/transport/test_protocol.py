@@ -1,5 +1,6 @@
 """One conversation, with moved clocks and no stream."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.decoder import FrameDecoder
+from transport.errors import LinkBroken
 from transport.frames import MESSAGE, PING, PONG, head
+from transport.link import settle
 from transport.messages import Message
-from transport.protocol import Conversation, GiveUp, Outgoing, SendPing
+from transport.protocol import Call, CallTable, Conversation, GiveUp, Outgoing, SendPing
+from transport.tensors import BufferPool
 
 
 def conversation(now: float = 0.0, **changes: int) -> Conversation:
@@ -192,3 +195,39 @@ def test_dropping_the_queue_releases() -> None:
 def test_a_configuration_that_cannot_work_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         LinkConfig(**{field: value})
+
+
+def table_of(*deadlines: float) -> CallTable:
+    """Return a table with a call for each deadline; its ids count from 1."""
+    table = CallTable()
+    for deadline in deadlines:
+        table.waiting[table.next_id()] = Call(print, "ask", 1.0, deadline)
+    return table
+
+
+def test_calls_end_oldest_first_and_ids_are_never_reused() -> None:
+    table = table_of(5.0, 5.0, 5.0)
+    del table.waiting[2]
+    assert [request_id for request_id, _ in table.drain()] == [1, 3]
+    assert table.next_deadline() is None
+    assert table.next_id() == 4
+
+
+def test_calls_expire_at_their_deadline() -> None:
+    table = table_of(9.0, 5.0, 7.0)
+    assert table.next_deadline() == 5.0
+    assert table.expire(now=4.9) == []
+    assert [request_id for request_id, _ in table.expire(now=7.0)] == [2, 3]
+    assert table.next_deadline() == 9.0
+
+
+async def test_a_future_gets_its_answer_unless_it_is_cancelled() -> None:
+    answered, failed, cancelled = (asyncio.get_running_loop().create_future() for _ in range(3))
+    answer, error = Message(type="answer"), LinkBroken("lost")
+    cancelled.cancel()
+    for future, result in ((answered, answer), (failed, error), (cancelled, answer), (answered, error)):
+        settle(future, result)
+    assert await answered is answer
+    with pytest.raises(LinkBroken, match="lost"):
+        await failed
+    assert cancelled.cancelled()

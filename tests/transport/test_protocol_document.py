@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 from msgspec.msgpack import decode, encode
 
-from transport.buffers import BufferPool
 from transport.config import LinkConfig
 from transport.decoder import FrameDecoder
 from transport.frames import REQUEST
 from transport.messages import Message
 from transport.protocol import Conversation
+from transport.tensors import BufferPool
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "protocol.md"
 

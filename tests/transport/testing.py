@@ -11,14 +11,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
 
 from tests.transport.conformance import check_link
-from transport.calls import OnAnswer
 from transport.errors import CallTimeout, TransportError
 from transport.link import Link, LinkStatistics, Observer, Request
 from transport.messages import ANY_ROLE, Identity, Message, RoleTable
 from transport.network import Listener, LocalNetwork, Network, OnLink
-from transport.release import Release
+from transport.protocol import OnAnswer
 from transport.slow import RandomSource
-from transport.tensors import Tensor
+from transport.tensors import Release, Tensor
 
 __all__ = ["Faults", "FaultyLink", "FaultyNetwork", "RandomSource", "check_link", "link_pair", "open_rules"]
 

@@ -35,8 +35,7 @@ from functools import partial
 from pathlib import Path
 
 from adam_async.data_server.class_names import class_name, number_folders
-from adam_async.data_server.damage import Damage, Policy
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Damage, Dataset, Policy
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import is_clutter, read_file
 from adam_async.data_server.sources.kinds import (

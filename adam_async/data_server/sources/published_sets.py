@@ -23,8 +23,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.dataset import Damage, Dataset, make_dataset
 from adam_async.data_server.sources.idx import LIMIT_BYTES, gunzip, parse_idx
 from adam_async.data_server.sources.kinds import STEMS, TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from adam_async.data_server.sources.shards import tar_members

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.class_names import number_classes
-from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset, StoredImages, make_dataset
+from adam_async.data_server.dataset import Damage, Dataset, StoredImages, make_dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import check_kind, read_piece
 from adam_async.data_server.sources.pictures import Header, decode, read_header

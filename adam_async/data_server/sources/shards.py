@@ -16,8 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from adam_async.data_server.class_names import class_name
-from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Damage, Dataset
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import IMAGE_SUFFIXES, check_kind, is_clutter, read_file, reading
 from adam_async.data_server.sources.idx import GZIP_MAGIC, gunzip

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.damage import Damage
-from adam_async.data_server.dataset import channels_first
+from adam_async.data_server.dataset import Damage, channels_first
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.files import check_kind, is_clutter, is_image_name, read_file
 from adam_async.data_server.sources.pictures import Header, decode, read_header, require_pillow

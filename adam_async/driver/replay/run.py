@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.data_server.dataset import Dataset, ValidationSplit, check_validation, sample_of
-from adam_async.data_server.order import EpochOrder, EpochOrders
+from adam_async.data_server.epoch import EpochOrder, EpochOrders
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.driver.replay.decode import recorded_step
 from adam_async.driver.replay.playback import Playback

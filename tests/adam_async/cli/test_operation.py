@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from adam_async.cli.operation import VERDICT_CODES, print_status
-from adam_async.cli.operation_options import StatusOptions
+from adam_async.cli.options import StatusOptions
 from adam_async.cli.terminal import Terminal, age_text
 from adam_async.errors import ConfigError
 from adam_async.run.cluster_map import ClusterMap

@@ -15,7 +15,7 @@ from adam_async.cli.commands import app, run_command
 from adam_async.cli.options import PredictOptions
 from adam_async.cli.predict import run_prediction
 from adam_async.cli.terminal import Terminal
-from adam_async.data_server.damage import Damage
+from adam_async.data_server.dataset import Damage
 from adam_async.data_server.sources.pictures import Header
 from adam_async.data_server.sources.unlabelled import Unlabelled, changes
 from adam_async.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from adam_async.cli.commands import run_command
 from adam_async.cli.operation import print_copies, show_status
-from adam_async.cli.operation_options import StatusOptions, StoreOptions
+from adam_async.cli.options import StatusOptions, StoreOptions
 from adam_async.cli.store import run_store
 from adam_async.cli.terminal import Terminal
 from adam_async.errors import ConfigError, RoleUnreachable, RunFailed, StoreError, first_cause

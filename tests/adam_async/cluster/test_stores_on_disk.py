@@ -14,7 +14,7 @@ from adam_async.checkpoint.checkpoint import CheckpointError
 from adam_async.checkpoint.saved_shards import stores_of_runs
 from adam_async.cluster.local import LocalCluster
 from adam_async.cluster.roles.parameter_server import parameter_server
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.driver.driver import Driver
 from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
@@ -498,7 +498,7 @@ async def test_acknowledged_pushes_of_a_durable_store_come_back_without_a_round(
         expected = await pushed(whole, range(10))
     with monkeypatch.context() as without_rounds:
         slow = partial(parameter_server, flush_s=1e3)
-        without_rounds.setattr("adam_async.store.local_servers.parameter_server", slow)
+        without_rounds.setattr("adam_async.store.opening.parameter_server", slow)
         without_rounds.setattr("adam_async.parameter_server.store_disk.StoreDisk._flush", nothing)
         async with ParameterStore.open(
             "local", ARRAYS, name="model", durable=True, dir=tmp_path, **options

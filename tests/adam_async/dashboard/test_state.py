@@ -1,14 +1,24 @@
 """The fold of events: curves, rates, links, incidents, stores, predictions; bounded, and without paths."""
 
 import json
+from itertools import pairwise
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.dashboard.curve import MOST_POINTS
-from adam_async.dashboard.state import MOST_INCIDENTS, MOST_LINKS, MOST_NOTES, Part, State, ranges_of, shown
+from adam_async.dashboard.state import (
+    MOST_INCIDENTS,
+    MOST_LINKS,
+    MOST_NOTES,
+    MOST_POINTS,
+    Curve,
+    Part,
+    State,
+    ranges_of,
+    shown,
+)
 from adam_async.run.condition import LostRole, Wait
 from adam_async.run.counts import EpochCounts
 from adam_async.run.events import (
@@ -235,3 +245,24 @@ def test_any_order_of_events_folds_without_an_error(data: st.DataObject) -> None
         state.take(event)
         for part in get_args(Part):
             json.loads(state.part(part))
+
+
+@given(st.integers(2, 40), st.integers(0, 500))
+def test_kept_points_are_evenly_spaced_and_end_with_the_newest(most: int, number: int) -> None:
+    curve = Curve(most)
+    for x in range(number):
+        curve.add(x, 2.0 * x)
+        assert curve.points[0] == (0, 0.0)
+        assert curve.points[-1] == (x, 2.0 * x)
+    points = [x for x, _ in curve.points]
+    assert len(points) <= most
+    gaps = [b - a for a, b in pairwise(points)]
+    assert len(set(gaps[:-1])) <= 1
+    assert not gaps[:-1] or gaps[-1] <= gaps[0]
+
+
+def test_a_long_run_has_a_thousand_points_and_keeps_half_of_them_at_least() -> None:
+    curve = Curve()
+    for x in range(100_000):
+        curve.add(x, None)
+    assert MOST_POINTS // 2 <= len(curve.points) <= MOST_POINTS

@@ -5,8 +5,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.data_server.damage import Policy
-from adam_async.data_server.dataset import StoredImages
+from adam_async.data_server.dataset import Policy, StoredImages
 from adam_async.errors import DataError
 
 SHAPE = (1, 2, 3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server.client import DataClient, WorkerSlot
+from adam_async.data_server.group_reader import GroupLimits
 from adam_async.errors import RoleDied, first_cause
 from adam_async.messages import (
     Finished,
@@ -22,7 +23,6 @@ from adam_async.messages import (
     pack,
     unpack_any,
 )
-from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, address_of, turns, until

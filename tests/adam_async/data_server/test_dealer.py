@@ -19,6 +19,7 @@ from adam_async.data_server import group_reader
 from adam_async.data_server.client import DataClient, WorkerSlot
 from adam_async.data_server.dealer import Dealer, merged
 from adam_async.data_server.epoch import SetsRead
+from adam_async.data_server.group_reader import GroupLimits
 from adam_async.data_server.service import DataServer
 from adam_async.data_server.state import LeaseAsked, ReplicasChanged
 from adam_async.driver.preparation import store_of
@@ -40,7 +41,6 @@ from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.run.cluster_map import NodeRecord, ready_word
 from adam_async.run.config import Config
-from adam_async.run.group_limits import GroupLimits
 from adam_async.run.group_ranges import name_groups, with_losses
 from adam_async.run.ids import Replica
 from adam_async.run.partition import arrays_of

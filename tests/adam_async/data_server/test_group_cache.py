@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.data_server.image_cache import BLOCK_BYTES, INSTANT_BLOCK_BYTES, GroupCache, MemoryInUse
-from adam_async.data_server.order import EpochOrders
 from adam_async.model.keyed_random import Dice
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from adam_async.data_server import group_producer
 from adam_async.data_server.dataset import Dataset, StoredImages
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.data_server.image_cache import BLOCK_BYTES
-from adam_async.data_server.order import EpochOrders
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice

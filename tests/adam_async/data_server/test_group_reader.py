@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from adam_async.data_server import group_reader
-from adam_async.data_server.group_reader import GroupReader
+from adam_async.data_server.group_reader import GroupLimits, GroupReader
 from adam_async.errors import RoleDied
 from adam_async.messages import Groups, Lease, pack, unpack_any
-from adam_async.run.group_limits import GroupLimits
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.data_server.test_client import pictures

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server import questions as room
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.data_server.questions import ImageQuestions, check_test_part
 from adam_async.messages import Groups, ReadGroups, ReadTest, pack, unpack, unpack_any
 from adam_async.model.keyed_random import Dice

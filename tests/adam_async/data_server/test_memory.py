@@ -21,7 +21,7 @@ from adam_async.run.cache_size import CacheLimits
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.config import Config
 from adam_async.data_server.sources.datasets import load_dataset
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.data_server.group_producer import GroupProducer
 from adam_async.model.keyed_random import Dice
 from adam_async.runtime.machine import peak_rss_mb

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adam_async.data_server.epoch import EpochBegan
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochBegan, EpochOrders
 from adam_async.data_server.state import EpochEnded
 from adam_async.messages import MOST_HELD
 from adam_async.model.keyed_random import Dice

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.model.keyed_random import Dice
 from adam_async.model.layers import BUILTIN_LAYERS
 from adam_async.model.named import digits

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network

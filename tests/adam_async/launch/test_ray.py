@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from adam_async.errors import ConfigError
-from adam_async.launch.ray import RayCluster, last_line
+from adam_async.launch.ray import RayCluster, check_ray, last_line, refusal_text, require_ray
 from adam_async.launch.ray_actor import CACHE, MOST_EVENTS, NODE_ADDRESS, RoleActor, check_version, own_words
-from adam_async.launch.ray_connection import check_ray, refusal_text, require_ray
 from adam_async.run.config import Config
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from adam_async.parameter_server.store_cuts import LATE_S, CutNaming
-from adam_async.run.cut_reports import NO_CLOCK, NamedCut
+from adam_async.parameter_server.store_cuts import LATE_S, NO_CLOCK, CutNaming, NamedCut
 
 PERIOD_S = 1.0
 TICK_S = 0.25

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adam_async.controller.consensus.membership import identity
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.messages import Statistics, pack, read_text_tensor
 from adam_async.messages.body import MOST_STATISTICS_BYTES
 from adam_async.model.keyed_random import Dice

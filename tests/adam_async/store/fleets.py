@@ -15,7 +15,7 @@ from adam_async.run.config import Waits
 from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.clock import system_entropy
 from adam_async.store import opening
-from adam_async.store.local_servers import ServerAccess
+from adam_async.store.opening import ServerAccess
 from adam_async.store.store import ParameterStore
 from tests.adam_async.rules import Means, Picky
 from tests.adam_async.runs import until

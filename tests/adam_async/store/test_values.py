@@ -1,15 +1,30 @@
 """Messages of a push have the values in the order of their shards, and factors if these have fewer bytes."""
 
+import gc
+import os
+import tracemalloc
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adam_async import Adam, ParameterStore, Sgd, StoreError
+from adam_async.model.kernels import make_batches
+from adam_async.model.rules import AnyRule
+from adam_async.parameter_server.apply import Applier
 from adam_async.run.arrays import Factors
 from adam_async.run.shard_table import assign_buckets, shard_table
 from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
 from adam_async.store.layout import FactorMessage, StoreLayout
-from adam_async.store.values import MOST_BUFFERS, PushMessages
+from adam_async.store.values import MOST_BUFFERS, PushBuffers, PushMessages
+from tests.adam_async.store.servers import StoreServers, servers, store_servers
+from transport.config import LinkKind
+from transport.shared import SharedLink
 
 SHAPES = {"scalar": (), "row": (7,), "wide": (3, 5), "split": (9, 4), "deep": (2, 3, 2)}
 ARRAYS = [ArrayRecord(name, shape, "float32", 0) for name, shape in SHAPES.items()]
@@ -105,3 +120,245 @@ def test_factors_travel_up_to_the_number_of_rows_with_the_bytes_of_the_product(s
         is_factors = {isinstance(message.shards, FactorMessage) for message in found}
         assert is_factors == {count == most}
         assert sum(tensor.nbytes for message in found for tensor in message.tensors) <= 32 * 16 * 8
+
+
+KINDS = ("local", "tcp", "shared")
+MIB = 1 << 20
+PUSHED = {
+    "large": np.zeros((3, 300_000), np.float32),
+    "b": np.ones(5, np.float32),
+    "empty": np.zeros((0, 3), np.float32),
+    "c": np.ones((7, 3), np.float32),
+    "double": np.zeros(100_003),
+}
+"""Arrays of one message, of several, of none, and of another type."""
+
+
+def link_of(store: ParameterStore, server: str = "") -> SharedLink:
+    connections = store._calls.connections
+    link = connections[server or next(iter(connections))].channel.link
+    assert isinstance(link, SharedLink)
+    return link
+
+
+@asynccontextmanager
+async def opened(
+    where: StoreServers,
+    nbytes: int = MIB,
+    *,
+    name: str = "s",
+    rule: AnyRule = Sgd(rate=0.5),  # noqa: B008
+) -> AsyncIterator[ParameterStore]:
+    arrays = {"w": np.zeros(nbytes // 4, np.float32)}
+    async with ParameterStore.open(where.address, arrays, name=name, rule=rule, link="shared") as store:
+        yield store
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [Sgd(rate=0.5), Adam(rate=0.5)], ids=repr)
+@pytest.mark.parametrize("count", [1, 3])
+async def test_values_are_those_of_ordinary_arrays(kind: str, rule: AnyRule, count: int) -> None:
+    link: LinkKind = "shared" if kind == "shared" else "tcp"
+    async with servers(count) as where:
+        at = "local" if kind == "local" else where
+        async with (
+            ParameterStore.open(at, PUSHED, name="one", rule=rule, link=link) as one,
+            ParameterStore.open(at, PUSHED, name="two", rule=rule, link=link) as two,
+        ):
+            gradients = await one.buffers()
+            dice = np.random.default_rng(1)
+            for step in range(6):
+                for array in gradients.values():
+                    array[...] = dice.standard_normal(array.shape)
+                copies = {name: array.copy() for name, array in gradients.items()}
+                rate = {"b": 0.25} if step == 4 else None
+                found = await one.push_pull(gradients, rate=rate)
+                expected = await two.push_pull(copies, rate=rate)
+                for name in PUSHED:
+                    np.testing.assert_array_equal(found[name], expected[name])
+                assert gradients["c"][0, 0] == copies["c"][0, 0]
+
+
+async def test_the_arrays_are_those_of_the_store_and_writable() -> None:
+    async with ParameterStore.open("local", PUSHED, rule=Sgd()) as store:
+        gradients = await store.buffers()
+        assert list(gradients) == list(PUSHED)
+        for name, array in gradients.items():
+            assert (array.shape, array.dtype) == (PUSHED[name].shape, PUSHED[name].dtype)
+            assert not array.any()
+            assert array.flags.c_contiguous
+            assert array.flags.writeable
+            array[...] = 1
+        assert all((array == 1).all() for array in gradients.values())
+        some = await store.buffers(["c", "b"])
+        assert list(some) == ["c", "b"]
+        with pytest.raises(StoreError, match="no array 'q'"):
+            await store.buffers(["q"])
+        with pytest.raises(StoreError, match="sequence of names"):
+            await store.buffers("b")
+        gradients["b"][0] = np.nan
+        with pytest.raises(StoreError, match="the value nan at index 0"):
+            await store.push(gradients)
+    with pytest.raises(StoreError, match="closed"):
+        await store.buffers()
+
+
+async def test_small_arrays_of_a_message_lie_in_a_row() -> None:
+    small = {f"w{number}": np.zeros(number, np.float32) for number in range(1, 40)}
+    async with ParameterStore.open("local", small, rule=Sgd()) as store:
+        gradients = await store.buffers()
+        assert isinstance(gradients, PushBuffers)
+        for number, name in enumerate(small):
+            gradients[name][:] = number
+        (flat,) = gradients.flats
+        assert flat is not None
+        np.testing.assert_array_equal(flat, np.concatenate([gradients[name] for name in small]))
+
+
+@pytest.mark.parametrize("nbytes", [MIB, 16 * MIB])
+@pytest.mark.parametrize("fills", [True, False])
+async def test_a_steady_push_copies_nothing_and_allocates_no_memory_for_payloads(
+    nbytes: int, fills: bool
+) -> None:
+    make_batches(Sgd(), np.dtype(np.float32), "auto")  # a server imports the kernels later, on a thread
+    async with store_servers(1) as where, opened(where, nbytes) as store:
+        gradients = await store.buffers()
+        gradients["w"][:] = 1
+        out = {"w": np.zeros(nbytes // 4, np.float32)} if fills else None
+        for _ in range(5):
+            await store.push_pull(gradients, out=out)
+        (server,) = where.servers
+        far = [link for link in server._traffic.links if isinstance(link, SharedLink)]
+        blocks = sum(link._outbound.held_bytes for link in far)
+        moved = sum(link.statistics().bytes_moved for link in far)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in range(10):
+                await store.push_pull(gradients, out=out)
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            for _ in range(50):
+                await store.push_pull(gradients, out=out)
+            gc.collect()
+            after, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert after - before <= 64 << 10
+        assert peak - before <= 256 << 10, "a payload was allocated in a step"
+        assert link_of(store)._outbound.held_bytes == 0
+        assert sum(link._outbound.held_bytes for link in far) == blocks
+        assert sum(link.statistics().bytes_moved for link in far) - moved < 64 << 10
+
+
+async def test_memory_outlives_its_store_and_goes_with_the_last_array() -> None:
+    async with store_servers(1) as where:
+        async with opened(where) as store:
+            array = (await store.buffers())["w"]
+            array[:] = 1
+            await store.push({"w": array})
+            region = weakref.ref(array.base.base)  # type: ignore[union-attr]
+        array += 1
+        assert (array == 2).all()
+        del array
+        gc.collect()
+        assert region() is None
+
+
+async def test_without_descriptors_the_arrays_are_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    async with store_servers(1) as where, opened(where) as store:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+        gradients = await store.buffers()
+        monkeypatch.undo()
+        gradients["w"][:] = 1
+        values = await store.push_pull(gradients)
+        assert (values["w"] == -0.5).all()
+
+
+async def test_two_clients_push_the_same_memory() -> None:
+    async with store_servers(1) as where, opened(where) as one, opened(where, name="t") as two:
+        gradients = await one.buffers()
+        gradients["w"][:] = 1
+        for store in (one, two):
+            values = await store.push_pull(dict(gradients))
+            assert (values["w"] == -0.5).all()
+            assert link_of(store)._outbound.held_bytes == 0
+
+
+async def test_a_client_that_changes_its_gradient_during_the_push_is_counted_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with store_servers(1) as where, opened(where) as store:
+        gradients = await store.buffers()
+        array = gradients["w"]
+        array[:] = 1
+        await store.push(gradients)
+        apply = Applier.apply_changing
+
+        def changed(*arguments: object) -> bool:
+            array[40_000] = np.inf  # in the second block: the first one is applied
+            return apply(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Applier, "apply_changing", changed)
+        outcome = await store.push(gradients)  # sent again over the next link, and acknowledged as applied
+        assert outcome.versions == {"w": 2}
+        monkeypatch.undo()
+        values = (await store.pull())["w"]
+        assert np.isfinite(values).all()
+        assert (values[: 1 << 15] == -1.0).all()
+        assert (values[1 << 15 :] == -0.5).all()
+        assert sum(state.bundle.cut_pushes for state in where.states()) == 1
+        array[:] = 1
+        assert (await store.push_pull(gradients))["w"][0] == -1.5
+
+
+async def test_a_gradient_that_is_not_finite_on_its_arrival_is_refused_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with store_servers(1) as where, opened(where) as store:
+        gradients = await store.buffers()
+        gradients["w"][:] = 1
+        await store.push(gradients)
+        monkeypatch.setattr(
+            "adam_async.store.values.isfinite", lambda _: True
+        )  # a client that does not check
+        gradients["w"][7] = np.nan
+        outcome = await store.push(gradients)
+        assert [each.name for each in outcome.refused] == ["w"]
+        assert ((await store.pull())["w"] == -0.5).all()
+        assert sum(state.bundle.cut_pushes for state in where.states()) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "clients", "options"),
+    [
+        (MIB // 4, 2, {"consistency": "bsp", "replicas": 2}),
+        (MIB // 4, 1, {"copies": 3, "servers": 1}),
+        (2 * MIB, 1, {"shard_bytes": 16 * MIB}),
+    ],
+    ids=["a sum", "copies", "one shard of 8 MiB"],
+)
+async def test_a_gradient_that_a_server_still_needs_is_copied_before_the_push_returns(
+    values: int, clients: int, options: dict[str, Any]
+) -> None:
+    arrays = {"w": np.zeros(values, np.float32)}
+    async with store_servers(3) as where, AsyncExitStack() as stack:
+        stores, gradients = [], []
+        for _ in range(clients):
+            opening = ParameterStore.open(
+                where.address, arrays, name="s", rule=Sgd(rate=1.0), link="shared", **options
+            )
+            stores.append(await stack.enter_async_context(opening))
+            gradients.append(await stores[-1].buffers())
+        for step in range(1, 4):
+            for store, mine in zip(stores, gradients, strict=True):
+                mine["w"][:] = step
+                await store.push(mine)
+                mine["w"][:] = np.nan  # as a program may do once the push has returned
+            for store in stores:
+                await store.tick()
+        assert ((await stores[0].pull())["w"] == -6).all()

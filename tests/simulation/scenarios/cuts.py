@@ -19,8 +19,8 @@ from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.driver.takeover import Attach
 from adam_async.errors import AdamError, first_cause
 from adam_async.parameter_server.server_disk import ServerDisk
+from adam_async.parameter_server.store_cuts import NO_CLOCK, complete_clock, reports_in_sync
 from adam_async.run.config import Config, Waits
-from adam_async.run.cut_reports import NO_CLOCK, complete_clock, reports_in_sync
 from adam_async.run.result import RunResult
 from tests.simulation.checkers.cuts import KeptCuts
 from tests.simulation.faults import check_noticed, strike_all, until

@@ -24,6 +24,7 @@ from adam_async.controller.client import Membership
 from adam_async.controller.role import RoleSettings
 from adam_async.data_server.client import DataClient, ImageGroup, WorkerSlot
 from adam_async.data_server.dataset import Dataset, make_dataset
+from adam_async.data_server.group_reader import GroupLimits
 from adam_async.data_server.service import DataServer
 from adam_async.driver.preparation import store_of
 from adam_async.driver.takeover import submit, update_program
@@ -45,7 +46,6 @@ from adam_async.model.named import mlp
 from adam_async.run.cluster_map import ClusterMap, EpochRecord, ready_word
 from adam_async.run.config import Config, Waits
 from adam_async.run.counts import EpochCounts
-from adam_async.run.group_limits import GroupLimits
 from adam_async.run.group_ranges import GroupSets, has_groups, name_groups, with_groups, with_losses, without
 from adam_async.run.store_record import ArrayRecord, served_word
 from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training

@@ -28,8 +28,7 @@ from adam_async.run.config import Waits, slack_of
 from adam_async.run.ids import Replica
 from adam_async.store.arguments import OpenArguments
 from adam_async.store.arrays import Gradient, InitialArrays
-from adam_async.store.local_servers import ServerAccess
-from adam_async.store.opening import StoreLink
+from adam_async.store.opening import ServerAccess, StoreLink
 from adam_async.store.store import ParameterStore
 from adam_async.store.values import PushOutcome, Values
 from adam_async.store.vectors import Combine

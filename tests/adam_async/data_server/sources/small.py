@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from adam_async.data_server.damage import Policy
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, Policy
 from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.runtime.disk import Disk
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adam_async.cli.data import kind_of
-from adam_async.data_server.damage import Damage, Policy
+from adam_async.data_server.dataset import Damage, Policy
 from adam_async.data_server.sources import limits
 from adam_async.data_server.sources.shards import tar_members, unpack
 from adam_async.errors import DataError

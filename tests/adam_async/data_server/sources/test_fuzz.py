@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adam_async.data_server.damage import Policy
-from adam_async.data_server.dataset import Dataset
+from adam_async.data_server.dataset import Dataset, Policy
 from adam_async.errors import DataError
 from tests.adam_async.data_server.sources.small import FORMATS, read, write_small
 

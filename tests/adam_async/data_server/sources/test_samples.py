@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from adam_async.data_server import dataset as datasets
-from adam_async.data_server.damage import Policy
-from adam_async.data_server.dataset import Dataset, StoredImages
+from adam_async.data_server.dataset import Dataset, Policy, StoredImages
 from adam_async.data_server.sources import limits, samples
 from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import DataError

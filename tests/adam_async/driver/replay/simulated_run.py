@@ -18,7 +18,7 @@ import numpy as np
 
 from adam_async.data_server.client import ImageGroup
 from adam_async.data_server.dataset import Dataset
-from adam_async.data_server.order import EpochOrders
+from adam_async.data_server.epoch import EpochOrders
 from adam_async.driver.replay.decode import Log
 from adam_async.driver.replay.recording import Header
 from adam_async.driver.replay.run import digest

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from adam_async import ParameterStore, Sgd
-from adam_async.store import local_servers as module
-from adam_async.store.local_servers import local_servers
+from adam_async.store import opening as module
+from adam_async.store.opening import local_servers
 from tests.adam_async.runs import turns
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adam_async.data_server.order import EpochOrders, count_groups
+from adam_async.data_server.epoch import EpochOrders, count_groups
 from adam_async.model.keyed_random import Dice
 from adam_async.run.cluster_map import must_train_all
 from adam_async.run.counts import RESULTS_KEPT, EpochCounts, skipped_groups
