@@ -38,7 +38,7 @@ from pathlib import Path
 import numpy as np
 
 from adam_async import ParameterStore, Sgd
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 from adam_async.runtime.role_handle import address_in
 from benchmarks.harness import Option, Row, run
 from tests.drill.judging import percentile

@@ -27,8 +27,8 @@ from adam_async.data_server.sources.published_sets import Downloader
 from adam_async.data_server.transforms.steps import read_steps
 from adam_async.driver.preparation import steps_for
 from adam_async.errors import AdamError, ConfigError, DataError
-from adam_async.run.cache_size import CacheLimits, room_for_whole
 from adam_async.run.image_size import Size, read_image_size
+from adam_async.run.memory_sizes import CacheLimits, room_for_whole
 from adam_async.run.user_code import import_named
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import user_cache

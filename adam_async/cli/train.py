@@ -59,8 +59,8 @@ from adam_async.report.report import Report, build_report, write
 from adam_async.report.stream import Callback, EventFile, texts
 from adam_async.report.tensorboard import TensorBoard
 from adam_async.run.addresses import addresses_in, check_addresses
-from adam_async.run.cache_size import cache_limits
 from adam_async.run.config import BY_HAND, OPTIONS, Config
+from adam_async.run.memory_sizes import cache_limits
 from adam_async.run.model_selection import check_memory, image_size
 from adam_async.run.option_sources import COMMAND_LINE, ENVIRONMENT, from_environment, make_config
 from adam_async.run.result import OnEpoch, RunResult
@@ -169,18 +169,9 @@ async def _train(
             async with open_cluster(
                 options, config, contents, environment, dataset, terminal, timeline, imports, launcher
             ) as (driver, train):
-                table = LiveTable(
-                    driver.progress,
-                    stream=sys.stdout,
-                    quiet=options.quiet,
-                    leader=lambda: driver.leading if len(driver.controllers) > 1 else "",
-                )
-                driver.events.listen(table.on_event)
                 # Roles that ranks start, or this command, have no endpoint of their own.
                 starts_roles = ranks or options.controller is None
-                health.metrics = lambda: run_metrics(
-                    driver.counts(), driver.progress, with_roles=starts_roles
-                )
+                table = _followed(driver, health, quiet=options.quiet, with_roles=starts_roles)
                 async with table, train_page(options, driver, terminal):
                     terminal.give_way(table.aside)
                     around = await _measure_before(
@@ -190,12 +181,7 @@ async def _train(
                         with _stop_at_sigterm(options, driver, terminal):
                             result = await train(table.on_epoch)
                     except (asyncio.CancelledError, AdamError, ExceptionGroup) as error:
-                        if isinstance(first_cause(error), Diverged):  # such weights are of no use
-                            raise
-                        kept = await keep_results(driver, options, disk, environment)
-                        if EARLY.interrupted:  # print now: closing the cluster may take long
-                            terminal.notice(kept.sentence(interrupted=True))
-                            kept = None
+                        kept = await _kept_results(error, driver, options, disk, environment, terminal)
                         raise
                     if around is not None:
                         await _measure(around, driver)
@@ -213,6 +199,37 @@ async def _train(
             raise
     _check_last_checkpoint(result, config)
     return 0
+
+
+def _followed(driver: Driver, health: Health, *, quiet: bool, with_roles: bool) -> LiveTable:
+    """Return the live table of a run, which follows its events; let its probes answer with its metrics."""
+    table = LiveTable(
+        driver.progress,
+        stream=sys.stdout,
+        quiet=quiet,
+        leader=lambda: driver.leading if len(driver.controllers) > 1 else "",
+    )
+    driver.events.listen(table.on_event)
+    health.metrics = lambda: run_metrics(driver.counts(), driver.progress, with_roles=with_roles)
+    return table
+
+
+async def _kept_results(
+    error: BaseException,
+    driver: Driver,
+    options: TrainOptions,
+    disk: Disk,
+    environment: Mapping[str, str],
+    terminal: Terminal,
+) -> Kept | None:
+    """Keep the results of a training that ends early; None without any, or if their notice is printed."""
+    if isinstance(first_cause(error), Diverged):  # such weights are of no use
+        return None
+    kept = await keep_results(driver, options, disk, environment)
+    if not EARLY.interrupted:
+        return kept
+    terminal.notice(kept.sentence(interrupted=True))  # print now: closing the cluster may take long
+    return None
 
 
 async def _report_early_end(

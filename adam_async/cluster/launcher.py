@@ -24,7 +24,7 @@ from typing import Protocol
 from adam_async.cluster.networks import LOOPBACK, address_towards
 from adam_async.errors import ConfigError, failing_as
 from adam_async.run.config import Config
-from adam_async.run.role_memory import asked_bytes, check_room, read_memory
+from adam_async.run.memory_sizes import asked_bytes, check_room, read_memory
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes, usable_cores

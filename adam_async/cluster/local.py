@@ -32,8 +32,8 @@ from adam_async.parameter_server.server_disk import opened_disk
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.run.addresses import controller_names
-from adam_async.run.cache_size import cache_limits, room_for_whole
 from adam_async.run.config import Config
+from adam_async.run.memory_sizes import cache_limits, room_for_whole
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import pace_of
 from adam_async.run.token_file import root_token

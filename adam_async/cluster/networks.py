@@ -17,8 +17,8 @@ from adam_async.messages import role_table, table_among
 from adam_async.model.keyed_random import Dice
 from adam_async.parameter_server.piece_link import PIECES_CONFIG
 from adam_async.parameter_server.server_links import CopiesPath
-from adam_async.run.cache_size import read_budget
 from adam_async.run.config import Config
+from adam_async.run.memory_sizes import read_budget
 from adam_async.run.stragglers import slow_links
 from adam_async.run.token_file import read_token_text
 from transport import (

@@ -34,9 +34,9 @@ from adam_async.driver.settings import DriverSettings, RunInputs
 from adam_async.errors import AdamError, BindFailed, ConfigError, RoleDied, first_cause
 from adam_async.report.stream import texts
 from adam_async.run.addresses import controller_names
-from adam_async.run.cache_size import one_of
 from adam_async.run.config import Config, Waits
 from adam_async.run.image_size import image_size_text
+from adam_async.run.memory_sizes import one_of
 from adam_async.run.option_sources import for_children
 from adam_async.run.result import OnEpoch, RunResult
 from adam_async.run.stragglers import texts_for

@@ -13,11 +13,11 @@ from adam_async.driver.driver import Driver
 from adam_async.driver.readiness import LONGER
 from adam_async.errors import LOST_SHARDS, RoleDied, RoleFailed, listed, lost_copies_text
 from adam_async.run.addresses import controller_names
-from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, failure_of
 from adam_async.run.config import Config
+from adam_async.run.memory_sizes import read_memory
 from adam_async.run.option_sources import role_words
-from adam_async.run.role_memory import read_memory
+from adam_async.run.store_record import BundleRecord, Member
 from adam_async.run.stragglers import texts_for
 from adam_async.runtime.clock import Within
 from adam_async.runtime.role_handle import RoleHandle

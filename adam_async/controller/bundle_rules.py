@@ -20,9 +20,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import NUMERICS, ClusterMap
-from adam_async.run.store_record import NUM_BUCKETS, StoreRecord
+from adam_async.run.store_record import (
+    NUM_BUCKETS,
+    SPARE_MEMBERS,
+    BundleRecord,
+    Member,
+    StoreRecord,
+    bundle_key,
+)
 
 UNKNOWN_BYTES = 1 << 50
 """Assumed memory of a server that reports none, in bytes."""

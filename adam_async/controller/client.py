@@ -20,11 +20,19 @@ from adam_async.controller.learned_map import StoresReport, stores_of
 from adam_async.controller.map_client import MapClient, MapUpdate
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed
 from adam_async.messages import ReportStores, Standing, pack, text_tensor
-from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.config import Waits
 from adam_async.run.map_changes import changed
-from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, cut_arrays, store_key
+from adam_async.run.store_record import (
+    ArrayRecord,
+    BundleRecord,
+    Member,
+    StoreRecord,
+    VectorRecord,
+    bundle_key,
+    cut_arrays,
+    store_key,
+)
 from adam_async.runtime.clock import Within, system_entropy
 from adam_async.runtime.traffic import Traffic
 from transport import Identity, Message, Network, RemoteError, RetrySchedule, TransportError

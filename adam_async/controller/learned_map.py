@@ -37,11 +37,19 @@ from adam_async.controller.store_rules import MOST_STORES
 from adam_async.errors import ConfigError
 from adam_async.messages import Standing
 from adam_async.messages.body import MOST_MAP_BYTES
-from adam_async.run.bundle_record import SPARE_MEMBERS, BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import STORE_ROLES, ClusterMap
 from adam_async.run.shard_table import bytes_of_buckets, bytes_of_vectors, fault_of_shards, shard_sizes
 from adam_async.run.store_checks import MAX_SHARDS, check_store, fault_of_vectors
-from adam_async.run.store_record import NUM_BUCKETS, StoreRecord, is_store_name, joined_arrays
+from adam_async.run.store_record import (
+    NUM_BUCKETS,
+    SPARE_MEMBERS,
+    BundleRecord,
+    Member,
+    StoreRecord,
+    bundle_key,
+    is_store_name,
+    joined_arrays,
+)
 
 LISTEN_S = 3.0
 """Time in which servers or clients of an earlier controller must begin to come, in seconds. Members without a

@@ -32,9 +32,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from adam_async.controller.bundle_rules import may_change
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import BundleRecord, StoreRecord
 from adam_async.run.training_program import is_piece
 from transport import Identity
 

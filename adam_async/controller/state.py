@@ -27,9 +27,8 @@ from adam_async.controller.records import check_node
 from adam_async.errors import ConfigError
 from adam_async.messages import USERS
 from adam_async.option_types import read_record
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import NO_SLOT, ClusterMap, EpochRecord, NodeRecord
-from adam_async.run.store_record import ArraysPiece, StoreRecord, is_store_name
+from adam_async.run.store_record import ArraysPiece, BundleRecord, StoreRecord, is_store_name
 from adam_async.run.training_program import ProgramPiece, ProgramRecord, is_piece
 
 INCARNATIONS_KEPT = 16

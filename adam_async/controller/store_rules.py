@@ -20,7 +20,6 @@ from adam_async.controller.bundle_rules import (
     used_bytes,
 )
 from adam_async.errors import LOST_SHARDS, LOST_STORE, lost_copies_text
-from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.shard_table import (
     bytes_of_buckets,
@@ -34,9 +33,11 @@ from adam_async.run.store_record import (
     NUM_BUCKETS,
     STORE_PIECES,
     ArraysPiece,
+    BundleRecord,
     StorePhase,
     StoreRecord,
     VectorRecord,
+    bundle_key,
     joined_arrays,
 )
 

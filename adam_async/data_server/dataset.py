@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from adam_async.data_server.class_names import MAX_NAME, is_name
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cache_size import CacheLimits
+from adam_async.run.memory_sizes import CacheLimits
 
 Policy = Literal["skip", "error"]
 

@@ -32,9 +32,9 @@ from adam_async.data_server.transforms.pipeline import first_kernels
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cache_size import CacheLimits, cache_limits
 from adam_async.run.config import Config
 from adam_async.run.counts import CacheCounts, TransformCounts
+from adam_async.run.memory_sizes import CacheLimits, cache_limits
 from adam_async.run.train_step import StepSpec
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.user_code import check_allowed

@@ -7,12 +7,11 @@ from typing import Any
 from adam_async.controller.client import Membership
 from adam_async.driver.role_queries import RoleQueries
 from adam_async.errors import ConfigError, DeadlineExceeded, RoleDied, RoleFailed, RunFailed
-from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config, replica_in_flight
 from adam_async.run.counts import WorkerCounts
 from adam_async.run.progress import Progress
-from adam_async.run.store_record import served_word
+from adam_async.run.store_record import Member, served_word
 from transport import TransportError
 
 POLL_S = 1.0

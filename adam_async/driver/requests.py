@@ -20,9 +20,9 @@ import msgspec
 
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, ConfigError, DeadlineExceeded, RunFailed
-from adam_async.run.bundle_record import Member
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import MOST_WORKERS
+from adam_async.run.store_record import Member
 from adam_async.run.training_program import MOST_PROGRAM_ID
 from transport import TransportError
 

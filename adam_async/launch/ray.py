@@ -50,7 +50,7 @@ from adam_async.launch.ray_resources import (
 )
 from adam_async.launch.settings import Training
 from adam_async.run.config import Config
-from adam_async.run.role_memory import read_memory
+from adam_async.run.memory_sizes import read_memory
 from adam_async.runtime.blocking_thread import BlockingThread
 from adam_async.runtime.child_process import child_environment
 from adam_async.runtime.clock import Within, system_entropy

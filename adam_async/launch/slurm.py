@@ -20,7 +20,7 @@ from adam_async.launch.environment import MOST_RANKS, Layout, roles_of_rank
 from adam_async.launch.settings import LauncherSettings, Training
 from adam_async.option_types import Check
 from adam_async.run.config import Config
-from adam_async.run.role_memory import ROLES, asked_bytes, read_memory
+from adam_async.run.memory_sizes import ROLES, asked_bytes, read_memory
 from adam_async.runtime.child_process import COMMAND, child_environment
 from adam_async.runtime.role_handle import how_it_ended
 

@@ -29,7 +29,7 @@ from adam_async.errors import AdamError, ConfigError, RoleUnreachable, first_cau
 from adam_async.launch.hosts import Host, Hosts, Placement, SshSettings, roles_by_host
 from adam_async.launch.settings import Training
 from adam_async.run.config import Config
-from adam_async.run.role_memory import asked_bytes, check_room, read_memory
+from adam_async.run.memory_sizes import asked_bytes, check_room, read_memory
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk
 from adam_async.runtime.kernel_cache import user_cache

@@ -67,9 +67,9 @@ from adam_async.parameter_server.shard_pieces import (
 )
 from adam_async.parameter_server.store_host import BundleShards, StoreHost
 from adam_async.persistence.records import Order
-from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_record import BundleRecord, Member
 from transport import RemoteProtocolError
 
 logger = logging.getLogger(__name__)

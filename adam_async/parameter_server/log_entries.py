@@ -32,10 +32,10 @@ from adam_async.parameter_server.events import (
     VectorsChanged,
 )
 from adam_async.parameter_server.gradients import FactorPart, read_gradients
-from adam_async.run.bundle_record import Member
 from adam_async.run.group_ranges import groups_fault
 from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_record import Member
 from transport import RemoteProtocolError
 
 MOST_PARTS = 64

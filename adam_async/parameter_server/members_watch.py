@@ -18,7 +18,7 @@ from adam_async.parameter_server.replication.local_copy import Bundle as BundleF
 from adam_async.parameter_server.replication.member import BundleMember
 from adam_async.parameter_server.replication.primary import Primary
 from adam_async.parameter_server.store_host import StoreHost
-from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.store_record import BundleRecord, Member
 
 JOIN_S = 30.0
 """Time without another piece after which a joining member is struck out, in seconds."""

@@ -34,7 +34,7 @@ from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.replication.local_copy import CopyPiece, Message
 from adam_async.persistence.records import StateName
-from adam_async.run.bundle_record import Member
+from adam_async.run.store_record import Member
 from transport import RemoteProtocolError
 
 READ_S = 20.0

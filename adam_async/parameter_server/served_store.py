@@ -90,12 +90,18 @@ from adam_async.parameter_server.store_host import StoreHost, compile_kernels, k
 from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.persistence.records import Order
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
-from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, newest_vector, served_word
+from adam_async.run.store_record import (
+    ArrayRecord,
+    BundleRecord,
+    StoreRecord,
+    VectorRecord,
+    newest_vector,
+    served_word,
+)
 from transport import Link, Request
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from adam_async.messages.replication import Beat, PieceCopy
 from adam_async.parameter_server.piece_link import PieceLink, PieceTurns
 from adam_async.parameter_server.replication.local_copy import MESSAGES
 from adam_async.parameter_server.replication.local_copy import Message as ReplicationMessage
-from adam_async.run.bundle_record import Member
+from adam_async.run.store_record import Member
 from adam_async.runtime.channel import Channel, Endpoint
 from transport import (
     DialFailed,

@@ -53,10 +53,9 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import count_server, count_store
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import Observe, StoreHost
-from adam_async.run.bundle_record import BundleRecord, Member, bundle_key
 from adam_async.run.cluster_map import COPIES, DISK, ELSEWHERE, MOST_REASON, NOTICE, NUMERICS, ClusterMap
 from adam_async.run.counts import ServerCounts, StoreCounts
-from adam_async.run.store_record import StoreRecord, joined_arrays
+from adam_async.run.store_record import BundleRecord, Member, StoreRecord, bundle_key, joined_arrays
 from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer

@@ -27,10 +27,9 @@ from adam_async.parameter_server.server_links import ServerLinks
 from adam_async.parameter_server.shard import Shard
 from adam_async.parameter_server.storage import ShardStorage, StoragePool, own_shards
 from adam_async.parameter_server.store_disk import StoreDisk
-from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.config import Waits
 from adam_async.run.shard_table import ShardTable
-from adam_async.run.store_record import ArrayRecord, StoreRecord
+from adam_async.run.store_record import ArrayRecord, BundleRecord, Member, StoreRecord
 from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.child_process import run_module
 from adam_async.runtime.timeline import Timeline

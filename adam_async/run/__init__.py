@@ -12,7 +12,7 @@ Files, in reading order:
     config.py                        every option of a run, with its facts and checks; the modes that options
                                      need or that exclude them; the deadlines of waits
     option_sources.py                precedence: defaults, TOML file, `ADAM_*` variables, command line
-    cache_size.py, role_memory.py    memory in options: for images, for peers, for the processes of a role
+    memory_sizes.py                  memory in options: for images, for peers, for the processes of a role
     image_size.py                    the one size of all images of a data set
     addresses.py, token_file.py      addresses of roles and controllers; root token, or keys of one role
     stragglers.py                    intentionally slow nodes and links: `--slow`
@@ -23,11 +23,11 @@ Files, in reading order:
     map_changes.py                   changes from version to version of the map, for watchers
     training_program.py              a training run as a program: its blob and its terms
     run_record.py                    program, counts and evaluations of a run: the memory of drivers and disks
-    store_record.py, arrays.py       a store: arrays, rules, consistency, servers; specification of an array
+    store_record.py, arrays.py       a store: arrays, rules, consistency, servers; its bundles: copies in sync
+                                     and joining; specification of an array
     store_checks.py                  bounds of a store's record, new or placed
     shard_table.py                   placement: arrays to shards, shards to buckets, buckets to servers
     partition.py                     the cut of a model over workers (model parallelism); arrays, shards
-    bundle_record.py                 replication: copies in sync and joining
     epoch_shares.py                  groups of an epoch dealt to replicas: in a pool, in ranges, in rounds
     group_ranges.py                  sets of groups as ranges, of a step or counted by a shard; sums of losses
     ids.py                           types of the ids and numbers in messages

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import msgspec
 
 from adam_async.errors import RunFailed
-from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.counts import RESULTS_KEPT, EpochCounts
-from adam_async.run.store_record import ArraysPiece, StoreRecord, served_word
+from adam_async.run.store_record import ArraysPiece, BundleRecord, StoreRecord, bundle_key, served_word
 from adam_async.run.training_program import ProgramPiece, ProgramRecord, program_prefix
 
 NOTICE = "notice"

@@ -37,12 +37,16 @@ from adam_async.option_types import (
     options_of,
 )
 from adam_async.run.addresses import addresses_in, check_address, check_controllers, named_once
-from adam_async.run.bundle_record import DEFAULT_COPIES, MOST_COPIES
-from adam_async.run.cache_size import cache_limits, read_budget
 from adam_async.run.image_size import read_image_size
-from adam_async.run.role_memory import read_memory
+from adam_async.run.memory_sizes import cache_limits, read_budget, read_memory
 from adam_async.run.stragglers import read_slow, slow_links
 from transport.config import Checksum, LinkKind
+
+MOST_COPIES = 8
+"""Maximum number of copies of a store's shards."""
+
+DEFAULT_COPIES = 3
+"""Default number of servers with each shard, in a cluster with several controllers."""
 
 # Modes that an option selects.
 ASP = Mode("asp", "consistency", ("asp",), enter="give {consistency=asp}")

@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord, NodeRecord
 from adam_async.run.counts import RESULTS_KEPT, EpochCounts
-from adam_async.run.store_record import ArraysPiece, StoreRecord
+from adam_async.run.store_record import ArraysPiece, BundleRecord, StoreRecord
 from adam_async.run.training_program import FIXED, PROGRAM_PIECES, ProgramPiece, ProgramRecord
 
 _R = TypeVar("_R")

@@ -1,4 +1,4 @@
-"""Pure: the record of a store in the cluster map: arrays, rules, consistency, and servers.
+"""Pure: the records of a store and its bundles in the cluster map: arrays, rules, consistency, servers.
 
 A *store* is a set of named arrays on the parameter servers. A client or a driver creates the record: it sets
 the pieces of the list of arrays, ``stores/<name>/0``, ``stores/<name>/1`` and so on, and then
@@ -8,6 +8,10 @@ run. Other stores outlive their clients, until a record with the phase ``deleted
 
 The table of shards depends only on the record and its arrays, so every party computes the same table. No role
 needs the model or the program of the arrays.
+
+A *bundle* is the shards of one store that share one log, one primary and one set of copies. Its *home* is the
+server that the controllers placed it on; the bundle keeps this name when its primary moves. Its record names
+the servers with copies and the primary; the key is ``bundles/<store>/<home>``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +24,47 @@ from msgspec import Meta
 from adam_async.errors import ConfigError
 from adam_async.model.rules import AnyRule
 from adam_async.option_types import printable
-from adam_async.run.bundle_record import MOST_COPIES
-from adam_async.run.config import MOST_SLACK
+from adam_async.run.config import MOST_COPIES, MOST_SLACK
+
+Member = tuple[str, int]
+"""A copy of a bundle: node and incarnation of its server."""
+
+SPARE_MEMBERS = 1
+"""Number of members that a bundle may have beyond the copies of its store, so that a successor joins before a
+member leaves."""
+
+
+class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One bundle. The controllers create it with its store and strike out lost members; members change it."""
+
+    store: str
+    """Id of the store."""
+    generation: int = 1
+    """Number that grows with each new primary; a member refuses messages of an older generation."""
+    in_sync: tuple[Member, ...] = ()
+    """Members with all committed entries, the primary first; empty once all are lost."""
+    joining: tuple[Member, ...] = ()
+    """Invited members, which lack some entries or values."""
+    lost: tuple[str, ...] = ()
+    """Servers of members in sync that were lost since the bundle last had all copies, in the order of their
+    loss. The controllers set it."""
+    changed: int = 0
+
+    @property
+    def primary(self) -> Member | None:
+        """Member that orders pushes and answers clients; None if no member is in sync."""
+        return self.in_sync[0] if self.in_sync else None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All members; the members in sync come first."""
+        return self.in_sync + self.joining
+
+
+def bundle_key(store: str, home: str) -> str:
+    """Return the key of a bundle in the cluster map, by the name of its store and its home."""
+    return f"bundles/{store}/{home}"
+
 
 STORE_PIECES = 64
 """Maximum number of pieces of a store's list of arrays."""

@@ -20,10 +20,10 @@ import msgspec
 from adam_async.errors import ConfigError
 from adam_async.messages.body import MOST_VALUE_BYTES, Seconds
 from adam_async.option_types import printable
-from adam_async.run.bundle_record import Member
 from adam_async.run.config import FIELDS, MOST, Config
 from adam_async.run.counts import RESULTS_KEPT, EpochCounts, Evaluation, SkippedGroups, skipped_groups
 from adam_async.run.option_sources import make_config
+from adam_async.run.store_record import Member
 
 PROGRAM_PIECES = 24
 """Maximum number of pieces of a blob."""

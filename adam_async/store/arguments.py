@@ -31,8 +31,7 @@ from adam_async.option_types import (
 )
 from adam_async.report.stream import Callback, check_callbacks
 from adam_async.run.addresses import check_addresses
-from adam_async.run.bundle_record import MOST_COPIES
-from adam_async.run.config import SHARD_BYTES, Waits, check_consistency, slack_of
+from adam_async.run.config import MOST_COPIES, SHARD_BYTES, Waits, check_consistency, slack_of
 from adam_async.run.shard_table import fault_of_shards
 from adam_async.run.store_record import (
     MOST_CLIENTS,

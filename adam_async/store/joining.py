@@ -28,8 +28,8 @@ from adam_async.client.parameter_client import SessionIdentity
 from adam_async.controller.client import Membership
 from adam_async.errors import AdamError, DeadlineExceeded, RunFailed, ShardUnavailable, StoreError, counted
 from adam_async.run.arrays import ArraySpec
-from adam_async.run.bundle_record import DEFAULT_COPIES
 from adam_async.run.cluster_map import ClusterMap, replica_generation
+from adam_async.run.config import DEFAULT_COPIES
 from adam_async.run.shard_table import ShardTable, shard_table
 from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord, joined_arrays, served_word
 from adam_async.runtime.channel import Endpoint

@@ -10,10 +10,16 @@ from adam_async.controller.state import Changed, Command, CompareAndSet, Control
 from adam_async.driver.preparation import store_of
 from adam_async.model.named import mlp
 from adam_async.model.rules import Rule, Sgd
-from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord, ready_word
 from adam_async.run.config import Config
-from adam_async.run.store_record import ArrayRecord, StoreRecord, cut_arrays, served_word
+from adam_async.run.store_record import (
+    ArrayRecord,
+    BundleRecord,
+    StoreRecord,
+    bundle_key,
+    cut_arrays,
+    served_word,
+)
 from adam_async.run.training_program import ProgramRecord, ResumeRecord, TrainingProgram, read_training
 
 SPEC = mlp((16, 8, 4), input_shape=(1, 4, 4)).to_dict()

@@ -12,9 +12,8 @@ is no failover.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import BundleRecord, StoreRecord
 from adam_async.runtime.child_process import ChildProcess
 from adam_async.runtime.clock import Within
 from tests.drill.judging import FaultObservation

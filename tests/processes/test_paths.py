@@ -14,7 +14,7 @@ import pytest
 
 from adam_async import ParameterStore, Sgd
 from adam_async.parameter_server.shard_pieces import PIECE_BYTES
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 from tests.drill.network_namespaces import NamespaceNetwork
 from tests.processes.commands import Command, address_of
 from tests.processes.namespaces import hosts

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from adam_async import ParameterStore, Sgd
-from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import BundleRecord, StoreRecord
 from adam_async.store import joining
 from tests.processes.commands import started_by_hand
 

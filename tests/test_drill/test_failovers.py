@@ -1,6 +1,6 @@
 """A failover is told from a handover, and from one that a fault explains."""
 
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 from tests.drill.injection import FailoverCount
 
 A, B, C = ("ps-0", 1), ("ps-1", 2), ("ps-2", 3)

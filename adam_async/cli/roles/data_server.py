@@ -19,8 +19,8 @@ from adam_async.data_server.staging.peer import Patience
 from adam_async.data_server.staging.service import staging
 from adam_async.data_server.standalone import DataHost
 from adam_async.errors import ConfigError
-from adam_async.run.cache_size import cache_limits
 from adam_async.run.image_size import read_image_size
+from adam_async.run.memory_sizes import cache_limits
 from adam_async.run.user_code import allow_functions
 from adam_async.runtime.clock import system_entropy
 from adam_async.runtime.disk import Disk

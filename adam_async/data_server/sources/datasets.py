@@ -70,8 +70,8 @@ from adam_async.data_server.sources.splits import Split, rank_of_image
 from adam_async.data_server.sources.synthetic import parse_synthetic, synthetic
 from adam_async.data_server.sources.tables import load_tables
 from adam_async.errors import DataError
-from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import Size
+from adam_async.run.memory_sizes import CacheLimits
 from adam_async.runtime.disk import Disk
 
 
@@ -201,7 +201,7 @@ async def load_dataset(
             `Dataset.damaged` then lists.
         cache: Memory for training images: images of folders, shards and .npy files that do not fit are read
             on demand. Without a cache all images are loaded.
-        room_bytes: Memory for a source that decodes as a whole; see `cache_size.room_for_whole`. The loader
+        room_bytes: Memory for a source that decodes as a whole; see `memory_sizes.room_for_whole`. The loader
             refuses a larger source before decoding.
         size: Columns and rows to which encoded images are scaled and cropped; None lets the images decide.
             Arrays keep their size.

@@ -22,7 +22,7 @@ from adam_async.data_server.sources.kinds import KEYS, Files
 from adam_async.data_server.sources.samples import LoadRequest
 from adam_async.data_server.sources.splits import rank_of_image, resolve
 from adam_async.errors import DataError, failing_as
-from adam_async.run.cache_size import CacheLimits
+from adam_async.run.memory_sizes import CacheLimits
 
 ZIP, ARRAY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"
 """First bytes of archives and of single arrays."""

@@ -25,8 +25,8 @@ from adam_async.data_server.sources.files import check_kind, read_piece
 from adam_async.data_server.sources.pictures import Header, decode, read_header
 from adam_async.data_server.sources.splits import SPLITS, Split, resolve
 from adam_async.errors import DataError, counted, failing_as
-from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import ChosenSize, Size, choose_size
+from adam_async.run.memory_sizes import CacheLimits
 from adam_async.runtime.disk import Disk
 
 T = TypeVar("T")

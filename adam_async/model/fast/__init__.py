@@ -6,10 +6,10 @@ rules of parameter servers need no tape: `batches.py` calls their kernels.
 
     engine.py                       start here: a network's passes, and its steps in place
     program.py                      the interpreter: one call for many kernels; the numbers of all kernels
-    tape.py                         the rows that it runs; a ReLU is fused into the kernel before it
+    tape.py                         the rows that it runs; a ReLU is fused into the kernel before it; the
+                                    interface of a layer with such kernels
     compiling.py                    a process that compiles kernels while training runs without them
 Layers:
-    compiled.py                     the interface of a layer with such kernels
     sliding.py, layers.py           the layers; the table of all layers with compiled kernels
 Kernels:
     memory.py                       the kernels' view of memory, and their compiler

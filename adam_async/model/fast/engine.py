@@ -25,9 +25,8 @@ from adam_async.model.context import (
     is_finite,
 )
 from adam_async.model.fast import program
-from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.layers import FAST_LAYERS, FastDense
-from adam_async.model.fast.tape import Op, Ref, Tape
+from adam_async.model.fast.tape import Compiled, Op, Ref, Tape
 from adam_async.model.layer import Array, Layer, ParameterSpec, Slots, Weights
 from adam_async.model.rules import RuleState, Sgd
 from adam_async.model.topology import Topology

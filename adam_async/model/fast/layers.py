@@ -14,10 +14,9 @@ from typing import ClassVar
 import numpy as np
 
 from adam_async.model.fast import program
-from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.products import BIAS, LINE, PLAIN
 from adam_async.model.fast.sliding import FastConv2d, FastLocallyConnected
-from adam_async.model.fast.tape import Field, Op, Ref, Tape, same_memory
+from adam_async.model.fast.tape import Compiled, Field, Op, Ref, Tape, same_memory
 from adam_async.model.fast.tiles import TILE_ROWS
 from adam_async.model.fast.updates import COLUMNS
 from adam_async.model.layer import Array, Layer, ScratchSpec, Slots

@@ -23,9 +23,8 @@ from typing import ClassVar
 import numpy as np
 
 from adam_async.model.fast import program
-from adam_async.model.fast.compiled import Compiled
 from adam_async.model.fast.products import BIAS, PLAIN
-from adam_async.model.fast.tape import Field, Op
+from adam_async.model.fast.tape import Compiled, Field, Op
 from adam_async.model.fast.tiles import DOT_ROWS
 from adam_async.model.fast.vectors import VECTOR_BYTES
 from adam_async.model.layer import Array, Layer, ScratchSpec, Slots

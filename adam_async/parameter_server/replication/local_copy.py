@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from adam_async.messages.replication import Begin, Begun, Committed, Copy, Held, PieceCopy
-from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.store_record import BundleRecord, Member
 
 
 @dataclass(frozen=True, slots=True)

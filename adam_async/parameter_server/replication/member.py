@@ -14,7 +14,7 @@ from adam_async.parameter_server.replication.local_copy import (
 )
 from adam_async.parameter_server.replication.primary import Primary
 from adam_async.parameter_server.replication.secondary import Secondary
-from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.store_record import BundleRecord, Member
 
 
 class BundleMember(LocalCopy):

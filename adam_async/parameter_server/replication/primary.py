@@ -15,7 +15,7 @@ from adam_async.parameter_server.replication.local_copy import (
     LocalCopy,
     Violation,
 )
-from adam_async.run.bundle_record import BundleRecord, Member
+from adam_async.run.store_record import BundleRecord, Member
 
 MOST_SESSIONS = 256
 """Maximum number of members whose sessions a primary remembers, beside its present members."""

@@ -15,9 +15,9 @@ from adam_async.parameter_server import answers, piece_states
 from adam_async.parameter_server.events import ReplicasChanged
 from adam_async.parameter_server.piece_states import catalogue_of
 from adam_async.parameter_server.statistics import count_server
-from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.store_record import bundle_key
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, SHARDED, address_of, servers_of, until

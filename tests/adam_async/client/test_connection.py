@@ -27,10 +27,9 @@ from adam_async.messages import (
     unpack_any,
 )
 from adam_async.model.rules import Sgd
-from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.ids import ShardId
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import BundleRecord, StoreRecord, bundle_key
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.traffic import Traffic
 from tests.adam_async.runs import NETWORKS, PATIENT, Call, address_of, turns, until

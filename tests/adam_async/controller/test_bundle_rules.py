@@ -18,9 +18,8 @@ from adam_async.controller.bundle_rules import (
 )
 from adam_async.controller.state import Conflict, Invalid
 from adam_async.errors import lost_copies_text
-from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import NUMERICS
-from adam_async.run.store_record import NUM_BUCKETS
+from adam_async.run.store_record import NUM_BUCKETS, BundleRecord, bundle_key
 from tests.adam_async.cluster_maps import Cluster, RecordedCluster, node, store_record
 from tests.simulation.checkers.maps import Maps
 

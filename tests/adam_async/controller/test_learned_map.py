@@ -16,8 +16,7 @@ from adam_async.controller.learned_map import (
     stores_of,
 )
 from adam_async.messages import Standing
-from adam_async.run.bundle_record import BundleRecord
-from adam_async.run.store_record import ArrayRecord
+from adam_async.run.store_record import ArrayRecord, BundleRecord
 from tests.adam_async.cluster_maps import Cluster, store_record
 
 A, B, C = ((f"ps-{number}", 1) for number in range(3))

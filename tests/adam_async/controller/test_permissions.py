@@ -13,9 +13,9 @@ from adam_async.controller.role import RoleSettings
 from adam_async.controller.service import Controller
 from adam_async.messages import CompareAndSet, OpenSession, SessionOpened, pack, text_tensor, unpack
 from adam_async.messages.body import ROLES
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, DealerRecord, EpochRecord, NodeRecord
 from adam_async.run.config import Waits
+from adam_async.run.store_record import BundleRecord
 from adam_async.run.training_program import ProgramRecord
 from tests.adam_async.cluster_maps import store_record
 from tests.adam_async.runs import NETWORKS, address_of, entropy_of

@@ -5,9 +5,15 @@ import pytest
 
 from adam_async.controller.permissions import FORBIDDEN, Attempt, PermissionTable
 from adam_async.controller.store_rules import set_store
-from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
-from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord, VectorRecord, cut_arrays
+from adam_async.run.store_record import (
+    NUM_BUCKETS,
+    ArrayRecord,
+    BundleRecord,
+    VectorRecord,
+    bundle_key,
+    cut_arrays,
+)
 from tests.adam_async.cluster_maps import node, store_record
 from transport import Identity
 

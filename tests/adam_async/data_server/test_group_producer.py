@@ -18,8 +18,8 @@ from adam_async.data_server.image_cache import BLOCK_BYTES
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError, DataError
 from adam_async.model.keyed_random import Dice
-from adam_async.run.cache_size import CacheLimits
 from adam_async.run.config import Config
+from adam_async.run.memory_sizes import CacheLimits
 from adam_async.run.training_program import TrainingProgram
 from tests.adam_async.runs import until
 

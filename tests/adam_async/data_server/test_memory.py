@@ -17,7 +17,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from adam_async.run.cache_size import CacheLimits
+from adam_async.run.memory_sizes import CacheLimits
 from adam_async.run.training_program import TrainingProgram
 from adam_async.run.config import Config
 from adam_async.data_server.sources.datasets import load_dataset

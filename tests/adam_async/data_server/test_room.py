@@ -12,7 +12,7 @@ import pytest
 from adam_async.cli.data import load_data
 from adam_async.data_server.dataset import Dataset
 from adam_async.errors import DataError
-from adam_async.run.cache_size import CacheLimits, cache_limits, room_for_whole
+from adam_async.run.memory_sizes import CacheLimits, cache_limits, room_for_whole
 from adam_async.runtime.disk import Disk
 
 AVAILABLE = 1 << 20

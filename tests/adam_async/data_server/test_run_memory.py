@@ -9,8 +9,8 @@ from adam_async.data_server.dataset import Dataset, StoredImages
 from adam_async.data_server.group_producer import check_cache, check_run_memory
 from adam_async.data_server.transforms.recipe import Recipe
 from adam_async.errors import ConfigError
-from adam_async.run.cache_size import CacheLimits
 from adam_async.run.config import Config
+from adam_async.run.memory_sizes import CacheLimits
 from adam_async.run.train_step import StepSpec
 
 COUNT, SHAPE = 100_000, (3, 100, 100)

@@ -10,10 +10,10 @@ from adam_async.errors import ConfigError, RecordError
 from adam_async.model.keyed_random import Dice
 from adam_async.model.named import digits
 from adam_async.model.network import Network
-from adam_async.run.bundle_record import bundle_key
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Config, Waits
 from adam_async.run.counts import Counts
+from adam_async.run.store_record import bundle_key
 from adam_async.run.training_program import ResumeRecord, TrainingProgram
 from adam_async.runtime.channel import Endpoint
 from dataflow import ComputePool

@@ -11,7 +11,7 @@ from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.log_entries import entry_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 from tests.adam_async.parameter_server.copies import PIECES, TABLE, Copy, RandomPrimary
 from transport import RemoteProtocolError
 

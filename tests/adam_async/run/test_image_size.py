@@ -8,8 +8,8 @@ import pytest
 
 from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import ConfigError
-from adam_async.run.cache_size import CacheLimits
 from adam_async.run.image_size import choose_size, read_image_size
+from adam_async.run.memory_sizes import CacheLimits
 from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.small import encode
 from tests.adam_async.data_server.sources.test_image_folder import write

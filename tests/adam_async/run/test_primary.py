@@ -2,8 +2,8 @@
 
 import msgspec
 
-from adam_async.run.bundle_record import BundleRecord, bundle_key
 from adam_async.run.run_copies import Primary, lacks_copies, primary_of
+from adam_async.run.store_record import BundleRecord, bundle_key
 from tests.adam_async.cluster_maps import Cluster, bundle_map, store_record
 
 

@@ -30,7 +30,7 @@ from adam_async.errors import RoleUnreachable
 from adam_async.model import kernels
 from adam_async.parameter_server import store_host
 from adam_async.parameter_server.store_host import kernels_of
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 from adam_async.run.token_file import derived_text
 from adam_async.store import joining
 from tests.adam_async.cluster_maps import store_record

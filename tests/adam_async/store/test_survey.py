@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from adam_async.cluster.networks import cluster_network
-from adam_async.run.bundle_record import bundle_key
 from adam_async.run.config import Waits
+from adam_async.run.store_record import bundle_key
 from adam_async.runtime.clock import system_entropy
 from adam_async.store.store import ParameterStore
 from adam_async.store.survey import join

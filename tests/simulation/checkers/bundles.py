@@ -22,8 +22,7 @@ from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.replication.local_copy import Entry
 from adam_async.parameter_server.shard import Shard
-from adam_async.run.bundle_record import Member
-from adam_async.run.store_record import StoreRecord, is_vector_key
+from adam_async.run.store_record import Member, StoreRecord, is_vector_key
 from tests.simulation.checkers.saved_pushes import digest_of
 from tests.simulation.scenario import Violation
 

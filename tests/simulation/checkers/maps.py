@@ -7,10 +7,9 @@ never returns. A replaced incarnation of a node is never live again.
 """
 
 from adam_async.controller.replicated_state import ReplicatedState
-from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap, NodeRecord
 from adam_async.run.map_changes import changed
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import BundleRecord, Member, StoreRecord
 from tests.simulation.scenario import Violation
 
 PHASES = ("placing", "loading", "open", "failed")

@@ -13,8 +13,8 @@ from adam_async.parameter_server.bundle_copy import BundleCopy
 from adam_async.parameter_server.log_entries import Part
 from adam_async.parameter_server.replication.local_copy import Entry, Log
 from adam_async.parameter_server.service import ParameterServer
-from adam_async.run.bundle_record import BundleRecord, Member
 from adam_async.run.cluster_map import ClusterMap
+from adam_async.run.store_record import BundleRecord, Member
 from tests.simulation.checkers.bundles import Bundles
 from tests.simulation.checkers.maps import Maps
 from tests.simulation.faults import is_running

@@ -9,10 +9,9 @@ from adam_async.model.rules import Sgd
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.replication.local_copy import Entry, Log
 from adam_async.parameter_server.storage import own_shards
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.ids import BucketId, Replica, ShardId, Version
 from adam_async.run.shard_table import ShardSpec
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import BundleRecord, StoreRecord
 from tests.simulation.checkers.bundles import Bundles
 from tests.simulation.scenario import Violation
 

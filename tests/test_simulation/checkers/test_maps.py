@@ -5,10 +5,9 @@ import pytest
 
 from adam_async.controller.replicated_state import Open, ReplicatedState, Set, command_bytes
 from adam_async.model.rules import Sgd
-from adam_async.run.bundle_record import BundleRecord
 from adam_async.run.cluster_map import ClusterMap, DealerRecord, NodeRecord
 from adam_async.run.map_changes import difference
-from adam_async.run.store_record import StoreRecord
+from adam_async.run.store_record import BundleRecord, StoreRecord
 from tests.simulation.checkers.maps import Maps
 from tests.simulation.scenario import Violation
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from adam_async.parameter_server.members_watch import UNSTEADY_S
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 from tests.ablations.every import NAMED
 from tests.simulation.plan import Case, Fault, Options, in_order
 from tests.simulation.runner import draw_case, run_case, run_seed

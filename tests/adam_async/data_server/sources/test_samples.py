@@ -10,7 +10,7 @@ from adam_async.data_server.dataset import Dataset, Policy, StoredImages
 from adam_async.data_server.sources import limits, samples
 from adam_async.data_server.sources.datasets import load_dataset
 from adam_async.errors import DataError
-from adam_async.run.cache_size import CacheLimits
+from adam_async.run.memory_sizes import CacheLimits
 from adam_async.runtime.disk import Disk
 from tests.adam_async.data_server.sources.small import colour, encode, grey, read, tar, write_small
 from tests.adam_async.data_server.sources.test_image_folder import pair, write

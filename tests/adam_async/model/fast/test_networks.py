@@ -22,7 +22,7 @@ from adam_async.model import (
     new_rule_state,
 )
 from adam_async.model.fast import program
-from adam_async.model.fast.compiled import Compiled
+from adam_async.model.fast.tape import Compiled
 from adam_async.model.keyed_random import Dice
 from tests.adam_async.model.passes import gradients_of, output_of
 from tests.adam_async.own_layer import OWN_LAYERS

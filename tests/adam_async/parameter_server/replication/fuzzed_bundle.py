@@ -25,7 +25,7 @@ from adam_async.parameter_server.replication.local_copy import (
     Violation,
 )
 from adam_async.parameter_server.replication.member import BundleMember
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 from tests.adam_async.parameter_server.replication.bundle_checkers import BundleCheckers
 from tests.adam_async.parameter_server.replication.bundle_parts import Link, Options, Piece, Server, Wrong
 

@@ -15,7 +15,7 @@ from adam_async.parameter_server.replication.local_copy import (
     TakePiece,
 )
 from adam_async.parameter_server.replication.member import BundleMember
-from adam_async.run.bundle_record import BundleRecord
+from adam_async.run.store_record import BundleRecord
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 
