@@ -32,6 +32,7 @@ FOLDERS = (
 
 FILES_OF_IMAGES = "images in files, shards, caches and object stores, read on threads"
 ONE_PROCESS = "roles of one process that share memory; in a simulated cluster each is a machine of its own"
+ONE_HOST = "memory and sockets that processes of one host share; a simulated machine has one process"
 INSTRUMENT = "made for tests and experiments on real networks"
 
 EXEMPT: dict[str, str] = {
@@ -58,6 +59,16 @@ EXEMPT: dict[str, str] = {
     ),
     "adam_async/worker/in_place_mode.py": ONE_PROCESS,
     "transport/local.py": ONE_PROCESS,
+    **dict.fromkeys(
+        [
+            "adam_async/parameter_server/mapped_workers.py",
+            "adam_async/worker/mapped_memory.py",
+            "transport/regions.py",
+            "transport/shared.py",
+            "transport/unix.py",
+        ],
+        ONE_HOST,
+    ),
     "transport/slow.py": INSTRUMENT,
 }
 """Files of these folders without a row, with the reason."""

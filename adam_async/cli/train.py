@@ -189,11 +189,9 @@ async def _train(
                 report = _report(result, driver, terminal, baseline=baseline)
                 try:
                     await write_results(options, result, report, disk, environment, timeline)
-                except AdamError:  # print the summary even without the files
+                    _print_files(options, timeline, table, terminal)
+                finally:  # print the summary even without the files
                     table.finish(report)
-                    raise
-                _print_files(options, timeline, table, terminal)
-                table.finish(report)
         except BaseException as error:  # after Ctrl-C too: keep the results so far
             await _report_early_end(options, error, driver, result, kept, disk, terminal)
             raise

@@ -1,6 +1,6 @@
 """Events of a run: each death once, returns, and successors of workers."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 import pytest
@@ -36,18 +36,21 @@ def map_of(run: str = "run", *, partitions: int = 2, **nodes: NodeRecord) -> Clu
     return ClusterMap(nodes=named, run=record)
 
 
+async def maps(
+    seen: Iterable[ClusterMap | Callable[[RunEvents], None]], events: RunEvents
+) -> AsyncIterator[ClusterMap]:
+    """Yield the maps; call the functions between them."""
+    for each in seen:
+        if isinstance(each, ClusterMap):
+            yield each
+        else:
+            each(events)
+
+
 async def noted(*seen: ClusterMap | Callable[[RunEvents], None]) -> list[str]:
     """Return the events of maps, and of functions called between them."""
     events = RunEvents(EventStream())
-
-    async def maps() -> AsyncIterator[ClusterMap]:
-        for each in seen:
-            if isinstance(each, ClusterMap):
-                yield each
-            else:
-                each(events)
-
-    await events.follow(maps())
+    await events.follow(maps(seen, events))
     return [event["event"] for event in events.noted]
 
 
@@ -234,15 +237,7 @@ async def incidents(*seen: ClusterMap | Callable[[RunEvents], None]) -> list[tup
     stream = EventStream(lambda: float(next(clock)))
     stream.listen(found.append)
     events = RunEvents(stream)
-
-    async def maps() -> AsyncIterator[ClusterMap]:
-        for each in seen:
-            if isinstance(each, ClusterMap):
-                yield each
-            else:
-                each(events)
-
-    await events.follow(maps())
+    await events.follow(maps(seen, events))
     assert all(each.at > 0 or isinstance(each, IncidentBegins) for each in found[1:])
     ends = [each for each in found if isinstance(each, IncidentEnds)]
     assert all(each.lasted_s > 0 for each in ends)
