@@ -11,10 +11,10 @@ from tests.journey import JOURNEYS, counts_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
-    "push_pull": (92, 23, 674),
-    "worker push": (108, 29, 864),
-    "image group": (64, 29, 316),
-    "map change": (328, 36, 1506),
+    "push_pull": (92, 22, 674),
+    "worker push": (108, 27, 864),
+    "image group": (64, 24, 316),
+    "map change": (328, 33, 1506),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in
 ARCHITECTURE.md."""
