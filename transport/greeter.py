@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 from transport.budget import Budget
@@ -10,8 +11,8 @@ from transport.decoder import Memory
 from transport.errors import HandshakeRejected, LinkBroken, LinkClosed, RemoteProtocolError, TransportError
 from transport.handshake import RECORD_BYTES, ClientHandshake, Handshake, reject_record
 from transport.messages import Identity, RoleTable
-from transport.regions import Allowance
-from transport.shared import Side
+from transport.regions import Allowance, Side
+from transport.shared import SharedLink
 from transport.sockets import format_tcp_address, tune
 from transport.stream import StreamLink
 
@@ -146,8 +147,10 @@ class Greeter(asyncio.BufferedProtocol):
         except OSError as error:  # the peer reset the connection after its last record
             self._fail(LinkBroken(f"connection lost during the handshake: {error}"))
             return
-        make = StreamLink if self._side is None else self._side.link(self._allowance)
-        link: StreamLink = make(
+        make: Callable[..., StreamLink] = StreamLink
+        if self._side is not None:
+            make = partial(SharedLink, side=self._side, allowance=self._allowance)
+        link = make(
             self._handshake.identity, peer, self._transport,
             config=self._config, rules=self._rules, memory=self._memory, budget=self._budget,
         )  # fmt: skip

@@ -34,20 +34,18 @@ from transport.keys import Secret, check_role, check_secret
 from transport.link import Link
 from transport.local import link_ends
 from transport.messages import Identity, RoleTable
-from transport.regions import Allowance
-from transport.shared import Side
+from transport.regions import Allowance, Side
 from transport.sockets import (
     deepen_backlog,
     format_tcp_address,
     is_loopback,
     leave_to_loop,
     parse_tcp_address,
-    resolved,
     stop_accepting,
 )
 from transport.stream import StreamLink
 from transport.tensors import BufferPool
-from transport.unix import HAS_SHARED, UnixConnection, UnixListener, dial_unix
+from transport.unix import HAS_SHARED, UnixConnection, UnixListener, UnixSockets
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +274,7 @@ class TcpNetwork(Network):
         rules: Table of the messages that each role may send.
         advertise: ``tcp://host:port`` that listeners report as their address, for listeners on every
             interface or behind a gateway; port 0 means the listening port. Empty: the listening address.
+        unix: Sockets within this host; by default those of the kernel.
 
     With `LinkConfig.link` the links between processes of one host use a Unix socket and shared memory.
     """
@@ -290,6 +289,7 @@ class TcpNetwork(Network):
         pool: BufferPool | None = None,
         budget: Budget | None = None,
         advertise: str = "",
+        unix: UnixSockets | None = None,
     ) -> None:
         check_secret(token)
         self.config = config or LinkConfig()
@@ -303,6 +303,7 @@ class TcpNetwork(Network):
         self._token = token
         self._entropy = entropy
         self._advertise = advertise
+        self._unix = unix or UnixSockets()
 
     @asynccontextmanager
     async def listen(self, address: str, identity: Identity, on_link: OnLink) -> AsyncIterator[Listener]:
@@ -328,7 +329,7 @@ class TcpNetwork(Network):
                 return greeter
 
             entrance = Entrance(self.config.max_unauthenticated)
-            beside = UnixListener(greet, self.config, listener.start)
+            beside = self._unix.listener(greet, self.config, listener.start)
             # Serving starts in a separate step: if `create_server` waited for it too, a cancellation of that
             # wait would lose the server with its socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
@@ -399,14 +400,21 @@ class TcpNetwork(Network):
         """Dial once; a link that comes after a cancellation is aborted."""
         check_role(self._token, identity.role)
         host, port = parse_tcp_address(address)
-        found = await self._dial_unix(host, port)
-        if found is None or self._link == "shared":
-            return await self._dial_socket(host, port, found, identity, peer_role)
-        try:
-            return await self._dial_socket(host, port, found, identity, peer_role)
-        except (OSError, TransportError) as error:
-            # Any process of this user can take the name of the Unix socket, but not the port of the listener.
-            logger.debug("no link within this host to %s, trying TCP: %s", address, error)
+        found = None
+        if self._link != "tcp":
+            try:
+                found = await self._unix.dial(host, port)
+            except OSError as error:
+                if self._link == "shared":
+                    raise OSError(f"{error} (link is 'shared'; 'auto' would try TCP)") from None
+        if found is not None:
+            try:
+                return await self._dial_socket(host, port, found, identity, peer_role)
+            except (OSError, TransportError) as error:
+                if self._link == "shared":
+                    raise
+                # Any process of this user can take the name of the Unix socket, but not the listener's port.
+                logger.debug("no link within this host to %s, trying TCP: %s", address, error)
         return await self._dial_socket(host, port, None, identity, peer_role)
 
     async def _dial_socket(
@@ -445,24 +453,6 @@ class TcpNetwork(Network):
         if isinstance(result, TransportError):
             raise result
         return result
-
-    async def _dial_unix(self, host: str, port: int) -> UnixConnection | None:
-        """Connect to a process of this host; return None if the dial has to use TCP.
-
-        Raises:
-            OSError: This network dials only processes of this host, and the text says why it cannot.
-        """
-        fault: OSError | None = None
-        if self._link == "tcp":
-            return None
-        for family, address in await resolved(host, port):
-            try:
-                return dial_unix(family, address, port)
-            except OSError as error:
-                fault = error
-        if self._link == "shared":
-            raise OSError(f"{fault or f'{host} has no address'} (link is 'shared'; 'auto' would try TCP)")
-        return None
 
     def __repr__(self) -> str:
         return f"<TcpNetwork {'with' if self._token else 'without'} token, {self.pool!r}>"

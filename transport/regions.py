@@ -24,8 +24,7 @@ import socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, TypeVar
 
@@ -79,10 +78,13 @@ _MOST_NUMBER: Final = (1 << 32) - 1
 _MOST_BYTES: Final = (MOST_SHARED_BYTES, MOST_KEPT_BYTES, MOST_COMMON_BYTES)
 _MOST_HANDOVER: Final = _HANDOVER.size + _NUMBER.size * MOST_REGIONS
 _UINT8 = np.dtype(np.uint8)
-_Memory = TypeVar("_Memory", bound=mmap.mmap)
+_Mapping = TypeVar("_Mapping", bound=mmap.mmap)
+
+Memory = mmap.mmap | memoryview
+"""Memory of a region; a view only in the simulator."""
 
 
-def shared_memory(nbytes: int, kind: type[_Memory], seals: int = SEALS) -> tuple[int, _Memory]:
+def shared_memory(nbytes: int, kind: type[_Mapping], seals: int = SEALS) -> tuple[int, _Mapping]:
     """Allocate a region: its descriptor, which the caller closes, and its memory to write.
 
     Raises:
@@ -99,15 +101,6 @@ def shared_memory(nbytes: int, kind: type[_Memory], seals: int = SEALS) -> tuple
         os.close(descriptor)
         raise
     return descriptor, memory
-
-
-@contextmanager
-def closing_descriptor(descriptor: int) -> Iterator[None]:
-    """Close a descriptor at the end of a block."""
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def send_descriptor(sock: socket.socket, packet: bytes, descriptor: int) -> None:
@@ -171,6 +164,45 @@ class Region(mmap.mmap):
 
 def _address(array: Tensor) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+class Side:
+    """A socket of packets beside the stream of a link, by which its regions are handed over.
+
+    Args:
+        sock: Connected socket, which does not block.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def allocate(self, nbytes: int) -> tuple[int, Memory]:
+        """See `shared_memory`."""
+        return shared_memory(nbytes, mmap.mmap)
+
+    def send(self, packet: bytes, descriptor: int) -> None:
+        """See `send_descriptor`."""
+        send_descriptor(self._sock, packet, descriptor)
+
+    def receive(self, most_bytes: int) -> tuple[bytes, list[int]]:
+        """See `receive_descriptors`."""
+        try:
+            return receive_descriptors(self._sock, most_bytes)
+        except ConnectionResetError:
+            # The peer has ended with unread handovers of this side. Its own ones are still there.
+            return receive_descriptors(self._sock, most_bytes)
+
+    def map(self, descriptor: int, nbytes: int, *, is_common: bool) -> Memory:
+        """See `mapped`."""
+        return mapped(descriptor, nbytes, is_common=is_common)
+
+    def release(self, descriptor: int) -> None:
+        """Close a descriptor."""
+        os.close(descriptor)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
 
 
 def region_of(payload: bytes | memoryview) -> tuple[Region, int] | None:
@@ -239,7 +271,7 @@ class _Block:
 
     __slots__ = ("free", "memory", "number", "size")
 
-    def __init__(self, number: int, size: int, memory: mmap.mmap, free: "list[_Block]") -> None:
+    def __init__(self, number: int, size: int, memory: Memory, free: "list[_Block]") -> None:
         self.number = number
         self.size = size
         self.memory = memoryview(memory)
@@ -250,12 +282,12 @@ class Outbox:
     """The regions of this side of a link.
 
     Args:
-        side: Socket for the handover.
+        side: Way of the handover.
         limit_bytes: Bytes of all blocks together.
         allowance: Bytes of the blocks of all links.
     """
 
-    def __init__(self, side: socket.socket, limit_bytes: int, allowance: Allowance) -> None:
+    def __init__(self, side: Side, limit_bytes: int, allowance: Allowance) -> None:
         self._side = side
         self._limit_bytes = limit_bytes
         self._allowance = allowance
@@ -320,7 +352,7 @@ class Outbox:
 
     def _hand_over(self, number: int, size: int, kind: int, replaced: Sequence[int], descriptor: int) -> None:
         packed = b"".join([_HANDOVER.pack(number, size, kind), *map(_NUMBER.pack, replaced)])
-        send_descriptor(self._side, packed, descriptor)
+        self._side.send(packed, descriptor)
 
     def _make(self, size: int) -> _Block | None:
         """Allocate a block and hand it over, in place of all free ones if the limits leave no room."""
@@ -335,9 +367,11 @@ class Outbox:
         if more > room or is_one_too_many or number > _MOST_NUMBER or not self._allowance.take(more):
             return None
         try:
-            descriptor, memory = shared_memory(size, mmap.mmap)
-            with closing_descriptor(descriptor):
+            descriptor, memory = self._side.allocate(size)
+            try:
                 self._hand_over(number, size, _BLOCK, [block.number for block in replaced], descriptor)
+            finally:
+                self._side.release(descriptor)
         except OSError:
             # No memory or descriptor is free, or the peer has not taken the handovers before, or has ended.
             self._allowance.take(-more)
@@ -393,7 +427,7 @@ class Inbox:
     """The regions of the peer.
 
     Args:
-        side: Socket for the handover.
+        side: Way of the handover.
         many: Called if many returned blocks wait, or blocks with much memory.
 
     Attributes:
@@ -402,10 +436,10 @@ class Inbox:
         returned_bytes: About their bytes.
     """
 
-    def __init__(self, side: socket.socket, many: Callable[[], object]) -> None:
+    def __init__(self, side: Side, many: Callable[[], object]) -> None:
         self._side = side
         self._many = many
-        self._regions: dict[int, mmap.mmap] = {}
+        self._regions: dict[int, Memory] = {}
         self._kept: set[int] = set()
         self._common: set[int] = set()
         self._lent: dict[int, weakref.ref[Tensor]] = {}
@@ -432,7 +466,7 @@ class Inbox:
             self._read.add(number)
         return memoryview(region)[start : start + total]
 
-    def _known(self, number: int) -> mmap.mmap:
+    def _known(self, number: int) -> Memory:
         """Return a region that was handed over, after the handovers before it."""
         handovers = 0
         while (region := self._regions.get(number)) is None:
@@ -499,11 +533,7 @@ class Inbox:
         """
         descriptors: list[int] = []
         try:
-            try:
-                packed, descriptors = receive_descriptors(self._side, _MOST_HANDOVER)
-            except ConnectionResetError:
-                # The peer has ended with unread handovers of this side. Its own ones are still there.
-                packed, descriptors = receive_descriptors(self._side, _MOST_HANDOVER)
+            packed, descriptors = self._side.receive(_MOST_HANDOVER)
             if len(descriptors) != 1 or len(packed) < _HANDOVER.size:
                 raise RemoteProtocolError(
                     "region", f"a handover of {len(packed)} bytes has {len(descriptors)} descriptors"
@@ -516,14 +546,14 @@ class Inbox:
             held, most = sum([len(self._regions[each]) for each in same]), _MOST_BYTES[kind]
             if nbytes > most - held:
                 raise RemoteProtocolError("region", f"{held + nbytes} bytes of regions, {most} are allowed")
-            self._regions[number] = mapped(descriptors[0], nbytes, is_common=kind == _COMMON)
+            self._regions[number] = self._side.map(descriptors[0], nbytes, is_common=kind == _COMMON)
             if kind != _BLOCK:
                 (self._kept if kind == _KEPT else self._common).add(number)
         except OSError as fault:
             raise RemoteProtocolError("region", f"a region was not handed over: {fault}") from None
         finally:
             for descriptor in descriptors:
-                os.close(descriptor)
+                self._side.release(descriptor)
 
     def dropped(self, packed: bytes) -> None:
         """Forget regions that the peer drops, by their packed numbers; lent views stay valid.

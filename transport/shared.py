@@ -18,7 +18,6 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -31,7 +30,7 @@ from transport.decoder import Memory
 from transport.errors import LinkBroken
 from transport.frames import DROPPED, FREED, Frame, head
 from transport.messages import Identity, Message, Placed, RoleTable
-from transport.regions import Allowance, Inbox, Outbox, region_of
+from transport.regions import Allowance, Inbox, Outbox, Side, region_of
 from transport.stream import StreamLink
 from transport.tensors import Tensor
 
@@ -54,30 +53,11 @@ def user_of(peer: socket.socket) -> int:
     return credentials_of(peer)[1]
 
 
-class Side:
-    """The socket for the handover of regions, beside a stream that has no link yet.
-
-    Args:
-        sock: Connected socket of packets, which does not block.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def link(self, allowance: Allowance) -> Callable[..., "SharedLink"]:
-        """Return the maker of the link of an authenticated stream, which takes over the socket."""
-        return partial(SharedLink, side=self._sock, allowance=allowance)
-
-    def close(self) -> None:
-        """Close the socket, because there will be no link."""
-        self._sock.close()
-
-
 class SharedLink(StreamLink):
     """A link over an established, authenticated connection to a process of the same user on this host.
 
     Args:
-        side: Socket for the handover of regions; the link closes it.
+        side: Way of the handover of regions; the link closes it.
         allowance: Bytes that the regions of all links may have.
     """
 
@@ -94,7 +74,7 @@ class SharedLink(StreamLink):
         rules: RoleTable,
         memory: Memory,
         budget: Budget,
-        side: socket.socket,
+        side: Side,
         allowance: Allowance,
     ) -> None:
         if config.checksum == "auto":  # no wire lies between processes of a host

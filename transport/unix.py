@@ -11,14 +11,15 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
 
 from transport.config import LinkConfig
 from transport.errors import LinkBroken
 from transport.greeter import Greeter
-from transport.regions import Region, receive_descriptors, send_descriptor
-from transport.shared import Side, user_of
-from transport.sockets import is_loopback, leave_to_loop
+from transport.regions import Region, Side, receive_descriptors, send_descriptor
+from transport.shared import user_of
+from transport.sockets import is_loopback, leave_to_loop, resolved
 
 HAS_SHARED = hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")
 """Whether this system has what shared links need."""
@@ -66,12 +67,23 @@ def is_of_this_host(family: socket.AddressFamily, host: str) -> bool:
         return False
 
 
-def dial_unix(family: socket.AddressFamily, host: str, port: int) -> UnixConnection:
+async def dial_unix(host: str, port: int) -> UnixConnection:
     """Connect to the Unix socket beside a listener; return the connection and its side.
 
     Raises:
         OSError: The text says why there is no such connection.
     """
+    fault = OSError(f"{host} has no address")
+    for family, address in await resolved(host, port):
+        try:
+            return _connected(family, address, port)
+        except OSError as error:
+            fault = error
+    raise fault
+
+
+def _connected(family: socket.AddressFamily, host: str, port: int) -> UnixConnection:
+    """Connect to the Unix socket beside a listener on one address of its host. Raises OSError."""
     if not is_of_this_host(family, host):
         raise OSError(f"{host} is no address of this host")
     for name in dict.fromkeys((host, _WILDCARDS.get(family, host))):
@@ -218,3 +230,11 @@ class UnixListener:
             listener.close()
         for peer in list(self._waiting):
             self._drop(peer)
+
+
+@dataclass(frozen=True)
+class UnixSockets:
+    """How processes of one host find each other; the simulator has other functions."""
+
+    dial: Callable[[str, int], Awaitable[UnixConnection]] = dial_unix
+    listener: Callable[..., UnixListener] = UnixListener

@@ -7,9 +7,12 @@ import mmap
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -31,6 +34,7 @@ from transport.regions import (
     Inbox,
     Outbox,
     Region,
+    Side,
     region_of,
     shared_memory,
 )
@@ -50,9 +54,9 @@ class Sides:
             each.setblocking(False)
         self.ours, self.theirs = ours, theirs
         self.allowance = Allowance(256 * MIB)
-        self.outbox = Outbox(ours, limit_bytes, self.allowance)
+        self.outbox = Outbox(Side(ours), limit_bytes, self.allowance)
         self.calls = 0
-        self.inbox = Inbox(theirs, self.note)
+        self.inbox = Inbox(Side(theirs), self.note)
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +159,7 @@ def test_free_blocks_of_another_size_make_room(small: Sides) -> None:
 
 def test_the_links_of_a_process_share_one_allowance(sides: Sides, small: Sides) -> None:
     allowance = Allowance(3 * MIB)
-    one, two = [Outbox(each.ours, 64 * MIB, allowance) for each in (sides, small)]
+    one, two = [Outbox(Side(each.ours), 64 * MIB, allowance) for each in (sides, small)]
     assert one.place([bytes(2 * MIB)], 2 * MIB)
     assert two.place([bytes(2 * MIB)], 2 * MIB) == b""
     one.close()
@@ -391,6 +395,11 @@ def test_no_other_process_may_shorten_or_write_a_region() -> None:
         with pytest.raises(OSError, match="not permitted"):
             os.pwrite(descriptor, b"x", 0)
         memory[:1] = b"x"
+        # Another process of the same user can open it there.
+        with Path(f"/proc/self/fd/{descriptor}").open("r+b", buffering=0) as opened:
+            assert opened.read(1) == b"x"
+            with pytest.raises(OSError, match="not permitted"):
+                opened.write(b"y")
     finally:
         os.close(descriptor)
 
@@ -411,6 +420,42 @@ def test_without_descriptors_or_memory_nothing_is_placed(
     assert open_descriptors() == before
     monkeypatch.undo()
     assert sides.place([b"x"], 1)
+
+
+LACKS = """
+import resource, sys
+from tests.transport.test_regions import MIB, Sides, open_descriptors
+
+with Sides() as sides:
+    sides.move(bytes(MIB))
+    payload, before = bytes(32 * MIB), open_descriptors()
+    unlimited = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 16 * MIB, unlimited[1]))
+    assert sides.place([payload], len(payload)) == 0
+    assert open_descriptors() == before
+    assert sides.move(bytes(MIB)) == 1
+    resource.setrlimit(resource.RLIMIT_AS, unlimited)
+    assert sides.place([payload], len(payload)) > 1
+"""
+
+TINY = """
+import ctypes, sys
+from transport import Region
+
+libc = ctypes.CDLL(None)
+if libc.unshare(0x20000) or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=4k"):  # mounts of its own
+    sys.exit(77)
+Region.allocate(8 << 20)[:] = 1
+"""
+
+
+@pytest.mark.parametrize("script", [LACKS, TINY], ids=["no address space", "a small /dev/shm"])
+def test_a_process_without_memory_places_nothing_and_needs_no_file_system(script: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    if ran.returncode == 77:
+        pytest.skip("no mounts of its own")
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_nothing_is_placed_for_a_peer_that_has_ended(sides: Sides) -> None:

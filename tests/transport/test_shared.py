@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -155,6 +156,79 @@ async def test_another_user_is_dialled_by_tcp(monkeypatch: pytest.MonkeyPatch) -
             assert type(link) is StreamLink
         with pytest.raises(DialFailed, match="belongs to another user"):
             await network().dial(listener.address, NEAR, retry=ONCE)
+
+
+STRANGER = """
+import asyncio, ctypes, os, sys
+from tests.transport.test_shared import NEAR, ONCE, network
+from transport import DialFailed
+
+address, server, how = sys.argv[1:]
+"loads the codec".encode("idna")
+
+async def main():
+    try:
+        async with network().connect(address, NEAR, retry=ONCE):
+            print("shared")
+    except DialFailed as error:
+        print(error)
+    if how == "user":
+        try:
+            print(os.listdir(f"/proc/{server}/fd"))
+        except PermissionError:
+            print("no descriptors")
+        async with network(link="auto").connect(address, NEAR) as link:
+            print(link.shares)
+
+if how == "user":
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+elif ctypes.CDLL(None).unshare(0x40000000):  # a network of its own
+    sys.exit(77)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize(
+    ("how", "lines"),
+    [
+        ("user", ["belongs to another user", "no descriptors", "False"]),
+        ("network", ["no process of this host offers shared memory"]),
+    ],
+)
+async def test_a_process_of_another_user_or_another_network_gets_no_memory(
+    how: str, lines: list[str]
+) -> None:
+    async with network(link="auto").listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", STRANGER, listener.address, str(os.getpid()), how, stdout=subprocess.PIPE
+        )
+        out, _ = await child.communicate()
+    if child.returncode == 77:
+        pytest.skip("no network namespace of its own")
+    found = out.decode().splitlines()
+    assert len(found) == len(lines)
+    assert all(line in text for line, text in zip(lines, found, strict=True)), found
+
+
+async def test_a_process_without_free_descriptors_uses_the_stream_until_it_has_some() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    values = np.arange(1 << 18, dtype=np.float32)
+    async with pair() as (near, far):
+        far.serve(echo)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            answer = await near.call(ask(values), timeout_s=20.0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (answer.tensors[0] == values).all()
+        assert shared_bytes(near) == shared_bytes(far) == 0
+        await near.call(ask(values), timeout_s=20.0)
+        assert shared_bytes(near) == shared_bytes(far) == values.nbytes
 
 
 def test_the_kernel_names_the_user_of_a_peer() -> None:
