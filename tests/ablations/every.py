@@ -9,6 +9,7 @@ from tests.ablations.disks import DISKS
 from tests.ablations.group_sets import GROUP_SETS
 from tests.ablations.learned import LEARNED
 from tests.ablations.members import MEMBERS
+from tests.ablations.shared import SHARED
 from tests.ablations.vectors import VECTORS
 
 EVERY = (
@@ -21,6 +22,7 @@ EVERY = (
     *GROUP_SETS,
     *LEARNED,
     *MEMBERS,
+    *SHARED,
     *VECTORS,
 )
 NAMED = {ablation.name: ablation for ablation in EVERY}

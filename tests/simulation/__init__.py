@@ -9,6 +9,7 @@ A seed gives the same run in every process.
     host.py                   one machine, as the loop sees it: clock, state, steps of its code; tasks
     network.py, wire.py       hosts and wires between them: latency, bandwidth, network partitions
     connection.py             one end of a TCP connection: flow control, end of stream, resets
+    shared.py                 links in shared memory between machines of one host
     disk.py, disk_model.py    the disk interface with its times and errors; page cache and effects of a crash
     random_streams.py         seeded streams of random numbers, one for each concern
     pool.py                   a compute pool without threads: jobs take virtual time

@@ -16,6 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import Context
+from functools import partial
 from typing import Any, Protocol, cast
 
 from tests.simulation.host import Host
@@ -73,6 +74,18 @@ class EndNetwork(Protocol):
         """Note a piece that arrived at a machine without power."""
 
 
+class OrdersMemory(Protocol):
+    """The part of a `SimulatedSide` that an end uses."""
+
+    def departs(self) -> Callable[[], None]:
+        """Return the effect of a piece that leaves now on its receiver's memory."""
+
+
+def _arrive_behind(effect: Callable[[], None], arrive: Callable[..., object], payload: bytes) -> None:
+    effect()
+    arrive(payload)
+
+
 class End(asyncio.Transport):
     """One end.
 
@@ -90,6 +103,8 @@ class End(asyncio.Transport):
         self.label = f"{number}/{address[0]}"
         self.shut = False
         self.peer = self  # until `join`
+        self.side: OrdersMemory | None = None
+        """Shared memory of the connection, if it is one within a host: no wire damages its bytes."""
         self._network = network
         self._loop = network.loop
         self._wire = wire
@@ -308,7 +323,7 @@ class End(asyncio.Transport):
         """Send a piece. Returns whether the connection is still open."""
         self._out_bytes += count
         self._sent_bytes += count
-        if self._wire.damages:
+        if self._wire.damages and self.side is None:
             payload = self._network.damaged(self.peer, self._wire, payload)
         self._send(self.peer.arrive, payload, count)
         limit = self._wire.conditions.reset_after_bytes
@@ -318,6 +333,8 @@ class End(asyncio.Transport):
         return False
 
     def _send(self, arrive: Callable[..., object], payload: bytes, count: int) -> None:
+        if self.side is not None:
+            arrive = partial(_arrive_behind, self.side.departs(), arrive)
         self._network.send(self._wire, self._path, count, arrive, payload)
 
     def _room(self) -> None:

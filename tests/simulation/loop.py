@@ -76,6 +76,11 @@ class Connector(Protocol):
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         """Connect to a listener."""
 
+    async def begin(
+        self, end: Any, make_protocol: Callable[[], asyncio.BaseProtocol]
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect a new protocol to an end."""
+
     async def listen(
         self,
         owner: Host,
@@ -527,6 +532,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
         """Connect the running host to a listener of the simulated network."""
         return await self._connector().connect(HOST.get(self.outside), protocol_factory, host, port)
+
+    async def create_unix_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], *, sock: Any
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect a protocol to a connection within the running host."""
+        return await self._connector().begin(sock, protocol_factory)
 
     async def create_server(  # type: ignore[override]
         self,

@@ -10,6 +10,7 @@ Each connection has its own latency, jitter and bandwidth, so the order between 
 import asyncio
 import errno
 import itertools
+import zlib
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
@@ -33,7 +34,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("", "0.0.0.0", "::")
 FIRST_PORT = 49152
 
-MakeProtocol = Callable[[], asyncio.BaseProtocol]
+MakeProtocol = Callable[..., asyncio.BaseProtocol]
+"""Maker of a protocol; one of a connection within a host gets its end of the shared memory."""
 
 
 class Listener(asyncio.AbstractServer):
@@ -89,7 +91,7 @@ class Listener(asyncio.AbstractServer):
 
     def _greet(self, end: End) -> None:
         if self.serving:
-            end.begin(self._make())
+            end.begin(self._make() if end.side is None else self._make(end.side))
         else:
             end.drop()
 
@@ -114,6 +116,9 @@ class SimulatedNetwork:
         self._damaged: dict[End, float] = {}  # time at which a damaged piece left for each end
         self._missed: dict[End, None] = {}
         self._numbers = itertools.count(1)
+        self.together = "none"
+        """Machines that are processes of one host; see `Options.together`."""
+        self.sides = itertools.count(1)
         loop.network = self
         self.attach(loop.outside)
 
@@ -269,9 +274,16 @@ class SimulatedNetwork:
         port = port or next(ports)
         if (owner.name, port) in self._listeners:
             raise OSError(errno.EADDRINUSE, f"port {port} of {owner.name} is taken")
-        listener = Listener(self, owner, (host, port), make_protocol, start_serving)
-        self._listeners[owner.name, port] = listener
+        return self.add_listener(Listener(self, owner, (host, port), make_protocol, start_serving))
+
+    def add_listener(self, listener: Listener) -> Listener:
+        """Make a listener reachable, and return it."""
+        self._listeners[listener.host.name, listener.getsockname()[1]] = listener
         return listener
+
+    def shares(self, name: str) -> bool:
+        """Return whether a machine is a process of the host with links in shared memory."""
+        return self.together == "all" or (self.together == "some" and zlib.crc32(name.encode()) % 2 > 0)
 
     async def connect(
         self, caller: Host, make_protocol: MakeProtocol, host: str, port: int
@@ -292,6 +304,12 @@ class SimulatedNetwork:
                 end = await answer
         except TimeoutError:
             raise TimeoutError(errno.ETIMEDOUT, f"{host} port {port} does not answer") from None
+        return await self.begin(end, make_protocol)
+
+    async def begin(
+        self, end: End, make_protocol: MakeProtocol
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect a new protocol to the caller's end of a connection."""
         protocol = make_protocol()
         made: asyncio.Future[None] = self.loop.create_future()
         self.loop.call_soon(_begin, end, protocol, made)

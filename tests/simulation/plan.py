@@ -60,12 +60,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether the fault points of product code are on; see `fault_points`."""
     network: Conditions = Conditions()
     """Behaviour of each direction between two machines."""
+    together: str = "none"
+    """Machines that are processes of one host, with links in shared memory: none, some or all."""
     settings: dict[str, Setting] = {}
     """Options of the scenario, such as the number of machines."""
 
     def __str__(self) -> str:
         network = {name: getattr(self.network, name) for name in self.network.__dataclass_fields__}
-        pairs = {"shuffled": self.shuffled, "unkind": self.unkind, **network, **self.settings}
+        own = {name: getattr(self, name) for name in ("shuffled", "unkind", "together")}
+        pairs = {**own, **network, **self.settings}
         return ", ".join(f"{name} {value}" for name, value in pairs.items())
 
 
@@ -84,11 +87,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     plan: Plan
 
 
-def draw_options(dice: RandomStream, settings: dict[str, Setting]) -> Options:
+def draw_options(dice: RandomStream, settings: dict[str, Setting], *, may_share: bool = False) -> Options:
     """Draw the conditions of a run, mild for half of the runs and rough for the others.
 
     Args:
         dice: A random stream only for this call.
+        may_share: Whether machines may be processes of one host.
     """
     rough = dice.chance(0.5)
     network = Conditions(
@@ -99,7 +103,11 @@ def draw_options(dice: RandomStream, settings: dict[str, Setting]) -> Options:
         refuse=0.05 if rough and dice.chance(0.3) else 0.0,
     )
     return Options(
-        shuffled=dice.chance(0.5), unkind=dice.chance(0.5), network=network, settings=dict(settings)
+        shuffled=dice.chance(0.5),
+        unkind=dice.chance(0.5),
+        network=network,
+        together=dice.choose(["none", "some", "all"]) if may_share else "none",
+        settings=dict(settings),
     )
 
 
@@ -218,7 +226,7 @@ def _simpler(fault: Fault) -> Iterator[tuple[str, float]]:
 
 
 def _kinder_options(plan: Plan, tries: _Tries) -> Plan:
-    for change in ({"unkind": False}, {"shuffled": False}, {"network": Conditions()}):
+    for change in ({"unkind": False}, {"shuffled": False}, {"together": "none"}, {"network": Conditions()}):
         options = msgspec.structs.replace(plan.options, **change)
         kinder = msgspec.structs.replace(plan, options=options)
         if kinder != plan and tries.fails(kinder):

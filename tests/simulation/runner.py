@@ -107,6 +107,7 @@ def _play(scenario: Scenario, case: Case) -> Played:
     async def main(world: World) -> None:
         """Run the scenario, and check that it did all faults of the plan."""
         worlds.append(world)
+        world.network.together = options.together
         await scenario.run(world, plan, ledger)
         absent = not_done(case, ledger)
         if absent:

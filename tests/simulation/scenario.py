@@ -84,6 +84,11 @@ class Node:
         dice = self._world.loop.dice(f"disk/{self.name}/{self.incarnation}")
         return SimulatedDisk(self._world.loop, self.disk_model, self.disk_conditions, dice)
 
+    @property
+    def is_beside_others(self) -> bool:
+        """Whether the machine is a process of the host with links in shared memory."""
+        return self._world.network.shares(self.name)
+
     def entropy(self, count: int) -> bytes:
         """Return random bytes of a stream that only this incarnation uses."""
         return self._entropy.bytes(count)

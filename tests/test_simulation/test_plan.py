@@ -49,7 +49,7 @@ def test_a_fault_is_one_line() -> None:
 def test_options_are_expanded_whole() -> None:
     text = str(Options(shuffled=True, settings={"members": 4}))
 
-    assert text.startswith("shuffled True, unkind False, delay_s 0.0005, ")
+    assert text.startswith("shuffled True, unkind False, together none, delay_s 0.0005, ")
     assert text.endswith("members 4")
     assert all(name in text for name in Conditions.__dataclass_fields__)
 

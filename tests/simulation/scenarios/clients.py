@@ -64,7 +64,7 @@ def draw_plan(dice: RandomStream) -> Plan:
         msgspec.structs.replace(fault, targets=(), lasts_s=long_s) if fault.kind == "isolate" else fault
         for fault in faults
     ]
-    options = draw_options(dice, settings)
+    options = draw_options(dice, settings, may_share=True)
     network = replace(options.network, ragged=False)  # `controllers` covers ragged wires
     return Plan(options=msgspec.structs.replace(options, network=network), faults=in_order(faults))
 

@@ -5,6 +5,7 @@ may have disks, too. `bundle_watch` observes the bundles of the servers, and `di
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from adam_async.runtime.machine import ProcessMemory
 from tests.simulation.scenario import Ledger, Node, World, takes_at_once
 from tests.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
 from tests.simulation.scenarios.disk_watch import DiskWatch
+from tests.simulation.shared import UNIX_SOCKETS
 from transport import Budget, BufferPool, Identity, LinkConfig, RoleTable, Secret, TcpNetwork
 
 CONTROLLERS = {f"controller-{number}": f"tcp://controller-{number}:7000" for number in (1, 2, 3)}
@@ -52,6 +54,9 @@ LINKS = LinkConfig(
     link_budget_bytes=1 << 20,
 )
 
+PLACE_BYTES, SHARED_BYTES = 256, 256 << 10
+"""Smallest payload that travels in shared memory, and most memory of one side of a link, in bytes."""
+
 MEMORY_BYTES = 24 << 20
 """Maximum number of bytes that the links of one machine hold for their peers together."""
 
@@ -72,6 +77,8 @@ def network_of(
     node: Node, *, token: Secret | None = TOKEN, rules: RoleTable | None = None, links: LinkConfig = LINKS
 ) -> TcpNetwork:
     """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
+    if node.is_beside_others:
+        links = dataclasses.replace(links, link="auto", place_bytes=PLACE_BYTES, shared_bytes=SHARED_BYTES)
     return TcpNetwork(
         token=token,
         entropy=node.entropy,
@@ -79,6 +86,7 @@ def network_of(
         config=links,
         pool=BufferPool(),
         budget=Budget(MEMORY_BYTES),
+        unix=UNIX_SOCKETS,
     )
 
 
