@@ -91,6 +91,28 @@ class StagingBuffer:
             self._uploaded.synchronize()
 
 
+class PushMemory:
+    """Staging memory for gradients on the CPU, in arrays that servers of this host read.
+
+    Args:
+        memory: Result of `ParameterStore.buffers`.
+
+    Attributes:
+        arrays: The arrays.
+        views: Tensors on their memory, by name.
+    """
+
+    def __init__(self, memory: Mapping[str, NDArray[Any]]) -> None:
+        self.arrays = memory
+        self.views = {name: torch.from_numpy(array) for name, array in memory.items()}
+
+    def download(self, tensors: Mapping[str, Tensor]) -> Mapping[str, NDArray[Any]]:
+        """Copy tensors into the arrays, and return these: `arrays` itself if the tensors are all of them."""
+        torch._foreach_copy_([self.views[name] for name in tensors], list(tensors.values()))
+        is_whole = len(tensors) == len(self.arrays)
+        return self.arrays if is_whole else {name: self.arrays[name] for name in tensors}
+
+
 class StagingBuffers:
     """Staging memory for arrays of several devices and types, a buffer for each device and type.
 
@@ -159,12 +181,16 @@ class Staging:
     Args:
         tensors: See `StagingBuffers`.
         streams: See `StagingBuffers`.
+        gradients: Memory of the gradients, if all tensors are on the CPU.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], streams: "Mapping[torch.device, torch.cuda.Stream]"
+        self,
+        tensors: Mapping[str, Tensor],
+        streams: "Mapping[torch.device, torch.cuda.Stream]",
+        gradients: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        self.gradients = StagingBuffers(tensors, streams)
+        self.gradients = StagingBuffers(tensors, streams) if gradients is None else PushMemory(gradients)
         self.values = StagingBuffers(tensors, streams)
 
 

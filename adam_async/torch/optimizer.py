@@ -18,7 +18,8 @@ In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store 
 and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange
 gradients and parameters get new memory, so a late answer changes no parameter, and a late push has the
 gradients of its step. Factors share the memory of the program's batches, so pushes copy them. With a larger
-`max_staleness`, or on a GPU, gradients and values have `Staging` memory. Up to `max_staleness` exchanges stay
+`max_staleness`, or on a GPU, gradients and values have `Staging` memory, from which servers of this host read
+the gradients of parameters on the CPU. Up to `max_staleness` exchanges stay
 in flight during the next forward and backward passes, and a later `step()` copies values that have arrived
 into the parameters. Only methods such as `step()` change parameters, never a forward or backward pass.
 
@@ -284,16 +285,18 @@ class RemoteOptimizer(torch.optim.Optimizer):
         dense = {name: each for name, each in gradients.items() if isinstance(each, Tensor)}
         if self._overlap is not None:
             dense = self._overlap.rest(dense)
-        arrays: dict[str, Gradient]
+        arrays: Mapping[str, Gradient]
         if staging is None:
             arrays = {name: gradient.numpy() for name, gradient in dense.items()}
         else:
-            arrays = {**staging.gradients.download(dense)}
+            arrays = staging.gradients.download(dense)
         if self._factors is not None:
-            for name, gradient in gradients.items():
-                if isinstance(gradient, LinearGradient):
-                    # The program may change a layer's inputs while a push, failed or not, is in flight.
-                    arrays[name] = copied(gradient.factors())
+            # The program may change a layer's inputs while a push, failed or not, is in flight.
+            arrays = {**arrays} | {
+                name: copied(gradient.factors())
+                for name, gradient in gradients.items()
+                if isinstance(gradient, LinearGradient)
+            }
         exchange = Exchange(gradients=arrays, rate=self._rate(arrays, rates), read=self._local.read)
         if pulls:
             self._add_pull(exchange, arrays, rates, staging)
@@ -308,7 +311,11 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return [slot.name for slot in self._slots if slot.parameter.requires_grad]
 
     def _add_pull(
-        self, exchange: Exchange, arrays: dict[str, Gradient], rates: Sequence[float], staging: Staging | None
+        self,
+        exchange: Exchange,
+        arrays: Mapping[str, Gradient],
+        rates: Sequence[float],
+        staging: Staging | None,
     ) -> None:
         """Add to an exchange the pull of all parameters that are not frozen, and the buffers."""
         # Equal names in equal order need one message each way; gradients may lack some names.
@@ -398,7 +405,12 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def _new_staging(self) -> Staging:
         if not self._free:
-            return Staging({slot.name: slot.parameter.detach() for slot in self._slots}, self._streams)
+            is_near = all(slot.view is not None for slot in self._slots)
+            return Staging(
+                {slot.name: slot.parameter.detach() for slot in self._slots},
+                self._streams,
+                self._store.buffers([*self._by_name]) if is_near else None,
+            )
         staging = self._free.pop()
         staging.values.wait_free()
         return staging

@@ -543,3 +543,29 @@ def test_the_default_device_and_type_of_the_program_change_no_step(options):
         found.append(parameter_arrays(each))
     for name in found[0]:
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["all", "one frozen"])
+def test_a_server_of_this_host_reads_staged_gradients_where_the_optimizer_writes_them(
+    servers: StoreServers, is_frozen: bool
+) -> None:
+    module = nn.Linear(600, 600)
+    module.bias.requires_grad_(not is_frozen)
+    first = parameter_arrays(module)
+    with sync.ParameterStore.open(
+        servers.address, first, name=f"staged-{is_frozen}", rule=Sgd(rate=0.5), link="shared"
+    ) as store:
+        optimizer = RemoteOptimizer(module, store, max_staleness=1)
+        total = torch.zeros(600, 600)
+        for _ in range(6):
+            optimizer.zero_grad()
+            module(torch.randn(4, 600)).square().mean().backward()
+            total += module.weight.grad
+            optimizer.step()
+        optimizer.close()
+        links = [each.channel.link for each in store._store.link.calls.connections.values()]
+        assert sum(len(link._outbound._kept) for link in links) > 0
+        assert sum(link._outbound.held_bytes for link in links) == 0, "a payload was copied"
+    np.testing.assert_allclose(
+        module.weight.detach().numpy(), first["weight"] - 0.5 * total.numpy(), rtol=1e-5, atol=1e-6
+    )
