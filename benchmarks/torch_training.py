@@ -161,7 +161,7 @@ class Process:
             return RemoteOptimizer(
                 self.module,
                 self.store,
-                **{name: options[name] for name in ("push_every", "pull_every")},
+                **{name: options[name] for name in ("push_every", "pull_every", "factors")},
                 **(
                     {"max_staleness": options["max_staleness"]}
                     if options["max_staleness"] is not None
@@ -304,6 +304,7 @@ def rows_of(arguments: Namespace, modes: tuple[str, ...], straggler: int = -1) -
         "max_staleness",
         "to_accuracy",
         "device",
+        "factors",
     )
     base: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     base |= {
@@ -368,6 +369,7 @@ if __name__ == "__main__":
         servers=1,
         push_every=Option(1, "steps per push and pull"),
         max_staleness=Option(None, "maximum number of pushes in flight", type=int),
+        factors=Option(False, "push the gradients of dense layers as factors"),
         rate=0.05,
         peer_rate=Option(0.0, "rate of DDP, if it differs"),
         momentum=0.0,
