@@ -32,7 +32,7 @@ FOLDERS = (
 
 FILES_OF_IMAGES = "images in files, shards, caches and object stores, read on threads"
 ONE_PROCESS = "roles of one process that share memory; in a simulated cluster each is a machine of its own"
-ONE_HOST = "memory and sockets that processes of one host share; a simulated machine has one process"
+ONE_HOST = "memory and Unix sockets of the kernel; a simulated host has substitutes of its own"
 INSTRUMENT = "made for tests and experiments on real networks"
 
 EXEMPT: dict[str, str] = {
@@ -64,7 +64,6 @@ EXEMPT: dict[str, str] = {
             "adam_async/parameter_server/mapped_workers.py",
             "adam_async/worker/mapped_memory.py",
             "transport/regions.py",
-            "transport/shared.py",
             "transport/unix.py",
         ],
         ONE_HOST,
