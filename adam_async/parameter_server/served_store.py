@@ -751,6 +751,10 @@ class ServedStore:
         if isinstance(body, ReportSteps) and not self.store.in_place:
             request.fail("malformed", f"ReportSteps: store {self.store.id} is not trained in place")
             return False
+        # Its step would count once for each shard of a tensor, and could come while the values are still.
+        if isinstance(body, Push) and self.store.in_place:
+            request.fail("malformed", f"Push: store {self.store.id} is trained in place")
+            return False
         if isinstance(body, QUESTION_TYPES):
             refusal = self._checks.refusal(body, most_bytes=request.link.max_message_bytes)
             if refusal is not None:

@@ -50,7 +50,7 @@ from adam_async.parameter_server.served_store import ServedStore, words_of
 from adam_async.parameter_server.server_disk import ServerDisk
 from adam_async.parameter_server.server_links import CopiesPath, ServerLinks
 from adam_async.parameter_server.state import ServerState
-from adam_async.parameter_server.statistics import count_server, count_store
+from adam_async.parameter_server.statistics import count_server, count_store, most_updates
 from adam_async.parameter_server.storage import StoragePool
 from adam_async.parameter_server.store_host import Observe, StoreHost
 from adam_async.run.cluster_map import COPIES, DISK, ELSEWHERE, MOST_REASON, NOTICE, NUMERICS, ClusterMap
@@ -561,7 +561,8 @@ class ParameterServer(Role):
             served = self.store(states[0].store)  # None if it leads bundles of other servers alone
             of_run = served.mapped if served is not None else None
             if of_run is not None:
-                counts.steps_in_place, counts.steps_cut = int(of_run.storage.steps[0]), of_run.steps_cut
+                counts.steps_cut = of_run.steps_cut
+                counts.steps_in_place = most_updates(states) - of_run.steps_cut
         return self._with_common(counts)
 
     def store_counts(self) -> Mapping[str, StoreCounts]:

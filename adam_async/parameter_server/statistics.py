@@ -79,6 +79,12 @@ def count_server(states: Sequence[ServerState]) -> ServerCounts:
     return total
 
 
+def most_updates(states: Sequence[ServerState]) -> int:
+    """Return the number of updates of a run on the shard that has most of them, with the refused ones."""
+    tables = [shard.tables for shard in _shards_of(states)]
+    return max([each.version - each.loaded + each.refused for each in tables], default=0)
+
+
 def _shards_of(states: Sequence[ServerState]) -> list[Shard]:
     return [shard for state in states for shard in state.shards.values()]
 

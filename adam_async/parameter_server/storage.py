@@ -267,8 +267,8 @@ class ShardStorage:
         self.notes: deque[StepNotes] = deque()
         """Notes for the compute threads of a worker; empty in the process of the servers."""
         self.steps = space.vector(1, np.int64)
-        """Number of steps applied in place; an addition to it is one operation under the interpreter's
-        lock."""
+        """Number of steps applied in place, for their staleness; two processes that add at once may count one
+        step."""
 
     def values(self, shard: ShardSpec) -> NDArray[Any]:
         """Return the memory of one shard, flat."""

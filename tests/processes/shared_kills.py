@@ -9,7 +9,6 @@ more, whole; at the end the server maps no memory of a lost client.
 """
 
 import argparse
-import ctypes
 import os
 import random
 import signal
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,6 +25,7 @@ import numpy as np
 from adam_async import Sgd
 from adam_async.sync import ParameterStore
 from tests.processes.commands import started_by_hand, until
+from tests.processes.single_steps import Tracer
 
 VALUES = 1 << 16
 """Number of values of the array: 256 KiB, which travel in shared memory."""
@@ -38,48 +38,27 @@ MOST_STEPS = 60_000
 
 PHASES = {
     "write": "",
-    "check": "adam_async.store.values PushMessages.messages",
-    "place": "transport.regions Outbox.place",
-    "send": "transport.stream StreamLink._transmit",
-    "arrival": "transport.stream StreamLink.buffer_updated",
-    "answer": "adam_async.client.session PushExchange.arrived",
+    "check": "adam_async.store.values:PushMessages.messages",
+    "place": "transport.regions:Outbox.place",
+    "send": "transport.stream:StreamLink._transmit",
+    "arrival": "transport.stream:StreamLink.buffer_updated",
+    "answer": "adam_async.client.session:PushExchange.arrived",
 }
 """Method with which each phase of a push begins; none for the write of the program."""
 
-_ATTACH, _STEP, _ALL = 16, 9, 0x40000000
 _CLIENTS = """
-import asyncio, importlib, os, signal, sys
+import asyncio, os, sys
 import numpy as np
 from adam_async import ParameterStore
+from tests.processes.single_steps import stop, stop_at
 
-armed = []
-
-def stop():
-    if armed:
-        armed.clear()
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-def stop_at(module, method):
-    owner, name = method.split(".")
-    owner = getattr(importlib.import_module(module), owner)
-    original = getattr(owner, name)
-
-    def stopping(*arguments, **options):
-        stop()
-        return original(*arguments, **options)
-
-    setattr(owner, name, stopping)
-
-async def main(steps, phase):
-    if phase:
-        stop_at(*phase)
+async def main(phase="", place=""):
+    if place:
+        stop_at(phase, place)
     async with ParameterStore.open(sys.argv[1], name="kills", link="shared") as store:
         gradients = await store.buffers()
         for number in range(1 << 20):
-            if steps and number == 1:
-                armed.append(1)
-            if not phase:
-                stop()
+            stop("write")
             gradients["w"][:] = 1
             await store.push(gradients)
             os.write(1, b"acknowledged\\n")
@@ -87,8 +66,7 @@ async def main(steps, phase):
 for line in sys.stdin:
     child = os.fork()  # the imports take longer than a push
     if child == 0:
-        steps, *phase = line.split()
-        asyncio.run(main(int(steps), phase))
+        asyncio.run(main(*line.split()))
     os.write(1, b"%d\\n" % child)
     os.waitpid(child, 0)
     os.write(1, b"ended\\n")
@@ -98,11 +76,14 @@ for line in sys.stdin:
 class Clients:
     """Clients in processes of their own, one after the other."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CLIENTS, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", _CLIENTS, where],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+            text=True,
         )
-
         self._child = 0
 
     def __enter__(self) -> "Clients":
@@ -110,18 +91,15 @@ class Clients:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        if self._child:  # a stopped client would keep the pipe open
+        if self._child:  # a client that waits for its tracer would keep the pipe open
             os.kill(self._child, signal.SIGKILL)
         self._process.communicate()
 
     def killed(self, kill: Callable[[int], None], phase: str | None = None) -> int:
-        """Start a client, let a function kill it after its first push, and return its acknowledged pushes.
-
-        With a phase, the client stops itself where the phase of the next push begins.
-        """
+        """Start a client, let a function kill it after its first push, and return its acknowledged pushes."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write("0\n" if phase is None else f"1 {PHASES[phase]}\n")
+        self._process.stdin.write("\n" if phase is None else f"{phase} {PHASES[phase]}\n")
         self._process.stdin.flush()
         acknowledged = 0
         for line in self._process.stdout:
@@ -142,29 +120,9 @@ def after_a_time(dice: random.Random) -> Callable[[int], None]:
     return lambda child: threading.Timer(dice.uniform(0, MOST_S), os.kill, (child, signal.SIGKILL)).start()
 
 
-def after_steps(dice: random.Random) -> Callable[[int], None]:
-    """Kill a process that stops itself, after a random number of its next instructions."""
-    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
-    ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-
-    def call(request: int, child: int) -> None:
-        if ptrace(request, child, None, None) < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    def kill(child: int) -> None:
-        until(lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
-        call(_ATTACH, child)
-        try:
-            os.waitpid(child, _ALL)
-            for _ in range(dice.randrange(MOST_STEPS)):
-                call(_STEP, child)
-                _, status = os.waitpid(child, _ALL)
-                assert os.WIFSTOPPED(status), f"the client ended by itself: {status:#x}"
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, _ALL)
-
-    return kill
+def after_steps(tracer: Tracer, phase: str, steps: int) -> Callable[[int], None]:
+    """Kill a process some instructions after the begin of the next phase."""
+    return lambda _: tracer.kill(phase, steps)
 
 
 def regions_of(process: int) -> int:
@@ -183,11 +141,13 @@ def run(timer: int, steps: int, seed: int = 1) -> Counter[str]:
         store = stack.enter_context(
             ParameterStore.open(where, arrays, name="kills", rule=Sgd(rate=1.0), link="tcp")
         )
-        clients = stack.enter_context(Clients(where))
+        tracer = stack.enter_context(Tracer())
+        clients = stack.enter_context(Clients(where, tracer.environment))
         before = 0.0
         for number in range(timer + steps):
             phase = None if number < timer else [*PHASES][number % len(PHASES)]
-            kill = after_a_time(dice) if phase is None else after_steps(dice)
+            steps = dice.randrange(MOST_STEPS)
+            kill = after_a_time(dice) if phase is None else after_steps(tracer, phase, steps)
             acknowledged = clients.killed(kill, phase)
             store.pull()  # behind it the server has read what the client has sent
             values = store.pull()["w"]

@@ -12,7 +12,7 @@ import pytest
 from adam_async.cluster.processes import ProcessCluster
 from adam_async.errors import LOST_SHARDS, ConfigError
 from adam_async.run.option_sources import make_config
-from tests.processes.commands import RUN_S, Command, run, until
+from tests.processes.commands import RUN_S, Command, children_of, run, until, watched
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -38,7 +38,7 @@ def check_counts(file: Path, *, killed: int = 0) -> None:
     assert [epoch["images"] for epoch in epochs] == [1437] * len(epochs)
     assert set(server["versions"].values()) == {groups}
     assert server["steps_cut"] <= killed
-    assert groups - server["steps_cut"] <= server["steps_in_place"] <= groups
+    assert server["steps_in_place"] == groups - server["steps_cut"]
 
 
 def descriptors(pid: int) -> int:
@@ -151,14 +151,40 @@ async def test_a_run_in_place_goes_on_with_more_and_with_fewer_workers() -> None
     assert server.steps_in_place == 40 * GROUPS
 
 
-@pytest.mark.parametrize("by", ["checkpoint", "store"])
-def test_a_run_in_place_that_is_killed_goes_on_with_the_model_of_a_whole_one(by: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_in_place_ends_in_order_and_a_resumed_one_trains_no_group_twice(
+    tmp_path: Path,
+) -> None:
+    words, file = (*TWO, "--store", str(tmp_path / "store")), tmp_path / "report.json"
+    with Command(*words, "--epochs", "1000") as command:
+        command.wait_for("epoch 3/1000")
+        with watched(list(children_of(command.pid))) as all_end:
+            command.signal(signal.SIGINT)
+            command.ends(130, seconds=RUN_S)
+            all_end(RUN_S)
+    assert "died" not in command.output
+    assert "Traceback" not in command.output
+    ended = command.output.count("/1000: loss")
+    run(*words, "--epochs", str(ended + 3), "--report", str(file))
+    check_counts(file)
+
+
+@pytest.mark.parametrize(
+    ("by", "number"),
+    [("checkpoint", signal.SIGKILL), ("store", signal.SIGKILL), ("store", signal.SIGINT)],
+    ids=str,
+)
+def test_a_run_in_place_that_is_ended_goes_on_with_the_model_of_a_whole_one(
+    by: str, number: signal.Signals, tmp_path: Path
+) -> None:
     folder, words = tmp_path / by, (*ALONE[:-2], *SEVERAL, "--schedule", "constant")
     every = ("--checkpoint-every", "40") if by == "checkpoint" else ()
     with Command(*words, "--epochs", "1000", f"--{by}", str(folder), *every) as command:
         command.wait_for("epoch 3/1000")
-        command.signal(signal.SIGKILL)
-        command.finish()
+        with watched(list(children_of(command.pid))) as all_end:
+            command.signal(number)
+            code = command.finish(seconds=RUN_S)
+            all_end(RUN_S)
+    assert code == (130 if number == signal.SIGINT else -number), command.output
     resumed_by = (
         ("train", "--resume", str(folder)) if by == "checkpoint" else (*words, "--store", str(folder))
     )

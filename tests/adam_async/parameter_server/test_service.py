@@ -250,6 +250,18 @@ async def test_steps_are_reported_to_a_store_in_place_only(network):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
+async def test_a_push_to_a_store_in_place_is_refused_and_changes_nothing(network):
+    async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
+        bias = shard_named(servers, "fc2.bias")
+        before = servers.shards()[bias.id].values.copy()
+        push = pack(push_of(servers, [bias.id]), [np.ones(bias.size, np.float32)])
+        await refused(link, push, "malformed", "store run is trained in place")
+        shard = servers.shards()[bias.id]
+        np.testing.assert_array_equal(shard.values, before)
+        assert (shard.version, shard.last_number) == (0, {})
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 async def test_values_are_copies_while_threads_write_in_place(network):
     async with servers_of(NETWORKS[network](), weights="aliased") as servers, talk(servers) as link:
         bias = shard_named(servers, "fc2.bias")
