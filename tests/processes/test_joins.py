@@ -6,7 +6,7 @@ from tests.processes.joins import links, workers
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-MOST_BYTES = 1 << 20
+MOST_BYTES = 4 << 20
 """Growth of a process that passes for noise of its allocator, in bytes."""
 
 
