@@ -1,11 +1,12 @@
 """An evaluation of L-BFGS by eight workers, one of them at a fifth of the speed, with backups and without.
 
-    python -m benchmarks.lbfgs_stragglers --json FILE --picture FILE.svg [--pace 0.04] [--rounds 20]
+    python -m benchmarks.lbfgs_stragglers --json FILE --picture FILE.svg [--pace 0.2] [--rounds 9]
 
 The workers are threads of one process, which rest so that each uses a share of a core (`--pace`), and the
 store is in the same process. A worker's equal part of an evaluation is `--work` seconds of processor time,
-cut into pieces. The equal workers and the uneven ones take turns. Eight workers at a pace of 0.2 need more
-than a core and a half; a lower pace gives the same ratios on a busy machine.
+cut into pieces. The equal workers and the uneven ones take turns. Eight workers at a pace of 0.2 need 1.6
+cores, and the uneven ones 1.44. The gradient has 256 values, so servers and coordinator need some
+milliseconds of an evaluation; `others` is their processor time as a share of that of the workers.
 
 Rows: seconds of an evaluation with the slow worker (ours) and with eight equal ones, for each number of
 pieces for each worker. The goal with backups and 8 pieces is 1 / 1.25. `again` is the share of the pieces
@@ -19,7 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,30 +39,40 @@ ARRAYS = {"x": np.zeros(256)}
 
 
 def work(values: Any, seconds: float) -> tuple[float, Any]:
-    """Use processor time, and return a gradient."""
-    end, matrix = time.thread_time() + seconds, np.eye(64)
+    """Use processor time, mostly without the interpreter's lock, and return a gradient."""
+    end, matrix = time.thread_time() + seconds, np.eye(192)
     while time.thread_time() < end:
         matrix @ matrix
     return 1.0, ARRAYS
 
 
-async def evaluated(arguments: Namespace, pieces: int, *, backups: bool, uneven: bool) -> tuple[float, float]:
-    """Return the seconds of an evaluation, and the share of the pieces that were computed again."""
+class Evaluated(NamedTuple):
+    """One evaluation: its seconds, the share of the pieces that were computed again, and `others`."""
+
+    seconds: float
+    again: float
+    others: float
+
+
+async def evaluated(arguments: Namespace, pieces: int, *, backups: bool, uneven: bool) -> Evaluated:
+    """Evaluate once."""
     count = pieces * WORKERS
     batches = [arguments.work / pieces] * count
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(ParameterStore.open("local", ARRAYS, name="stragglers"))
         await store.add_vector(stored_name(GRADIENT), temporary=True)
-        dealer = Dealer(store.link.store.id, count, backups=backups, join_s=10.0, turn_s=10.0)
+        dealer = Dealer(store.link.store.id, count, count, backups=backups, join_s=10.0, turn_s=10.0)
         group = await stack.enter_async_context(StackedTaskGroup())
         for number in range(WORKERS):
             pace = arguments.pace / (SLOW_BY if uneven and not number else 1)
             pool = await stack.enter_async_context(ComputePool(threads=1, name=f"worker-{number}", pace=pace))
             worker = GradientWorker(store, work, batches, partial(dealer.answer, number), pool)
             stack.callback(group.create_task(worker.run(), name=f"worker-{number}").cancel)
-        begin = time.perf_counter()
+        begin, cpu_s = time.perf_counter(), time.process_time()
         await dealer.evaluate(1)
-        return time.perf_counter() - begin, dealer.computations / count - 1
+        took_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_s
+        worked_s = dealer.computations * arguments.work / pieces
+        return Evaluated(took_s, dealer.computations / count - 1, cpu_s / worked_s - 1)
 
 
 async def measure(arguments: Namespace) -> AsyncIterator[Row]:
@@ -69,10 +80,10 @@ async def measure(arguments: Namespace) -> AsyncIterator[Row]:
     rows = []
     for pieces in arguments.pieces:
         for backups in (False, True):
-            sides: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            sides: dict[bool, list[Evaluated]] = {True: [], False: []}
             for uneven in turns(sides, arguments.rounds):
                 sides[uneven].append(await evaluated(arguments, pieces, backups=backups, uneven=uneven))
-            ours, peer = ([seconds for seconds, _ in sides[uneven]] for uneven in (True, False))
+            ours, peer = ([each.seconds for each in sides[uneven]] for uneven in (True, False))
             row = compared(
                 f"{pieces} pieces for each worker, {'with' if backups else 'without'} backups",
                 ours,
@@ -82,7 +93,8 @@ async def measure(arguments: Namespace) -> AsyncIterator[Row]:
                 goal=GOAL if backups and pieces == DEFAULT_PIECES else None,
                 pieces=pieces,
                 backups=backups,
-                again=round(statistics.median(again for _, again in sides[True]), 3),
+                again=round(statistics.median(each.again for each in sides[True]), 3),
+                others=round(statistics.median(each.others for each in sides[True]), 3),
             )
             rows.append(row)
             yield row

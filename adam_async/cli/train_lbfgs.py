@@ -42,8 +42,8 @@ from adam_async.runtime.machine import describe_machine
 from adam_async.store.store import ParameterStore
 from dataflow import ComputePool
 
-PIECE_IMAGES = 256
-"""Default number of images of a piece."""
+BATCH_IMAGES = 256
+"""Default number of images of a batch."""
 
 LEAVE_S = 5.0
 """Maximum wait for the workers of other processes at the end, in seconds."""
@@ -210,7 +210,7 @@ def _loss_of(
     if model is None:
         spec = choose_model(config.model, dataset.info(), text=model_text, layers=layers)
         model = Network(spec, config.dtype, kernels=config.kernels, layers=layers)
-    images = config.images_per_group if config.images_per_group != GROUP_IMAGES else PIECE_IMAGES
+    images = config.images_per_group if config.images_per_group != GROUP_IMAGES else BATCH_IMAGES
     return ImageLoss(model, dataset.train_images, dataset.train_labels, batch=images)
 
 

@@ -36,6 +36,10 @@ UNKNOWN_BYTES = 1 << 50
 SHARD_OVERHEAD = 2048
 """Approximate memory of a shard on a server beside its values and rule state, in bytes."""
 
+DOTS_OVERHEAD = 18 << 10
+"""Memory of the dot products that a shard of a store with vectors keeps for repeated steps, in bytes: 512
+numbers, and eight keys."""
+
 UNCOUNTED_SHARDS = 1024
 """Number of shards of a store whose overhead is not counted, because it is small beside that of a process."""
 
@@ -209,7 +213,8 @@ def bytes_of_bundles(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]
 
 def overhead_bytes(store: StoreRecord) -> int:
     """Return the bytes of one copy of a store's shards beside their values and rule state."""
-    return max(store.shards - UNCOUNTED_SHARDS, 0) * SHARD_OVERHEAD
+    each = SHARD_OVERHEAD + (DOTS_OVERHEAD if store.vectors else 0)
+    return max(store.shards - UNCOUNTED_SHARDS, 0) * each
 
 
 def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:

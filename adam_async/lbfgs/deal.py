@@ -52,6 +52,11 @@ class Deal:
         return self.counted == self.pieces
 
     @property
+    def computed_pieces(self) -> int:
+        """Number of pieces whose gradient some worker had."""
+        return len(self._losses)
+
+    @property
     def value(self) -> float:
         """Sum of the losses of all pieces, rounded once; NaN or an infinity if one of them is none."""
         losses = self._losses.values()

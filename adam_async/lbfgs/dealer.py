@@ -16,17 +16,27 @@ from transport import Link, ProtocolError, Request
 
 logger = logging.getLogger(__name__)
 
+PIECE_S = 3600.0
+"""Time in which at least one worker has to compute a piece, in seconds. A gradient may take long, and a
+function that never returns has to end the evaluation."""
+
 
 class Dealer:
-    """Deals out the pieces of one evaluation after the other.
+    """Deals out the pieces of one evaluation after the other, each of consecutive batches.
 
-    Fails without a worker for `join_s` seconds. A worker that holds its turn for `turn_s` loses it to another
-    one; without another one the evaluation fails.
+    Fails without a worker for `join_s` seconds, and without a gradient for `PIECE_S`. A worker that holds its
+    turn for `turn_s` loses it to another one; without another one the evaluation fails.
     """
 
-    def __init__(self, store: str, pieces: int, *, backups: bool, join_s: float, turn_s: float) -> None:
+    def __init__(
+        self, store: str, batches: int, pieces: int, *, backups: bool, join_s: float, turn_s: float
+    ) -> None:
         self._store = store
-        self._pieces = pieces
+        count = min(pieces, batches)
+        self._cuts = [piece * batches // count for piece in range(count + 1)]
+        """First batch of each piece, and the number of batches. It does not depend on the workers, so neither
+        do the bits of the sum of a piece."""
+        self._piece_at = {batch: piece for piece, batch in enumerate(self._cuts)}
         self._backups = backups
         self._join_s = join_s
         self._turn_s = turn_s
@@ -42,20 +52,28 @@ class Dealer:
     async def evaluate(self, number: int, pieces: int = 0) -> float:
         """Let the workers push the gradients of all pieces, or of the first ones; return the value.
 
-        The number of the evaluation is above all earlier ones of the store.
+        The number of the evaluation is above all earlier ones of the store. Raises DeadlineExceeded.
         """
-        deal = self._deal = Deal(number, pieces or self._pieces, backups=self._backups)
+        deal = self._deal = Deal(number, pieces or len(self._cuts) - 1, backups=self._backups)
         self._serve()
         while not deal.is_over:
             self._moved.clear()
-            holder = deal.in_turn
-            turn_s = None if holder is None else self._turn_s
+            holder, computed = deal.in_turn, deal.computed_pieces
+            worker_s = PIECE_S if holder is None else self._turn_s
             try:
-                async with asyncio.timeout(turn_s if self._workers else self._join_s):
+                async with asyncio.timeout(worker_s if self._workers else self._join_s):
                     await self._moved.wait()
             except TimeoutError:
                 if not self._workers:
                     raise DeadlineExceeded("a worker that computes gradients", self._join_s) from None
+                if holder is None:
+                    if deal.computed_pieces > computed:
+                        continue
+                    raise DeadlineExceeded(
+                        f"one of {len(self._workers)} workers to compute a piece, behind {computed} of "
+                        f"{deal.pieces} (a shorter piece has fewer or smaller batches)",
+                        PIECE_S,
+                    ) from None
                 if len(self._workers) == 1:
                     raise DeadlineExceeded("the only worker to push in its turn", self._turn_s) from None
                 logger.warning(
@@ -73,11 +91,12 @@ class Dealer:
         self._workers.add(worker)
         deal = self._deal
         if deal is not None and asked.evaluation == deal.number:
+            piece = self._piece_at.get(asked.batch, -1)  # a wrong batch is that of no piece
             if asked.pushes:
-                deal.pushed(worker, asked.piece)
-                self._moved.set()
+                deal.pushed(worker, piece)
             else:
-                deal.computed(worker, asked.piece, asked.loss)
+                deal.computed(worker, piece, asked.loss)
+            self._moved.set()
         self._open[worker, asked.pushes] = answer
         self._serve()
 
@@ -108,7 +127,8 @@ class Dealer:
             found = deal.turn(worker) if pushes else deal.take(worker)
             if found:
                 answer = self._open.pop((worker, pushes))
-                answer(Pieces(evaluation=deal.number, first=found.start, stop=found.stop))
+                first, stop = self._cuts[found.start], self._cuts[found.stop]
+                answer(Pieces(evaluation=deal.number, first=first, stop=stop))
                 if pushes:
                     self._moved.set()
         if deal.is_over:

@@ -54,6 +54,15 @@ class LineSearch(msgspec.Struct, kw_only=True):
     tries: Annotated[int, msgspec.Meta(ge=0)] = 0
     is_last: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a search can have these numbers: others would divide by zero, or send no finite step."""
+        start, low, high = self.start, self.low, self.high
+        is_finite = all(map(isfinite, [start.value, start.slope, self.step, *msgspec.structs.astuple(low)]))
+        is_wide = high is None or (isfinite(high.step) and high.step != low.step)
+        has_step = self.is_last or self.step != low.step
+        return is_finite and is_wide and has_step and start.step == 0 and start.slope < 0
+
     @classmethod
     def begin(cls, value: float, slope: float, step: float) -> "LineSearch":
         """Return a search that begins at a value and a negative slope, with a first step to try."""

@@ -107,6 +107,29 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return [GRADIENT, BASE, BASE_GRADIENT, DIRECTION, *pairs]
 
     @property
+    def contradiction(self) -> str:
+        """What no minimisation can have, in a state that was read; empty if it can go on with the state."""
+        if len({*self.slots}) < len(self.slots) or not all(slot < self.history for slot in self.slots):
+            return f"slots {self.slots} of {self.history} pairs"
+        if self.phase in ("first", "done"):
+            return f"slots {self.slots} before the first move" if self.phase == "first" and self.slots else ""
+        basis = self._basis
+        absent = [name for a in basis for b in basis if (name := _named(a, b)) not in self.products]
+        if absent:
+            return f"no inner product {absent[0]!r}"
+        try:
+            coefficients = self._coefficients
+        except ZeroDivisionError:
+            coefficients = [nan]
+        if not all(map(isfinite, coefficients)):
+            return "inner products that give no direction"
+        if self.phase == "turn" and not (self.norm > 0 and isfinite(1 / self.norm)):
+            return f"the norm {self.norm:g} of a gradient"
+        if self.phase in ("search", "pair") and (self.search is None or not self.search.is_whole):
+            return f"the line search {self.search}"
+        return ""
+
+    @property
     def is_done(self) -> bool:
         """Whether no move is left."""
         return self.phase == "done"

@@ -104,12 +104,14 @@ class LBFGS:
             program may push to it meanwhile. Its rules have no effect.
         function: Function ``loss_and_gradient(values, batch)`` that returns the batch's part of the objective
             and its gradient, by name. Threads call it; it does not change the values.
-        batches: The batches, each for one call. A batch is much smaller than the share of a worker, so that
-            a slow worker delays the others by little.
+        batches: The batches, each for one call.
         history: Number of pairs of vectors that the servers keep.
         tolerance: Norm of the gradient at which the minimisation ends, as a share of the first norm.
         workers: Number of workers of this process; with 0, others must call `assist`.
-        backups: Whether a batch that a slow worker computes goes to a second worker, too.
+        backups: Whether a piece that a slow worker computes goes to a second worker, too.
+        pieces: Maximum number of pieces of an evaluation, each of consecutive batches, whose gradients its
+            worker sums and pushes at once. Fewer pieces send fewer bytes; with 8 or more for each worker a
+            slow one delays the others by little. The bits of the sum depend on the pieces.
 
     Raises:
         ConfigError: A number is out of range, there are no batches, or the store has clocks or no name.
@@ -125,6 +127,7 @@ class LBFGS:
         tolerance: float = 1e-6,
         workers: int = 1,
         backups: bool = True,
+        pieces: int = 64,
     ) -> None:
         if store.consistency != "asp":
             raise ConfigError(
@@ -134,8 +137,8 @@ class LBFGS:
             raise ConfigError("L-BFGS needs a store with a name, to find it again: open it with name=")
         if not batches:
             raise ConfigError("L-BFGS needs at least one batch")
-        if workers < 0:
-            raise ConfigError(f"the number of workers must be at least 0, not {workers}")
+        if workers < 0 or pieces < 1:
+            raise ConfigError(f"LBFGS takes workers from 0 and pieces from 1, not {workers} and {pieces}")
         self._store = store
         self._function = function
         self._batches = batches
@@ -148,6 +151,7 @@ class LBFGS:
         self._dealer = Dealer(
             link.store.id,
             len(batches),
+            pieces,
             backups=backups,
             join_s=link.arguments.waits.prepare_s,
             turn_s=link.arguments.waits.clock_s,
@@ -158,7 +162,7 @@ class LBFGS:
 
     @property
     def computations(self) -> int:
-        """Number of gradients of batches that workers have computed, with backups."""
+        """Number of gradients of pieces that workers have computed, with backups."""
         return self._dealer.computations
 
     async def minimise(
@@ -274,18 +278,21 @@ class LBFGS:
 
     async def _begin_evaluation(self, sums: Sequence[Combine] = ()) -> None:
         """Empty the gradient, and give the evaluation a number that no shard knows; see the head."""
-        self._now.evaluation += 1
-        await self._save()
+        await self._number_above(self._now.evaluation)
         await self._store.step([*sums, Combine(stored_name(GRADIENT), ())])
         known = self._store.link.calls.groups_epoch
+        if known >= self._now.evaluation:
+            await self._number_above(known)
+
+    async def _number_above(self, known: int) -> None:
+        """Give the evaluation the next number, and save it. Raises StoreError: there is none."""
         if known >= MOST_EVALUATION:
             raise StoreError(
                 f"store {self._store.name!r} has groups of epoch {known}, and no evaluation of L-BFGS may "
                 "have a higher number: begin a new store with its values"
             )
-        if known >= self._now.evaluation:
-            self._now.evaluation = known + 1
-            await self._save()
+        self._now.evaluation = known + 1
+        await self._save()
 
     async def _end_earlier_evaluations(self) -> None:
         """Make late pushes of an earlier coordinator count as repetitions; see the head of this file."""
@@ -311,7 +318,7 @@ class LBFGS:
         For errors see `ParameterStore.open`.
         """
         async with _open_records(self._store) as records:
-            return self._is_left(_read((await records.pull())["record"]))
+            return self._is_left(await _read(records))
 
     def _is_left(self, record: CoordinatorState | None) -> bool:
         # Disks may have the record and the vectors of different moments, unless each change was durable.
@@ -375,7 +382,7 @@ class LBFGS:
         async with _open_records(store) as records, ComputePool(threads=1, name="lbfgs") as pool:
             channel.renew()
             while True:
-                record = _read((await records.pull())["record"])
+                record = await _read(records)
                 if record is not None and record.store == link.store.id:
                     if not record.address:
                         return
@@ -428,7 +435,13 @@ class LBFGS:
     async def _find_record(self, *, anew: bool) -> bool:
         """Read the record; return whether pushes of a lost coordinator may be on their way."""
         assert self._records is not None, "the record is open"
-        found, there = _read((await self._records.pull())["record"]), self._store.vectors
+        there = self._store.vectors
+        try:
+            found = await _read(self._records)
+        except StoreError:
+            if not anew:
+                raise
+            found = None
         was_lost, newest = self._is_left(found), found.evaluation if found is not None else 0
         if found is not None and was_lost and not anew:
             self._record = found
@@ -448,7 +461,7 @@ class LBFGS:
 
     async def _save(self) -> None:
         assert self._records is not None, "the record is open"
-        await self._records.assign({"record": _written(self._now)})
+        await self._records.assign({"record": written(self._now)})
 
 
 async def _assist_once(
@@ -510,7 +523,7 @@ def _before(vector: str, store: ParameterStore) -> list[str]:
     return [each for each, record in vectors.items() if record.number < vectors[vector].number]
 
 
-def _written(record: CoordinatorState) -> NDArray[np.float32]:
+def written(record: CoordinatorState) -> NDArray[np.float32]:
     """Return a record as numbers, two bytes in each, behind its length in bytes."""
     packed = msgspec.msgpack.encode(record)
     halves = np.frombuffer(packed + bytes(len(packed) % 2), np.uint16)
@@ -519,12 +532,29 @@ def _written(record: CoordinatorState) -> NDArray[np.float32]:
     return values
 
 
-def _read(values: NDArray[Any]) -> CoordinatorState | None:
-    """Return the record of an array; None if none was written yet. Raises StoreError: it is none."""
+async def _read(records: ParameterStore) -> CoordinatorState | None:
+    """Read the record; None if none was written yet. Raises StoreError: no minimisation can have it."""
+    try:
+        return unwritten((await records.pull())["record"])
+    except ValueError as error:
+        raise StoreError(
+            f"the record of L-BFGS in store {records.name!r} is damaged: it has {error}. Begin with the "
+            "values of the parameters, by anew=True or --replace"
+        ) from None
+
+
+def unwritten(values: NDArray[Any]) -> CoordinatorState | None:
+    """Return the record of an array; None for an empty one. Raises ValueError: it is none, or contradicts
+    itself."""
     if not values[0]:
         return None
     try:
         length = int(values[0])  # of a damaged record, perhaps no number
-        return _DECODER.decode(values[1:].astype(np.uint16).tobytes()[:length])
+        with np.errstate(invalid="ignore"):
+            packed = values[1:].astype(np.uint16).tobytes()[:length]
+        record = _DECODER.decode(packed)
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
-        raise StoreError(f"the record of the minimisation is invalid: {error}") from None
+        raise ValueError(f"no fields: {error}") from None
+    if contradiction := record.minimiser.contradiction:
+        raise ValueError(contradiction)
+    return record

@@ -30,7 +30,10 @@ Ask = Callable[[AskPieces], Awaitable[Pieces]]
 
 
 class GradientWorker:
-    """Computes the gradients of batches on the threads of a pool, and pushes them; piece i is the batch i."""
+    """Computes the gradients of pieces on the threads of a pool, and pushes them.
+
+    A piece is some batches. Their gradients are summed here, in their order, and sent once.
+    """
 
     def __init__(
         self,
@@ -45,8 +48,8 @@ class GradientWorker:
         self._batches = batches
         self._ask = ask
         self._pool = pool
-        self._kept: dict[tuple[int, int], Arrays] = {}
-        """Gradients that wait for their turn, by evaluation and piece."""
+        self._kept: dict[tuple[int, int], tuple[int, Arrays]] = {}
+        """Gradients that wait for their turn, by evaluation and first batch, behind one past their last."""
         self._values: Arrays = {}
 
     async def run(self) -> None:
@@ -60,37 +63,52 @@ class GradientWorker:
         asked = AskPieces(store=store, pushes=False)
         while True:
             pieces = await self._ask(asked)
-            piece = pieces.first
-            if piece >= len(self._batches):
+            first, stop = pieces.first, pieces.stop
+            if not first < stop <= len(self._batches):
                 raise StoreError(
-                    f"the coordinator has more than {piece} batches, and this worker has "
-                    f"{len(self._batches)}: give all workers the same batches"
+                    f"the coordinator has {stop} batches or more, and this worker has {len(self._batches)}: "
+                    "give all workers the same batches"
                 )
             if pieces.evaluation != evaluation:
                 evaluation, self._values = pieces.evaluation, await self._store.pull()
                 self._kept.clear()
-            loss, gradient = await self._pool.run(self._evaluate, self._values, piece, cost="gradient")
-            self._kept[evaluation, piece] = gradient
-            asked = AskPieces(store=store, pushes=False, evaluation=evaluation, piece=piece, loss=loss)
+            loss, gradient = await self._pool.run(
+                self._sum, self._values, range(first, stop), cost="gradient"
+            )
+            self._kept[evaluation, first] = stop, gradient
+            asked = AskPieces(store=store, pushes=False, evaluation=evaluation, batch=first, loss=loss)
 
-    def _evaluate(self, values: Arrays, piece: int) -> tuple[float, Arrays]:
-        """Return the loss and the gradient of a piece, on a thread of the pool."""
-        answer = self._function(values, self._batches[piece])
+    def _sum(self, values: Arrays, batches: range) -> tuple[float, Arrays]:
+        """Return the sums of the losses and the gradients of batches, on a thread of the pool."""
+        loss, given = self._evaluate(values, batches[0])
+        # Copied, because the function may use its arrays again for the next batch.
+        gradient = {name: each.copy() for name, each in given.items()}
+        for batch in batches[1:]:
+            more, given = self._evaluate(values, batch)
+            loss += more
+            with np.errstate(over="ignore", invalid="ignore"):
+                for name, each in gradient.items():
+                    each += given[name]
+        if isfinite(loss) and all(np.isfinite(each).all() for each in gradient.values()):
+            return loss, gradient
+        # A point that is too far; servers count the piece, and take no such gradient.
+        return nan, {name: np.zeros_like(each) for name, each in gradient.items()}
+
+    def _evaluate(self, values: Arrays, batch: int) -> tuple[float, Arrays]:
+        """Return the loss and the gradient of a batch."""
+        answer = self._function(values, self._batches[batch])
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise StoreError(f"loss_and_gradient returns (loss, gradients by name), not {answer!r:.80}")
         loss, given = answer
-        arrays = self._store.arrays
-        if given.keys() != arrays.keys():
+        shapes = {name: np.shape(each) for name, each in given.items()}
+        wanted = {name: spec.shape for name, spec in self._store.arrays.items()}
+        if shapes != wanted:  # another shape could be added, too, but not as the function means it
             raise StoreError(
-                f"loss_and_gradient returned gradients of {sorted(given)}, and the store has arrays "
-                f"{sorted(arrays)}: return one of each"
+                f"loss_and_gradient returned gradients of shapes {shapes}, and the arrays of the store have "
+                f"{wanted}: return one for each array"
             )
-        # Copied, because the function may use its arrays again for the next piece.
-        gradient = {name: np.array(given[name], spec.dtype) for name, spec in arrays.items()}
-        is_finite = isfinite(loss) and all(np.isfinite(each).all() for each in gradient.values())
-        if not is_finite:  # a point that is too far; servers count the piece, and take no such gradient
-            return nan, {name: np.zeros_like(each) for name, each in gradient.items()}
-        return float(loss), gradient
+        dtypes = {name: spec.dtype for name, spec in self._store.arrays.items()}
+        return float(loss), {name: np.asarray(given[name], dtype) for name, dtype in dtypes.items()}
 
     async def _push(self) -> None:
         store, kept = self._store.link.store.id, self._kept
@@ -98,12 +116,13 @@ class GradientWorker:
         while True:
             pieces = await self._ask(asked)
             evaluation = pieces.evaluation
-            for piece in range(pieces.first, pieces.stop):
-                named = (evaluation, piece, piece + 1)
-                gradient = kept.pop((evaluation, piece), None)
-                if gradient is None:
-                    break  # another worker had this turn, too, and the evaluation is over
+            first = pieces.first
+            # Without the next gradient another worker had this turn, too, and the evaluation is over.
+            while first < pieces.stop and (found := kept.pop((evaluation, first), None)) is not None:
+                stop, gradient = found
+                named = (evaluation, first, stop)
                 await self._store.push(gradient, vector=stored_name(GRADIENT), groups=named)
-            asked = AskPieces(store=store, pushes=True, evaluation=evaluation, piece=pieces.stop)
+                first = stop
+            asked = AskPieces(store=store, pushes=True, evaluation=evaluation, batch=pieces.stop)
             for key in [key for key in kept if key < (evaluation, pieces.stop)]:
                 del kept[key]  # another worker's gradient of the same piece counted

@@ -2,7 +2,7 @@
 
 A worker of L-BFGS, a client of the store, asks the coordinator for a piece to compute, and names the piece
 whose gradient it has now. Beside this it asks for its turn to push, and names the pieces that the servers
-have now. The answer waits until there are pieces.
+have now. The answer waits until there are pieces. A piece is some batches, and messages name it by them.
 """
 
 from typing import Annotated
@@ -73,14 +73,14 @@ class AskPieces(Body, frozen=True, kw_only=True):
     """Whether the worker asks for pieces to push; otherwise for a piece to compute."""
     evaluation: Epoch = 0
     """Evaluation of the result; 0 without one."""
-    piece: GroupNumber = 0
-    """The computed piece, or one past the last pushed piece."""
+    batch: GroupNumber = 0
+    """First batch of the computed piece, or one past the last batch of the pushed pieces."""
     loss: Loss = 0.0
     """Loss of the computed piece."""
 
 
 class Pieces(Body, frozen=True, kw_only=True):
-    """Pieces of an evaluation, to compute or to push in their order."""
+    """Batches of an evaluation: of one piece to compute, or of pieces to push in their order."""
 
     evaluation: Epoch
     first: GroupNumber

@@ -34,6 +34,7 @@ ScenarioName = Literal[
     "hostile",
     "pushes",
     "power",
+    "vectors",
     "cuts",
     "all",
 ]

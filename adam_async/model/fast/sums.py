@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adam_async.model.fast.memory import CACHE, compile_kept, exact, kept_name, largest
 from adam_async.model.fast.vectors import HOST, I32, POINTER, Vectors, emit_loop, whole
-from adam_async.model.vectors import Term, rounded
+from adam_async.model.vectors import UNIT, Term, rounded
 
 TILE = 2048
 """Number of values of a tile of a sum."""
@@ -198,7 +198,10 @@ class CompiledVectors:
         assert first.shape == second.shape
         assert first.dtype == second.dtype == self._dtype
         high, low, size = dot(first, second, self._work)
-        return rounded(high, low, size, -(-len(first) // LANES) + 2 * LANES)
+        # Each error is at most `depth` units of `size`, and so is each error of their sum; 4 covers both, and
+        # the roundings of this bound.
+        depth = -(-len(first) // LANES) + 2 * LANES
+        return rounded(high, low, size, 4 * (depth * UNIT) ** 2 * size)
 
 
 def _kernel_name(dtype: "np.dtype[Any]") -> str:

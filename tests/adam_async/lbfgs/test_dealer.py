@@ -17,7 +17,7 @@ COMPUTE, PUSH = AskPieces(store="s", pushes=False), AskPieces(store="s", pushes=
 async def dealing(*, backups=True, turn_s=5.0):
     """Run a dealer that listens; yields it, and a function that links a further worker."""
     network = LocalNetwork(rules=role_table())
-    dealer = Dealer("s", 3, backups=backups, join_s=5.0, turn_s=turn_s)
+    dealer = Dealer("s", 3, 3, backups=backups, join_s=5.0, turn_s=turn_s)
     identity = Identity(role="client", node="coordinator", incarnation=1)
     links = []
 
@@ -52,14 +52,14 @@ async def test_the_pieces_of_a_worker_whose_link_ends_go_to_another():
         assert sorted(found) == [0, 1, 2]
         last = other.call_nowait(pack(of_piece(found[-1])), timeout_s=5.0)
         assert await ask(other, PUSH) == Pieces(evaluation=7, first=0, stop=3)
-        end = AskPieces(store="s", pushes=True, evaluation=7, piece=3)
+        end = AskPieces(store="s", pushes=True, evaluation=7, batch=3)
         other.call_nowait(pack(end), timeout_s=5.0)
         assert await evaluation == 1.5
         assert not last.done()
 
 
 def of_piece(piece):
-    return AskPieces(store="s", pushes=False, evaluation=7, piece=piece, loss=0.5)
+    return AskPieces(store="s", pushes=False, evaluation=7, batch=piece, loss=0.5)
 
 
 async def compute_all(link):
@@ -81,7 +81,7 @@ async def test_a_worker_that_holds_its_turn_loses_it_and_its_late_push_counts():
         assert unpack(await again, Pieces).first == 0  # it may compute the first piece again, too
         assert first.first < 2
 
-        end = AskPieces(store="s", pushes=True, evaluation=7, piece=3)
+        end = AskPieces(store="s", pushes=True, evaluation=7, batch=3)
         late.call_nowait(pack(end), timeout_s=5.0)
         assert await evaluation == 1.5
         assert not waits.done()
@@ -118,7 +118,7 @@ async def test_a_false_report_of_a_push_counts_nothing():
         evaluation = group.create_task(dealer.evaluate(7))
         liar, honest = await new_link("liar"), await new_link("honest")
         await ask(liar, COMPUTE)
-        liar.call_nowait(pack(AskPieces(store="s", pushes=True, evaluation=7, piece=3)), timeout_s=5.0)
+        liar.call_nowait(pack(AskPieces(store="s", pushes=True, evaluation=7, batch=3)), timeout_s=5.0)
         await ask(honest, COMPUTE)
 
         assert not evaluation.done()

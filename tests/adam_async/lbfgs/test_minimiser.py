@@ -90,6 +90,7 @@ def test_a_move_that_is_made_twice_by_a_restored_minimiser_changes_no_bit():
 
     def lose(minimiser):
         packed = msgspec.msgpack.encode(minimiser)
+        assert not minimiser.contradiction
         servers.make(minimiser.move)  # a lost coordinator made it and took no answer
         return DECODER.decode(packed)
 

@@ -1,14 +1,17 @@
 """L-BFGS on real servers: the written-out iterates, the same bits after any loss, no vectors on links."""
 
 import asyncio
+import threading
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from adam_async import LBFGS, sync
 from adam_async.errors import ConfigError, DeadlineExceeded, StoreError
+from adam_async.lbfgs import dealer
 from adam_async.parameter_server import members_watch
 from adam_async.run.config import Waits
 from adam_async.runtime.channel import Channel
@@ -696,8 +699,65 @@ async def test_a_gradient_of_another_array_is_refused_by_name():
         return loss, {"w": gradient["w"]}
 
     async with ParameterStore.open("local", arrays, name="lacking") as store:
-        with pytest.raises(StoreError, match=r"gradients of \['w'\], and the store has arrays \['b', 'w'\]"):
+        with pytest.raises(
+            StoreError, match=r"gradients of shapes {'w': .*}, and the arrays of the store have {.*'b'"
+        ):
             await LBFGS(store, lacking, batches).minimise(3)
+
+
+async def test_a_gradient_of_another_shape_is_refused_in_the_midst_of_a_piece():
+    arrays, function, batches = problems.logistic()
+
+    def narrow(values, batch):
+        loss, gradient = function(values, batch)
+        return loss, gradient if batch is batches[0] else {**gradient, "b": np.zeros(1)}
+
+    async with ParameterStore.open("local", arrays, name="narrow") as store:
+        with pytest.raises(StoreError, match=r"gradients of shapes .*'b': \(1,\)"):
+            await LBFGS(store, narrow, batches, pieces=1).minimise(3)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+async def test_a_piece_is_pushed_once_and_its_bits_are_those_of_any_number_of_workers(monkeypatch, pieces):
+    push, pushed = ParameterStore.push, []
+
+    async def counted(store, gradients, **options):
+        pushed.append(options["groups"])
+        return await push(store, gradients, **options)
+
+    monkeypatch.setattr(ParameterStore, "push", counted)
+    several = {}
+    for workers in (1, 4):
+        pushed.clear()
+        points, result = await run("local", problems.logistic, workers=workers, iterations=5, pieces=pieces)
+        several[workers] = points
+        batches = len(problems.logistic()[2])
+        cuts = [piece * batches // pieces for piece in range(pieces + 1)]
+        assert batches > pieces
+        assert {group[1:] for group in pushed} == {*pairwise(cuts)}
+        assert len({*pushed}) == pieces * result.evaluations
+    assert np.array_equal(several[1], several[4])
+
+
+async def test_a_function_that_never_returns_ends_at_a_deadline(monkeypatch):
+    arrays, _, batches = problems.logistic()
+    goes_on = threading.Event()
+
+    class Late(DeadlineExceeded):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            goes_on.set()  # the pool of the worker waits for its thread
+
+    monkeypatch.setattr(dealer, "PIECE_S", 0.01)
+    monkeypatch.setattr(dealer, "DeadlineExceeded", Late)
+
+    def stuck(values, batch):
+        goes_on.wait()
+        return 0.0, values
+
+    async with ParameterStore.open("local", arrays, name="stuck") as store:
+        with pytest.raises(DeadlineExceeded, match="one of 1 workers to compute a piece, behind 0 of"):
+            await LBFGS(store, stuck, batches).minimise(3)
 
 
 async def test_an_error_of_the_function_ends_the_worker_of_another_program_alone():

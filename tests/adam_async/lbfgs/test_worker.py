@@ -16,7 +16,7 @@ async def test_a_worker_leaves_a_turn_that_another_one_had_too(monkeypatch):
     push, pushed = ParameterStore.push, []
 
     async def ask(asked):
-        match asked.pushes, asked.evaluation, asked.piece:
+        match asked.pushes, asked.evaluation, asked.batch:
             case True, 0, 0:
                 await computed.wait()
                 return Pieces(evaluation=1, first=0, stop=2)

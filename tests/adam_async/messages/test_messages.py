@@ -285,7 +285,7 @@ EXAMPLES = [
     ShardsPinned(),
     ListPins(name="mine"),
     PinList(),
-    AskPieces(store="r", pushes=True, evaluation=3, piece=7),
+    AskPieces(store="r", pushes=True, evaluation=3, batch=7),
     Pieces(evaluation=3, first=7, stop=9),
     Beat(),
     Begin(store="r", home="ps-0", generation=2, session=3, version=9, start=4, anew=True),

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adam_async.model.fast.sums import LANES, CompiledVectors
-from adam_async.model.vectors import BLOCK, NumpyVectors, exact_parts, exact_sum, rounded_sum
-from adam_async.model.vectors import LANES as NUMPY_LANES
+from adam_async.model.vectors import BLOCK, GROUP, NumpyVectors, exact_parts, exact_sum, rounded_sum
 
-SIZES = (0, 1, 7, 8 * LANES - 1, 8 * LANES + 3, NUMPY_LANES + 1, BLOCK + 5)
+SIZES = (0, 1, 7, 8 * LANES - 1, 8 * LANES + 3, GROUP + 1, BLOCK + 5)
 DTYPES = ("float32", "float64")
 BOTH = ("numpy", "numba")
 

@@ -21,6 +21,8 @@ several scenarios.
     bundle_watch.py                           observed copies of all bundles, also for `training`
     store_clients.py                          clients that push and pull, also for `training`
     server_faults.py                          faults of servers with copies, also for `training`
+`vectors`: a random program of vectors beside NumPy, with the faults of `power` and links that break
+    vectors.py                                the scenario; its program is in `checkers/vector_programs.py`
 `cuts`: a run in bsp whose machines all lose their power
     cuts.py                                   the scenario, on the cluster of `training` with disks
 `training`: a whole cluster learns while controllers, workers, servers and drivers are lost
@@ -51,6 +53,7 @@ from tests.simulation.scenarios.pushes import PUSHES
 from tests.simulation.scenarios.restarts import RESTARTS
 from tests.simulation.scenarios.training import TRAIN
 from tests.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
+from tests.simulation.scenarios.vectors import VECTORS
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario
@@ -64,6 +67,7 @@ SCENARIOS: dict[str, Scenario] = {
         HOSTILE,
         PUSHES,
         POWER_CUTS,
+        VECTORS,
         CUTS,
     )
 }

@@ -17,7 +17,7 @@ equal. In bsp the loss of a store also loses its step in progress.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -88,6 +88,10 @@ The piece of that bundle seldom changes while a server is away."""
 class StoreFaults(PowerFaults):
     """Carries out the faults of a plan.
 
+    Args:
+        is_over: Returns whether the workload has ended.
+        settings: `copies` and `flush_s`.
+
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
     """
@@ -96,13 +100,13 @@ class StoreFaults(PowerFaults):
         self,
         world: World,
         cluster: Cluster,
-        clients: StoreClients,
+        is_over: Callable[[], bool],
         ledger: Ledger,
         losses: Losses,
         settings: Mapping[str, Setting],
     ) -> None:
         super().__init__(world, cluster, SERVERS)
-        self._clients = clients
+        self._is_over = is_over
         self._losses = losses
         self._copies = int(settings["copies"])
         self._flush_s = float(settings["flush_s"])
@@ -110,12 +114,7 @@ class StoreFaults(PowerFaults):
         self._rotten = 0
         """Number of sectors that the last rot has damaged."""
         self._of_one = ServerFaults(
-            world,
-            cluster.bundles,
-            ledger,
-            servers=SERVERS,
-            peers=PUSHERS,
-            is_over=lambda: not clients.are_going_on,
+            world, cluster.bundles, ledger, servers=SERVERS, peers=PUSHERS, is_over=is_over
         )
         own: dict[str, Strike] = {
             **dict.fromkeys(set(ALL_KINDS), self._lose_all),
@@ -135,7 +134,7 @@ class StoreFaults(PowerFaults):
             async with self._one:
                 if not self._was_saved:
                     await self._until_saved()
-                check_noticed(self._clients.are_going_on)
+                check_noticed(not self._is_over())
                 await strike(world, fault)
 
         return strike_alone
@@ -150,7 +149,7 @@ class StoreFaults(PowerFaults):
         """Wait until the open store is on the disks. Raises Missed if the workload has ended."""
         until = self._world.now + SAVED_S
         while not self._is_saved():
-            check_noticed(self._clients.are_going_on)
+            check_noticed(not self._is_over())
             if self._world.now > until:
                 problem = self._cluster.bundles.lacking() or "its servers have not reported that"
                 raise Violation("a store comes back", f"it is not on the disks: {problem}")
@@ -273,7 +272,7 @@ class StoreFaults(PowerFaults):
             node.disk_conditions.fail = 1.0
         await asyncio.wait([node.task], timeout=DISK_ENDS_S)
         ended = node.task.done()
-        if not ended and self._clients.are_going_on:
+        if not ended and not self._is_over():
             raise Violation("I11", f"{node.name} goes on {DISK_ENDS_S:g} s after its disk failed")
         node.kill()
         await asyncio.sleep(fault.lasts_s)
@@ -390,7 +389,7 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
     clients = StoreClients(world, cluster, ledger, settings, workload, losses)
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(cluster.watch(), name="watch")
-        faults = StoreFaults(world, cluster, clients, ledger, losses, settings)
+        faults = StoreFaults(world, cluster, lambda: not clients.are_going_on, ledger, losses, settings)
         looks = group.create_task(faults.watch_primaries(), name="primaries")
         await strike_all(world, plan.faults, ledger, own=faults.strikes)
         await end(world, cluster, clients, ledger, least_pushes=LEAST_PUSHES)
