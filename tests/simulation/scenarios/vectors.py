@@ -19,8 +19,7 @@ from adam_async.errors import AdamError, first_cause
 from adam_async.model.rules import Sgd
 from adam_async.persistence.records import FlushSettings
 from adam_async.store.arguments import OpenArguments
-from adam_async.store.local_servers import ServerAccess
-from adam_async.store.opening import StoreLink
+from adam_async.store.opening import ServerAccess, StoreLink
 from adam_async.store.store import ParameterStore
 from tests.simulation.checkers.saved_pushes import Losses
 from tests.simulation.checkers.vector_programs import SHARD_BYTES, Program, first_values
