@@ -71,7 +71,7 @@ class Program:
 
     Attributes:
         numbers: Numbers of the vectors by name, and 0 of the parameters.
-        results: All dot products.
+        results: Dot products of each step, in the order of the calls, which answers need not have.
     """
 
     def __init__(self, dice: RandomStream, *, keeps_all: bool = True) -> None:
@@ -82,7 +82,7 @@ class Program:
         self.numbers = {PARAMETERS: 0}
         self._changed: dict[str, float] = {}
         """Times at which the newest vectors were added or deleted, by name: disks may lack that."""
-        self.results: list[float] = []
+        self.results: list[list[float]] = []
 
     @property
     def _values(self) -> State:
@@ -175,11 +175,14 @@ class Program:
             wanted.append(dot_of(store, {name: (values[one][name], values[other][name]) for name in both}))
         self._states.append({**self._values, **{number: values[name] for name, number in numbers.items()}})
 
+        results: list[float] = []
+        self.results.append(results)
+
         async def step() -> None:
             found = await store.step(commands, dots)
             if found != wanted:
                 raise Violation("bits of vectors", f"{dots} behind {commands} are {found}, not {wanted}")
-            self.results += found
+            results.extend(found)
 
         return step()
 
