@@ -108,7 +108,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def contradiction(self) -> str:
-        """What no minimisation can have, in a state that was read; empty if it can go on with the state."""
+        """Reason why no minimisation can have a state that was read; empty if it can go on with the state."""
         if len({*self.slots}) < len(self.slots) or not all(slot < self.history for slot in self.slots):
             return f"slots {self.slots} of {self.history} pairs"
         if self.phase in ("first", "done"):

@@ -40,8 +40,14 @@ State = Mapping[int, Mapping[str, Values]]
 
 def first_values() -> dict[str, Values]:
     """Return the values of a new store."""
-    rng = np.random.default_rng(7)
-    return {name: rng.normal(size=shape) for name, shape in ARRAYS.items()}
+    dice = RandomStream("first values")
+    return {name: drawn(dice, name) for name in ARRAYS}
+
+
+def drawn(dice: RandomStream, name: str) -> Values:
+    """Return random values of an array."""
+    values = [dice.between(-1.0, 1.0) for _ in range(math.prod(ARRAYS[name]))]
+    return np.array(values).reshape(ARRAYS[name])
 
 
 def combined(terms: list[tuple[float, Values]], like: Values) -> Values:
@@ -112,7 +118,7 @@ class Program:
                 for _ in range(several):
                     begun = asyncio.Event()
                     made = dice.choose((self._push, self._step, self._step))(store)
-                    group.create_task(_begin(made, begun))
+                    group.create_task(_begin(made, begun), name="program/call")
                     # The call behind this one must have the next number.
                     await begun.wait()
         if self._keeps_all:
@@ -138,10 +144,10 @@ class Program:
 
     def _push(self, store: ParameterStore) -> Awaitable[object]:
         dice, target = self._dice, self._dice.choose([*self.numbers])
-        rng, scale = np.random.default_rng(dice.below(1 << 30)), 10.0 ** (dice.below(7) - 3)
+        scale = 10.0 ** (dice.below(7) - 3)
         number, vector = self.numbers[target], "" if target == PARAMETERS else target
         old = self._values[number]
-        given = {name: rng.normal(size=ARRAYS[name]) * scale for name in old if dice.chance(0.7)}
+        given = {name: drawn(dice, name) * scale for name in old if dice.chance(0.7)}
         if dice.chance(0.3):
             self._states.append({**self._values, number: {**old, **given}})
             return store.assign(given, vector=vector)

@@ -155,10 +155,10 @@ class ProgramClient:
             store = ParameterStore(link)
             await self._program.opened(store)
             while not self.is_over:
-                async with asyncio.TaskGroup() as calls:
-                    calls.create_task(self._call(node, store))
+                async with asyncio.TaskGroup() as call_group:
+                    call_group.create_task(self._call(node, store), name="program/call")
                     if self._dice.chance(TORN):
-                        calls.create_task(self._tear())
+                        call_group.create_task(self._tear(), name="program/tear")
                 self.calls += 1
                 await asyncio.sleep(self._dice.around(PACE_S))
             await self._program.check(store)
