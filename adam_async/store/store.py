@@ -305,6 +305,9 @@ class ParameterStore:
     ) -> None:
         """Add a vector of zeros: further values of the shapes of some arrays, on the servers of these arrays.
 
+        The disks of a store have the vector with its first change, or a second later. A loss of all servers
+        before that takes the vector back.
+
         Args:
             name: 1 to 64 bytes without a slash, unlike the names of all arrays and vectors.
             like: Name of an array, or names of several; None for all arrays that are pushed to.
@@ -318,7 +321,10 @@ class ParameterStore:
         await self._vectors.add(name, like, temporary=temporary)
 
     async def delete_vector(self, name: str) -> None:
-        """Delete a vector for all clients, and free its memory. For errors see `add_vector`."""
+        """Delete a vector for all clients, and free its memory. For errors see `add_vector`.
+
+        A loss of all servers within a second can bring the vector back from the disks.
+        """
         await self._vectors.delete(name)
 
     async def step(
