@@ -116,13 +116,13 @@ class NumpyVectors:
             else:  # copies are faster than a product of another type
                 p[:], upper[:] = first[part], second[part]
                 np.multiply(p, upper, out=p)
-            square = float(np.vdot(p, p))
+            square = n * float(np.vdot(p, p))
             if not LEAST < square < inf:
                 if square or p.any():
                     return None
                 continue
-            # Above the sum of the absolute products, which is at most sqrt(n * square).
-            cut = 2.0 ** (frexp(sqrt(n * square))[1] + 2)
+            # Above the sum of the absolute products, which is at most the square root.
+            cut = 2.0 ** (frexp(sqrt(square))[1] + 2)
             np.add(p, cut, out=upper)
             np.subtract(upper, cut, out=upper)
             np.subtract(p, upper, out=p)

@@ -120,6 +120,15 @@ def test_any_dot_product_equals_fsum(values, dice):
 
 
 @pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("scale", [1e70, 1e75, 1e76, 1e77])
+def test_a_dot_product_whose_squares_nearly_overflow_is_exact(name, scale):
+    kernels = kernels_of(name, "float64")
+    for seed in range(5):
+        x, y = (scale * drawn(GROUP + 1, "float64", each, spread=1) for each in (seed, seed + 100))
+        assert dot_of(kernels, x, y) == fsum_of(x, y)
+
+
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("values", [[1e200], [1e308, 1e308], [np.inf, 1.0], [np.nan]])
 def test_an_overflow_is_nan(name, values):
     x = np.array(values)
