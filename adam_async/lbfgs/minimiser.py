@@ -123,8 +123,9 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             coefficients = [nan]
         if not all(map(isfinite, coefficients)):
             return "inner products that give no direction"
-        if self.phase == "turn" and not (self.norm > 0 and isfinite(1 / self.norm)):
-            return f"the norm {self.norm:g} of a gradient"
+        norms = self.norm, self.first_norm, self.norm_at_trial or 1.0  # a last trial may be a minimum
+        if not all(norm > 0 and isfinite(1 / norm) for norm in norms):
+            return f"the norms {norms} of gradients"
         if self.phase in ("search", "pair") and (self.search is None or not self.search.is_whole):
             return f"the line search {self.search}"
         return ""

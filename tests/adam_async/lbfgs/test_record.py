@@ -108,6 +108,19 @@ def goes_on_or_is_refused(values):
     return True
 
 
+@pytest.mark.parametrize("phase", ["turn", "search", "pair", "back"])
+@pytest.mark.parametrize(
+    ("field", "value"), [("norm", 0.0), ("norm", 5e-324), ("first_norm", -1.0), ("norm_at_trial", 5e-324)]
+)
+def test_a_record_with_the_norm_of_no_gradient_is_refused(phase, field, value):
+    plain = copy.deepcopy(next(each for each in RECORDS if each["minimiser"]["phase"] == "search"))
+    plain["minimiser"]["phase"] = phase
+    assert unwritten(array_of(plain)) is not None
+    plain["minimiser"][field] = value
+    with pytest.raises(ValueError, match=r"the norms .* of gradients"):
+        unwritten(array_of(plain))
+
+
 async def test_a_damaged_record_is_named_with_its_store_and_a_minimisation_begins_anew():
     arrays, function, batches = problems.logistic()
     plain = copy.deepcopy(RECORDS[-1])
