@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 _FIRST = b"\x01"
 """First byte of a connection; it carries the descriptor."""
 
+LEAST_FREE = 16
+"""Number of free descriptors below which a process makes no link with shared memory. Each region takes one. A
+link without one ends, and the next link in its place must not end in the same way."""
+
 PAUSE_S = 1.0
 """Seconds without accepting after a lack of descriptors."""
 
@@ -65,6 +69,20 @@ def is_of_this_host(family: socket.AddressFamily, host: str) -> bool:
             return bool(probe.getsockname()[0] == host)
     except OSError:
         return False
+
+
+def has_free_descriptors(sock: socket.socket) -> bool:
+    """Return whether this process could have `LEAST_FREE` copies of a socket."""
+    copies: list[int] = []
+    try:
+        while len(copies) < LEAST_FREE:
+            copies.append(os.dup(sock.fileno()))
+    except OSError:
+        return False
+    finally:
+        for copy in copies:
+            os.close(copy)
+    return True
 
 
 async def dial_unix(host: str, port: int) -> UnixConnection:
@@ -92,6 +110,8 @@ def _connected(family: socket.AddressFamily, host: str, port: int) -> UnixConnec
             connection.connect(unix_name(name, port))
             if user_of(connection) != os.geteuid():
                 raise OSError(f"the process at {host}:{port} belongs to another user")
+            if not has_free_descriptors(connection):
+                raise OSError(f"fewer than {LEAST_FREE} descriptors are free for shared memory")
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 ours.setblocking(False)
@@ -201,11 +221,12 @@ class UnixListener:
             self._start(_accepted(peer, self._greet(side)))
 
     def _side_of(self, peer: socket.socket) -> Side | None:
-        """Return the side that came with the first byte; None if the peer sent something else."""
+        """Return the side that came with the first byte; None if the peer sent something else, or if few
+        descriptors are free."""
         descriptors: list[int] = []
         try:
             first, descriptors = receive_descriptors(peer, 1)
-            if first != _FIRST or len(descriptors) != 1:
+            if first != _FIRST or len(descriptors) != 1 or not has_free_descriptors(peer):
                 return None
             side = socket.socket(fileno=descriptors[0])
         except (OSError, LinkBroken):  # the peer has gone, its descriptor is no socket, or none is free

@@ -29,13 +29,14 @@ from transport import (
     Request,
     RetrySchedule,
     TcpNetwork,
+    unix,
 )
 from transport.frames import DROPPED, FREED, MESSAGE, PLACE, PLACED, REQUEST, head
 from transport.regions import IDLE_S
 from transport.shared import SharedLink, user_of
 from transport.sockets import resolved
 from transport.stream import StreamLink
-from transport.unix import is_of_this_host, unix_name
+from transport.unix import LEAST_FREE, has_free_descriptors, is_of_this_host, unix_name
 
 TOKEN = b"a token of tests"
 ONCE = RetrySchedule(attempts=1)
@@ -229,6 +230,41 @@ async def test_a_process_without_free_descriptors_uses_the_stream_until_it_has_s
         assert shared_bytes(near) == shared_bytes(far) == 0
         await near.call(ask(values), timeout_s=20.0)
         assert shared_bytes(near) == shared_bytes(far) == values.nbytes
+
+
+@pytest.mark.parametrize("few_at", ["the dialling end", "the listener"])
+async def test_a_process_with_few_free_descriptors_makes_its_next_links_over_tcp(
+    monkeypatch: pytest.MonkeyPatch, few_at: str
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    values = np.arange(1 << 18, dtype=np.float32)
+    lowest = os.dup(0)
+    os.close(lowest)
+    looks = []
+
+    def look(sock: socket.socket) -> bool:
+        looks.append(sock)
+        if len(looks) == 1 and few_at == "the listener":
+            return True
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + LEAST_FREE, hard))
+            return has_free_descriptors(sock)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    monkeypatch.setattr(unix, "has_free_descriptors", look)
+    async with link_pair(network(link="auto")) as (near, far):
+        assert len(looks) == (1 if few_at == "the dialling end" else 2)
+        assert type(near) is type(far) is StreamLink
+        far.serve(echo)
+        assert ((await near.call(ask(values), timeout_s=20.0)).tensors[0] == values).all()
+
+
+async def test_a_shared_link_needs_free_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with network().listen("tcp://127.0.0.1:0", FAR, Link.wait_closed) as listener:
+        monkeypatch.setattr(unix, "has_free_descriptors", lambda sock: False)
+        with pytest.raises(DialFailed, match=r"fewer than 16 descriptors are free.*'auto' would try TCP"):
+            await network().dial(listener.address, NEAR, retry=ONCE)
 
 
 def test_the_kernel_names_the_user_of_a_peer() -> None:
