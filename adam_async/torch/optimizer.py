@@ -172,10 +172,14 @@ class RemoteOptimizer(torch.optim.Optimizer):
             ConfigError: `params` is missing, a parameter is not of the module or came to it later, `lr` is no
                 rate or is missing for parameters with several rates, or the group has an unknown key or a
                 constant of the store's rule.
+            AdamError: An exchange in flight has failed; a second call adds the group.
         """
         group, names = self._groups.checked(param_group)
         with torch.no_grad():
             self._take_changes(self._by_name)
+            # Staging memory has no room for the new parameters. An error adds no parameter.
+            self._exchanges.settle(0)
+        self._free.clear()
         super().add_param_group(group)
         for name, parameter in zip(names, group["params"], strict=True):
             slot = Slot(name, parameter, len(self.param_groups) - 1)
@@ -184,10 +188,6 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 self._overlap.watch(slot)
         self._groups.added(group)
         self._by_name = {slot.name: slot for slot in self._slots}
-        # Present staging memory has no room for the new parameters.
-        with torch.no_grad():
-            self._exchanges.settle(0)
-        self._free.clear()
 
     # --- steps ---------------------------------------------------------------------------------
 

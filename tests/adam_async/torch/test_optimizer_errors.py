@@ -1,8 +1,10 @@
 """Errors of `RemoteOptimizer` name the parameter and the remedy, and push nothing."""
 
+import asyncio
 import copy
 import pickle
 import re
+import threading
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -12,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra tor
 
 from torch import nn
 
-from adam_async import ConfigError, ParameterStore, Sgd, StoreError, sync
+from adam_async import ConfigError, DeadlineExceeded, ParameterStore, Sgd, StoreError, sync
 from adam_async.run.arrays import Factors
 from adam_async.runtime.loop_thread import Call
 from adam_async.torch import RemoteOptimizer, gradients, parameter_arrays
@@ -379,6 +381,36 @@ def test_no_copy_or_pickle_of_an_optimizer_is_made(module, store, tmp_path):
             TypeError, match=r"cannot be copied or pickled, .*: make another over a copy of the"
         ):
             make(optimizer)
+
+
+def test_a_group_that_meets_a_failed_exchange_is_added_by_a_second_call(module, store, monkeypatch):
+    optimizer = RemoteOptimizer(module, store, ["first.weight", "first.bias"], max_staleness=2)
+    goes_on = threading.Event()
+
+    async def fails(store):
+        await asyncio.to_thread(goes_on.wait)
+        raise DeadlineExceeded("an answer of the test", 1.0)
+
+    def step():
+        optimizer.zero_grad()
+        module(X).sum().backward()
+        optimizer.step()
+
+    step()
+    with monkeypatch.context() as patch:
+        begin = store.begin
+        patch.setattr(store, "begin", lambda run: begin(fails))
+        step()
+    step()  # behind it, with memory for the first layer
+    goes_on.set()
+    group = {"params": ["second.weight", "second.bias"]}
+    with pytest.raises(DeadlineExceeded, match="an answer of the test"):
+        optimizer.add_param_group(group)
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group(group)
+    step()
+    optimizer.flush()
+    assert sorted(versions(store)) == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("by_name", [False, True])
