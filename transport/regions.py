@@ -444,6 +444,9 @@ class Inbox:
         self._common: set[int] = set()
         self._lent: dict[int, weakref.ref[Tensor]] = {}
         self._read: set[int] = set()
+        self._unread: dict[int, tuple[Memory, int]] = {}
+        """Kept regions with frames that are taken and not delivered, and the number of these frames. Their
+        owner may have dropped them: a program may give a request up, and free its memory."""
         self.returned: deque[int] = deque()
         self.returned_bytes = 0
 
@@ -464,6 +467,8 @@ class Inbox:
             raise RemoteProtocolError("region", f"{total} bytes from {start} on in a region of {len(region)}")
         if not is_kept:
             self._read.add(number)
+        else:
+            self._unread[number] = region, self._unread.get(number, (region, 0))[1] + 1
         return memoryview(region)[start : start + total]
 
     def _known(self, number: int) -> Memory:
@@ -497,11 +502,18 @@ class Inbox:
 
     def give_back(self, number: int, total: int) -> None:
         """Return a block of which this side has a copy; a kept region needs no return."""
-        if number in self._kept:
+        if self._delivered(number) is not None:
             return
         self._gone(number, total)
         if len(self.returned) >= WAITING_BLOCKS or self.returned_bytes >= WAITING_BYTES:
             self._many()
+
+    def _delivered(self, number: int) -> Memory | None:
+        """Note that a frame with memory of a region is delivered; return the region if it is a kept one."""
+        region, count = self._unread.pop(number, (None, 0))
+        if region is not None and count > 1:
+            self._unread[number] = region, count - 1
+        return region
 
     def _gone(self, number: int, total: int) -> None:
         """Note on any thread that nothing reads a block."""
@@ -510,7 +522,8 @@ class Inbox:
 
     def lend(self, number: int, start: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
         """Return read-only views of taken memory; a block is returned with the last of them."""
-        region = self._regions[number]
+        kept = self._delivered(number)
+        region = self._regions[number] if kept is None else kept
 
         def gone(reference: object) -> None:  # on any thread
             self._lent.pop(number, None)
@@ -522,7 +535,7 @@ class Inbox:
         else:
             whole = np.ndarray((total,), _UINT8, region, start)
             tensors = tuple([np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs])
-        if number not in self._kept:
+        if kept is None:
             self._lent[number] = weakref.ref(whole, gone)
         return tensors
 
@@ -540,7 +553,8 @@ class Inbox:
                 )
             number, nbytes, kind = _HANDOVER.unpack_from(packed)
             self.dropped(packed[_HANDOVER.size :])
-            if number in self._regions or len(self._regions) >= MOST_REGIONS or kind > _COMMON:
+            is_known = number in self._regions or number in self._unread
+            if is_known or len(self._regions) >= MOST_REGIONS or kind > _COMMON:
                 raise RemoteProtocolError("region", f"region {number} of kind {kind} is one too many")
             same = (self._regions.keys() - self._kept - self._common, self._kept, self._common)[kind]
             held, most = sum([len(self._regions[each]) for each in same]), _MOST_BYTES[kind]
@@ -578,5 +592,6 @@ class Inbox:
     def close(self) -> None:
         """Drop all regions, because the link has ended; lent views stay valid."""
         self._regions.clear()
+        self._unread.clear()
         self._lent.clear()
         self.returned.clear()  # a write that is still due must find none

@@ -258,6 +258,7 @@ def test_arrays_in_a_region_of_the_program_are_not_copied(sides: Sides) -> None:
     assert (view == 8).all()
     assert not view.flags.writeable
     assert np.frombuffer(seen, np.float32)[0] == 8
+    sides.inbox.take(1, 4096, values.nbytes)
     sides.inbox.give_back(1, values.nbytes)
     del view
     gc.collect()
@@ -293,6 +294,17 @@ def test_a_freed_region_of_the_program_leaves_both_sides(sides: Sides) -> None:
     sides.inbox.close()
     gc.collect()
     assert open_descriptors() == before
+
+
+def test_a_dropped_region_that_is_still_read_keeps_its_number(sides: Sides) -> None:
+    memory = Region.allocate(4096)
+    number = sides.place([memory.data], 4096)
+    sides.inbox.take(number, 0, 4096)
+    sides.inbox.dropped(struct.pack("<I", number))
+    with memfd(8192) as descriptor:
+        sides.hand_over(struct.pack("<IQB", number, 8192, 0), descriptor)
+        with pytest.raises(RemoteProtocolError, match="region 1 of kind 0 is one too many"):
+            sides.inbox.take(number, 0, 8192)
 
 
 def test_a_region_outlives_its_program_at_the_reader(sides: Sides) -> None:

@@ -484,6 +484,32 @@ async def test_an_idle_link_gives_its_memory_back() -> None:
         await near.call(ask(np.zeros(MIB, np.uint8)), timeout_s=10)
 
 
+@pytest.mark.parametrize("in_place", [(), ("ask",)])
+async def test_a_region_that_is_freed_with_a_request_on_its_way_ends_no_link(
+    in_place: tuple[str, ...],
+) -> None:
+    async with pair() as (near, far):
+        seen = []
+
+        def handle(request: Request) -> None:
+            seen.append(int(request.message.tensors[0][0]))
+            request.reply(Message(type="answer"))
+
+        far.serve(handle, in_place=in_place)
+        memory = Region.allocate(MIB)
+        memory[:] = 1
+        near.call_nowait(ask(memory), timeout_s=20).cancel()
+        del memory
+        gc.collect()
+        memory = Region.allocate(MIB)
+        memory[:] = 2
+        # Its handover drops the first region, and the peer reads both frames at once.
+        await near.call(ask(memory), timeout_s=20)
+        assert seen == [1, 2]
+        assert list(far._inbound._regions) == [2]
+        assert not far._inbound._unread
+
+
 async def test_other_requests_in_a_region_are_copies() -> None:
     async with pair() as (near, far):
         arrived: asyncio.Queue[Request] = asyncio.Queue()
