@@ -235,27 +235,30 @@ class ParameterServer(Role):
     async def _follow(self) -> None:
         """Take up each bundle with a copy here, drop those that have left, and follow the others."""
         async for cluster in self._membership.changes():
-            self._saved.note_run(cluster)
-            for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
-                self.served.pop(key).end()
-                self._loaded.set()
-            self._without = {
-                id: refusal for id, refusal in self._without.items() if cluster.store(id) is not None
-            }
-            for name, store in cluster.stores.items():
-                if not _is_needed(cluster, store):
-                    continue
-                for home in sorted(set(store.buckets)):
-                    record = cluster.bundle(store.id, home)
-                    served = self.served.get((store.id, home))
-                    is_new = served is None and (store.id, home) not in self._declined
-                    if is_new and record is not None and self._me in record.members:
-                        served = self._take_up(name, store, home, record, cluster)
-                        await asyncio.sleep(0)  # heartbeats must not wait for all stores
-                    if served is not None:
-                        served.map_changed(cluster)
-            self._follow_members(cluster)
-            self._saved.follow(cluster)
+            await self._map_changed(cluster)  # whose locals would keep the shards of a deleted store
+
+    async def _map_changed(self, cluster: ClusterMap) -> None:
+        self._saved.note_run(cluster)
+        for key in [key for key, served in self.served.items() if not _is_needed(cluster, served.store)]:
+            self.served.pop(key).end()
+            self._loaded.set()
+        self._without = {
+            id: refusal for id, refusal in self._without.items() if cluster.store(id) is not None
+        }
+        for name, store in cluster.stores.items():
+            if not _is_needed(cluster, store):
+                continue
+            for home in sorted(set(store.buckets)):
+                record = cluster.bundle(store.id, home)
+                served = self.served.get((store.id, home))
+                is_new = served is None and (store.id, home) not in self._declined
+                if is_new and record is not None and self._me in record.members:
+                    served = self._take_up(name, store, home, record, cluster)
+                    await asyncio.sleep(0)  # heartbeats must not wait for all stores
+                if served is not None:
+                    served.map_changed(cluster)
+        self._follow_members(cluster)
+        self._saved.follow(cluster)
 
     @property
     def _me(self) -> Member:

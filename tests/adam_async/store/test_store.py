@@ -1,6 +1,8 @@
 """A store's programs: open, join, push, pull, assign, save and delete, in one loop and over sockets."""
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from safetensors.numpy import load_file
 
 from adam_async import Adagrad, Adam, ArraySpec, Factors, ParameterStore, Sgd, StoreError
 from adam_async.store.values import RefusedShard
+from tests.adam_async.runs import until
 from tests.adam_async.store.servers import servers, store_servers
 
 WHERE = ("local", "tcp")
@@ -72,6 +75,21 @@ async def test_a_store_outlives_its_clients_until_one_deletes_it(kind: str) -> N
             assert again.closed
         with pytest.raises(StoreError, match="store 'model' does not exist; stores of this cluster: 'other'"):
             await ParameterStore.open(where, name="model")
+
+
+async def test_servers_free_the_shards_of_a_deleted_store() -> None:
+    async with store_servers(1) as cluster:
+        store = await ParameterStore.open(cluster.address, {"x": np.zeros(4)}, name="model")
+        (served,) = cluster.servers[0].served.values()
+        is_alive = weakref.ref(served)
+        del served
+        await store.delete()
+
+        def is_freed() -> bool:
+            gc.collect()
+            return is_alive() is None
+
+        await until(is_freed)
 
 
 async def test_values_are_read_only_and_out_arrays_stay_writable() -> None:
