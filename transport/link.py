@@ -556,6 +556,10 @@ class Link:
         """
         raise NotImplementedError  # only a link within a host has such memory
 
+    def lends(self, values: Tensor) -> bool:
+        """Return whether an answer of these values is a loan of the published region that has them."""
+        return False  # only a link within a host has such memory
+
     def region(self, number: int, *, is_common: bool) -> Tensor:
         """Return the bytes of a region of the peer; see `Inbox.whole`."""
         raise NotImplementedError  # only a link within a host has such memory

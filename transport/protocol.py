@@ -185,7 +185,7 @@ class Conversation:
         described, specs, total, tensor_bytes, plain = lay_out(tensors, config.max_message_bytes)
         # A large message must not pass one that waits for the stream.
         may_pass = total <= config.chunk_bytes or not self._queue
-        if self.place is not None and total >= config.place_bytes and may_pass:
+        if self.place is not None and total >= config.lend_bytes and may_pass:
             meta = pack_meta(message, described, config.max_meta_bytes)
             place = self.place(payload_parts(specs, tensors), total, kind == REQUEST)
             if place:

@@ -38,6 +38,7 @@ class Wire:
     closed: bool = False
     max_message_bytes: int = 1 << 20
     takes_lent: bool = True
+    shares: bool = False
     peer: str = "client:a"
 
     def abort(self):
@@ -88,6 +89,7 @@ class Server:
             None,
             lambda request, push: self.short.take(request, push, charged=True),
             lambda: self.drains.append(1),
+            lambda _: None,
         )
         self.applier = Applier(rule, self.specs, DTYPE)
         self.tell(ReplicasChanged({Replica(0): 1, Replica(1): 1}))
