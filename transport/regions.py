@@ -27,6 +27,7 @@ import os
 import socket
 import struct
 import weakref
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from struct import Struct
@@ -57,6 +58,9 @@ owner has allocated the pages."""
 
 MOST_PUBLISHED_BYTES: Final = 1 << 36
 """Largest sum of the published regions of one side of a link, in bytes: address space of the peer."""
+
+MOST_LOANS: Final = 4096
+"""Number of loans that the peer of a link may have at a time; further answers are copied."""
 
 WAITING_BLOCKS: Final = 8
 """Number of returned blocks that do not wait for the next frame of this side."""
@@ -211,6 +215,10 @@ class Side:
         """See `shared_memory`."""
         return shared_memory(nbytes, mmap.mmap)
 
+    def publish(self, nbytes: int) -> Tensor:
+        """Allocate a published region, on any thread; see `Region.allocate`."""
+        return Region.allocate(nbytes, is_published=True)
+
     def send(self, packet: bytes, descriptor: int) -> None:
         """See `send_descriptor`."""
         send_descriptor(self._sock, packet, descriptor)
@@ -254,7 +262,7 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
     owner: object = parts[0]
     while isinstance(owner, np.ndarray):
         owner = owner.base
-    if not isinstance(owner, mmap.mmap):
+    if not isinstance(owner, mmap.mmap | memoryview):
         return None
     end = begin = _address(parts[0])
     for part in parts:
@@ -275,7 +283,7 @@ class _Whole(np.ndarray[Any, Any]):
     parts: tuple[Tensor, ...]
 
 
-def _start_of(memory: mmap.mmap) -> int:
+def _start_of(memory: Memory) -> int:
     return _address(np.frombuffer(memory, _UINT8))
 
 
@@ -360,8 +368,10 @@ class Outbox:
         self._blocks: dict[int, _Block] = {}
         self._free: dict[int, list[_Block]] = {}
         self._taken: set[int] = set()
-        self._loans: dict[int, list[tuple[Region, tuple[int, int]]]] = {}
-        """Loans of published regions, by the numbers of `_LOAN`."""
+        self._loans: dict[int, tuple[Region, list[int]]] = {}
+        """Regions of the loans, and the numbers of their bytes, below 0 and in order, by those of `_LOAN`."""
+        self._lent = 0
+        """Number of loans."""
         self._kept: dict[int, tuple[weakref.ref[Region], int, int]] = {}
         """Regions that are no blocks, with their sizes and kinds, by number."""
         self._last = 0
@@ -380,12 +390,13 @@ class Outbox:
         found = region_of(parts[0]) if len(parts) == 1 else None
         if found is not None and found[0].kind == (_KEPT if is_request else PUBLISHED):
             region, start = found
-            number = 0 if start % ALIGNMENT else self.number_of(region)
+            is_one_too_many = not is_request and self._lent >= MOST_LOANS
+            number = 0 if start % ALIGNMENT or is_one_too_many else self.number_of(region)
             if number and not is_request:
-                lent = start, start + total
-                region.loans[lent] += 1
+                region.loans[start, start + total] += 1
+                self._lent += 1
                 place = number | start // ALIGNMENT << 32
-                self._loans.setdefault(place, []).append((region, lent))
+                insort(self._loans.setdefault(place, (region, []))[1], -total)
             if number:
                 return PLACE.pack(number, start // ALIGNMENT)
         if total < self._copied_bytes:
@@ -421,6 +432,10 @@ class Outbox:
         self._kept = live | {number: (weakref.ref(region), size, region.kind)}
         self._last = number
         return number
+
+    def may_lend(self, region: Region) -> bool:
+        """Return whether the peer may get a further loan of a published region."""
+        return self._lent < MOST_LOANS and self.number_of(region) > 0
 
     def _hand_over(self, number: int, size: int, kind: int, replaced: Sequence[int], descriptor: int) -> None:
         packed = b"".join([_HANDOVER.pack(number, size, kind), *map(_NUMBER.pack, replaced)])
@@ -461,10 +476,12 @@ class Outbox:
             RemoteProtocolError: The peer returns a block or a loan that it does not have.
         """
         for number in _numbers_in(packed, _LOAN):
-            if lent := self._loans.get(number):
-                region, part = lent.pop()
-                region.give_back(part)
-                if not lent:
+            if number in self._loans:
+                # The place does not say which one: the longest stays to the last.
+                (region, sizes), start = self._loans[number], (number >> 32) * ALIGNMENT
+                region.give_back((start, start - sizes.pop()))
+                self._lent -= 1
+                if not sizes:
                     del self._loans[number]
                 continue
             if number not in self._taken:
@@ -493,9 +510,8 @@ class Outbox:
 
     def close(self) -> None:
         """Drop all regions, because the link has ended."""
-        for lent in self._loans.values():
-            for region, _ in lent:
-                region.is_lost = True  # the peer may read on
+        for region, _ in self._loans.values():
+            region.is_lost = True  # the peer may read on
         self._loans.clear()
         self._blocks.clear()
         self._free.clear()

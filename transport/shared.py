@@ -62,7 +62,7 @@ class SharedLink(StreamLink):
     """
 
     shares = True
-    __slots__ = ("_inbound", "_outbound", "_returned", "_side")
+    __slots__ = ("_inbound", "_outbound", "_returned", "_side", "lend_bytes")
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class SharedLink(StreamLink):
         if config.checksum == "auto":  # no wire lies between processes of a host
             config = replace(config, checksum="off")
         super().__init__(identity, peer, transport, config=config, rules=rules, memory=memory, budget=budget)
-        self._side = side
+        self._side, self.lend_bytes = side, config.lend_bytes
         self._outbound = Outbox(side, config.shared_bytes, allowance, config.place_bytes)
         self._inbound = Inbox(side, partial(self._loop.call_soon, self._return_blocks))
         self._returned = self._inbound.returned
@@ -94,11 +94,14 @@ class SharedLink(StreamLink):
             raise LinkBroken(f"{memory.nbytes} bytes of memory cannot be handed to {self.peer.node}")
         return number
 
+    def publish(self, nbytes: int) -> Tensor:
+        return self._side.publish(nbytes)
+
     def lends(self, values: Tensor) -> bool:
         found = region_of(values.data)
         if found is None or found[0].kind != PUBLISHED or found[1] % ALIGNMENT:
             return False
-        return values.nbytes >= self._config.lend_bytes and self._outbound.number_of(found[0]) > 0
+        return values.nbytes >= self.lend_bytes and self._outbound.may_lend(found[0])
 
     def region(self, number: int, *, is_common: bool) -> Tensor:
         return self._inbound.whole(number, is_common=is_common)

@@ -58,7 +58,7 @@ class Answers:
         on_taken: Callable[[], None],
         is_torn: Callable[[], bool],
         spawn: Callable[[str, Coroutine[Any, Any, None]], object],
-        publish: Callable[[ShardGroup], None],
+        publish: Callable[[ShardGroup, Link], None],
     ) -> None:
         self._publish = publish
         self._buffers = buffers
@@ -149,8 +149,8 @@ class Answers:
         """Return values for a reader on a link: where they lie if it can borrow them there, else a copy."""
         if link.shares and isinstance(shards, ShardGroup):
             shards.renew()
-            if shards.lacks_sheets:
-                self._publish(shards)
+            if shards.nbytes >= link.lend_bytes and shards.lacks_sheets:
+                self._publish(shards, link)
             if shards.flat is not None and link.lends(shards.flat):
                 return shards.flat
         return copy_of(shards, self._buffers)

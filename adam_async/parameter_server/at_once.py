@@ -103,7 +103,7 @@ class ShortWay:
         changed: Callable[[Sequence[Shard], int], None] | None,
         charged: Callable[[Request, Push], None],
         queued: Callable[[], None],
-        publish: Callable[[ShardGroup], None],
+        publish: Callable[[ShardGroup, Link], None],
     ) -> None:
         self._state = state
         self._checks = checks
@@ -236,8 +236,8 @@ class ShortWay:
             self._changed(group, 1)
         values: tuple[NDArray[Any], ...] = ()
         lent = group.flat if link.takes_lent else None
-        if push.pull and group.may_lend and link.shares and group.lacks_sheets:
-            self._publish(group)
+        if push.pull and group.nbytes >= link.lend_bytes and group.lacks_sheets:
+            self._publish(group, link)
         if push.pull:
             values = (self._lend(group.flats, lane.dtype, group.size) if lent is None else lent,)
         try:

@@ -112,8 +112,8 @@ from adam_async.run.store_record import (
     newest_vector,
     served_word,
 )
-from dataflow import ComputePool, WaitTimedOut
-from transport import Link, Region, Request
+from dataflow import WaitTimedOut
+from transport import Link, Request
 from transport.regions import region_of
 
 logger = logging.getLogger(__name__)
@@ -353,20 +353,19 @@ class ServedStore:
 
     # --- the disk ------------------------------------------------------------------------------
 
-    def _publish(self, group: ShardGroup) -> None:
+    def _publish(self, group: ShardGroup, link: Link) -> None:
         """Begin to allocate the sheets on which readers of this host find values; until then they copy."""
         memory = group[0].memory
         assert memory is not None
         memory.lacks_sheets = False
-        self._host.spawn(f"sheets-{self.store.id}-{self.home}", self._allocate_sheets(memory))
+        self._host.spawn(f"sheets-{self.store.id}-{self.home}", self._allocate_sheets(memory, link))
 
-    async def _allocate_sheets(self, memory: FamilyMemory) -> None:
-        values, make_pool = memory.private.values, self._host.make_pool or ComputePool
-        allocate = partial(Region.allocate, values.nbytes, is_published=True)
+    async def _allocate_sheets(self, memory: FamilyMemory, link: Link) -> None:
+        values = memory.private.values
         try:
-            async with make_pool(threads=1, name=f"{self._host.node}-sheets") as pool:
+            async with self._host.make_memory_pool(threads=1, name=f"{self._host.node}-sheets") as pool:
                 while len(memory.sheets) < SHEETS:
-                    found = await pool.run(allocate)
+                    found = await pool.run(partial(link.publish, values.nbytes))
                     region = region_of(found.data)
                     assert region is not None
                     memory.sheets.append(Sheet(found.view(values.dtype), region[0]))

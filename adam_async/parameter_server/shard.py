@@ -6,6 +6,7 @@ of each live replica) and, in bsp, the pending contributions. Replication and st
 that are always pushed together share tables (`shard_group.py`).
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -264,6 +265,10 @@ SHEETS = 2
 """Number of published sheets: a reader keeps values on one while a push writes the next ones on the other."""
 
 
+MOST_LOST = 2
+"""Number of lost sheets up to which a server allocates others in their place."""
+
+
 @dataclass(slots=True, eq=False)
 class FamilyMemory:
     """Memory of the shards of one rule and type of a bundle, one after the other."""
@@ -286,6 +291,10 @@ class FamilyMemory:
     """Sheet to which the shards of the newest push went."""
     _leader: int | None = field(default=None, init=False)
     """Index of the first value of the shards that choose it."""
+    _lost: list[weakref.ref[Region]] = field(default_factory=list, init=False)
+    """Lost regions that shards or other readers still have."""
+    _is_short: bool = field(default=False, init=False)
+    """Whether a lost sheet was not replaced yet."""
     _private_shards: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -299,10 +308,17 @@ class FamilyMemory:
             begin: Index of the first value.
             end: Index after the last one.
         """
-        if any(sheet.region is not None and sheet.region.is_lost for sheet in self.sheets):
+        lost = [each.region for each in self.sheets if each.region is not None and each.region.is_lost]
+        if lost:
             # Loans of a lost link never end.
-            self.sheets = [sheet for sheet in self.sheets if sheet.region and not sheet.region.is_lost]
-            self.lacks_sheets = True
+            self.sheets = [sheet for sheet in self.sheets if sheet.region not in lost]
+            self._lost += map(weakref.ref, lost)
+            self._is_short = True
+        if self._is_short:
+            # Shards that no push moves keep lost sheets: clients that come and go must not fill the memory.
+            self._lost = [each for each in self._lost if each() is not None]
+            if len(self._lost) <= MOST_LOST:
+                self.lacks_sheets, self._is_short = True, False
         if not self.sheets and here is self.private:
             return None
         free = [sheet for sheet in self.sheets if sheet is not here and not sheet.is_lent(begin, end)]

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from adam_async.messages import OfEach, Part, Push, StepReport, each_of, joined
 from adam_async.messages.group_sets import LossSums
-from adam_async.parameter_server.shard import SHEETS, FamilyMemory, Shard, ShardTables, Sheet
+from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables, Sheet
 from adam_async.run.group_ranges import with_groups_each
-from transport.config import LEND_BYTES
 
 STRIP_VALUES = 1 << 15
 """Maximum number of values of a strip of several shards: one round of the loop applies 32 pushes to it."""
@@ -120,7 +119,7 @@ class ShardGroup(tuple[Shard, ...]):
         group.end = max([shard.offset + len(shard.values) for shard in shards])
         group._view()
         group.has_counts = any(strip.has_counts for strip in group.strips)
-        is_worth_it = group.nbytes >= LEND_BYTES and len(group) <= MOST_MOVED
+        is_worth_it = len(group) <= MOST_MOVED
         group.may_lend = is_worth_it and group.memory is not None and group.flat is not None
         group.places = tuple(range(len(shards)))
         group.layouts = {}
@@ -139,11 +138,12 @@ class ShardGroup(tuple[Shard, ...]):
             if flat is None and self.sheet is not None and all(map(_follows, self[1:], self)):
                 flat = self.sheet.values[start : start + self.size]
             known = strips, flat
-            if self.sheet is not None and self.sheet.region is not None:
+            if memory is not None and self.sheet in memory.sheets:
                 # A compiled rule knows the strips, so those of each published sheet stay.
-                if len(self._views) >= SHEETS:
-                    self._views.clear()
+                self._views = {each: view for each, view in self._views.items() if each in memory.sheets}
                 self._views[self.sheet] = known
+            else:
+                self._views = {}
         self.strips, self.flat = known
         self.flats = tuple([strip.values for strip in self.strips])
 

@@ -793,3 +793,30 @@ def test_neighbours_in_a_region_are_one_array_which_keeps_their_loans(sides: Sid
     del part
     sides.outbox.freed(sides.inbox.take_returned())
     assert not region.loans
+
+
+@pytest.mark.parametrize("order", [(4096, 128), (128, 4096)])
+def test_the_longest_of_several_loans_from_one_start_ends_last(sides: Sides, order: tuple[int, int]) -> None:
+    memory, region = published()
+    views = {size: lend(sides, memory[64 : 64 + size], 64) for size in order}
+    for size, is_lent in ((128, True), (4096, False)):
+        del views[size]
+        gc.collect()
+        sides.outbox.freed(sides.inbox.take_returned())
+        assert region.is_lent(4000, 4096) == is_lent
+    assert not region.loans
+
+
+def test_a_reader_that_keeps_every_loan_gets_copies_after_many(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transport.regions.MOST_LOANS", 3)
+    memory, region = published()
+    views = [lend(sides, memory[:4096], 0) for _ in range(3)]
+    assert not sides.outbox.may_lend(region)
+    sides.outbox.place([memory[:4096].data], 4096, False)
+    assert sides.outbox.held_bytes > 0
+    assert region.loans == {(0, 4096): 3}
+    views.pop()
+    sides.outbox.freed(sides.inbox.take_returned())
+    assert sides.outbox.may_lend(region)

@@ -21,7 +21,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.gradients import read_gradients
-from adam_async.parameter_server.shard import Shard, Sheet, leave_lent
+from adam_async.parameter_server.shard import MOST_LOST, SHEETS, Shard, Sheet, leave_lent
 from adam_async.parameter_server.shard_group import ShardGroup, count_groups, versions_of
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
@@ -348,3 +348,29 @@ def test_private_memory_that_no_shard_uses_is_freed():
     family.groups.pop(0)
     gc.collect()
     assert private() is None
+
+
+def test_readers_that_die_with_values_of_shards_that_no_push_moves_fill_no_memory():
+    family, shards = Family(), own_shards(specs_of((512,) * 8), [Sgd()])
+    family.shards, family.memory = shards, shards[0].memory
+    family.groups = [ShardGroup([shard]) for shard in shards]
+    regions = []
+    for group in family.groups:
+        for _ in range(2):
+            before = len(family.memory.sheets)
+            if family.memory.lacks_sheets or not regions:
+                family.publish()
+            regions += [weakref.ref(each.region) for each in family.memory.sheets[before:]]
+        family.push(group, True)
+        family.borrow(group)
+        while family.loans:
+            family.give_back(0, True)
+            family.loans.pop()
+        family.memory.next_sheet(group.sheet, group.begin, group.end)
+    gc.collect()
+    assert sum(each() is not None for each in regions) <= SHEETS + MOST_LOST
+    for group in family.groups * 3:
+        family.push(group, True)
+    gc.collect()
+    family.push(family.groups[0], True)
+    assert family.memory.lacks_sheets or len(family.memory.sheets) == SHEETS
