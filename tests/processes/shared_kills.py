@@ -171,7 +171,14 @@ def run(timer: int, steps: int, seed: int = 1) -> Counter[str]:
             counts[f"{phase or 'timer'}: kills"] += 1
             counts[f"{phase or 'timer'}: applied without an answer"] += int(applied) - acknowledged
         until(lambda: not regions_of(server.pid), "the server to free the regions of lost clients")
-        until(lambda: sheets_of(server.pid) <= SHEETS, "the server to free the values that lost clients had")
+
+        def is_freed() -> bool:
+            store.push(
+                {"w": np.zeros(VALUES, np.float32)}
+            )  # moves the values away from those of lost clients
+            return sheets_of(server.pid) <= SHEETS
+
+        until(is_freed, "the server to free the values that lost clients had")
     return counts
 
 

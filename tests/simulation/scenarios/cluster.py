@@ -80,8 +80,9 @@ def network_of(
 ) -> TcpNetwork:
     """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
     if node.is_beside_others:
-        sizes = {"place_bytes": PLACE_BYTES, "lend_bytes": LEND_BYTES, "shared_bytes": SHARED_BYTES}
-        links = dataclasses.replace(links, link="auto", **sizes)
+        links = dataclasses.replace(
+            links, link="auto", place_bytes=PLACE_BYTES, lend_bytes=LEND_BYTES, shared_bytes=SHARED_BYTES
+        )
     return TcpNetwork(
         token=token,
         entropy=node.entropy,
