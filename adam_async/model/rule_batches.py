@@ -54,6 +54,10 @@ class Batches(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Forget targets of earlier calls, so that their memory can be freed."""
+        ...
+
 
 class NumpyBatches:
     """Batches by NumPy's loops.
@@ -99,6 +103,9 @@ class NumpyBatches:
     def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> None:
         change = np.multiply(gradient, float(rate), out=self._scratch[0, : len(gradient)])
         np.subtract(values, change, out=into)
+
+    def forget(self) -> None:
+        pass
 
     def _step_together(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]

@@ -357,6 +357,10 @@ class ServedStore:
         """Begin to allocate the sheets on which readers of this host find values; until then they copy."""
         memory = group[0].memory
         assert memory is not None
+        for applier in self._appliers.values():
+            applier.batches.forget()  # addresses in lost sheets
+        if not memory.may_publish():
+            return
         memory.lacks_sheets = False
         self._host.spawn(f"sheets-{self.store.id}-{self.home}", self._allocate_sheets(memory, link))
 

@@ -293,8 +293,6 @@ class FamilyMemory:
     """Index of the first value of the shards that choose it."""
     _lost: list[weakref.ref[Region]] = field(default_factory=list, init=False)
     """Lost regions that shards or other readers still have."""
-    _is_short: bool = field(default=False, init=False)
-    """Whether a lost sheet was not replaced yet."""
     _private_shards: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -313,12 +311,7 @@ class FamilyMemory:
             # Loans of a lost link never end.
             self.sheets = [sheet for sheet in self.sheets if sheet.region not in lost]
             self._lost += map(weakref.ref, lost)
-            self._is_short = True
-        if self._is_short:
-            # Shards that no push moves keep lost sheets: clients that come and go must not fill the memory.
-            self._lost = [each for each in self._lost if each() is not None]
-            if len(self._lost) <= MOST_LOST:
-                self.lacks_sheets, self._is_short = True, False
+            self.lacks_sheets = True
         if not self.sheets and here is self.private:
             return None
         free = [sheet for sheet in self.sheets if sheet is not here and not sheet.is_lent(begin, end)]
@@ -333,6 +326,14 @@ class FamilyMemory:
         if here is not None and not here.is_lent(begin, end):
             return None
         return free[0] if free else self.private
+
+    def may_publish(self) -> bool:
+        """Return whether a server may allocate sheets.
+
+        Shards that no push moves keep lost sheets, and clients that come and go must not fill the memory.
+        """
+        self._lost = [each for each in self._lost if each() is not None]
+        return len(self._lost) <= MOST_LOST
 
     def moved(self, before: Sheet, after: Sheet) -> None:
         """Note that a shard came to another sheet; memory that no shard uses any more is freed."""

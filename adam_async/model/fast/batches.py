@@ -120,6 +120,9 @@ class CompiledBatches:
         table, numbers = np.array([(len(values), old, new, 0, 0)], np.int64), np.array((rate, 1.0, 0.0))
         apply_rule(self._kind, self._like, table, np.array([change], np.int64), self._constants, numbers)
 
+    def forget(self) -> None:
+        self._tables.clear()
+
     def _apply_adam(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]
     ) -> None:

@@ -1,5 +1,6 @@
 """The short way of a push against the long one: equal values, numbers and counts, and nothing for misfits."""
 
+import math
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
@@ -39,6 +40,7 @@ class Wire:
     max_message_bytes: int = 1 << 20
     takes_lent: bool = True
     shares: bool = False
+    lend_bytes: float = math.inf
     peer: str = "client:a"
 
     def abort(self):
