@@ -83,7 +83,7 @@ def draw_plan(dice: RandomStream) -> Plan:
     elif dice.chance(POWER_SHARE):
         kinds.append(POWER)  # with the last server goes what a controller with an empty memory could learn
     faults = [_draw_fault(dice, kind) for kind in kinds]
-    return Plan(options=draw_options(dice, settings, may_share=True), faults=in_order(faults))
+    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:

@@ -133,7 +133,7 @@ def draw_plan(dice: RandomStream) -> Plan:
     faults += _draw_driver_faults(dice.fork("driver"), may_replace=not setup.get("resumed"))
     faults += _draw_torn_steps(dice.fork("torn"))
     settings = setup | copies | draw_stores(dice.fork("stores"))
-    return Plan(options=draw_options(dice, settings, may_share=True), faults=in_order(faults))
+    return Plan(options=draw_options(dice, settings), faults=in_order(faults))
 
 
 def draw_stores(dice: RandomStream) -> dict[str, Setting]:
