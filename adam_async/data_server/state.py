@@ -34,8 +34,10 @@ from typing import assert_never
 from adam_async.data_server.epoch import Epoch, EpochBegan, Restored, SetsRead
 from adam_async.data_server.replica_leases import LeaseLimits, Logged, ReplicaLeases
 from adam_async.messages import Finished, HeldLease
+from adam_async.messages.group_sets import LossSum, LossSums
 from adam_async.run.counts import DataCounts, EpochCounts
 from adam_async.run.epoch_shares import POOL, most_clock
+from adam_async.run.group_ranges import with_losses
 from adam_async.run.ids import Replica
 
 # --- events ----------------------------------------------------------------------------------
@@ -173,8 +175,9 @@ class DataState:
         self._epoch: Epoch | None = None
         self.outcome: EpochEnded | None = None
         """End of the newest epoch; None before it."""
-        self._images = self._loss_images = 0
-        self._loss_sum = 0.0
+        self._images = 0
+        self._losses: LossSums = {}
+        """Losses of the reported groups, and of those before, by epoch."""
         self._started: float | None = None
         self._before_s = self._train_s = 0.0
         self._clock = 0
@@ -237,7 +240,7 @@ class DataState:
 
     def _begin(self, event: EpochBegan, now: float) -> list[Effect]:
         # The epoch counts on from the part that an earlier run, or another dealer, has trained.
-        self._loss_images, self._loss_sum = event.loss_images, event.loss_sum
+        self._losses = with_losses({}, event.number, event.loss_images, event.loss_sum)
         self._started = None
         self._before_s = self._train_s = event.train_s
         # Clocks never fall, whatever the controllers report.
@@ -360,9 +363,9 @@ class DataState:
             self._limits.finished(replica)
             self._note_time(now)
             self._images += report.images
-            self._loss_images += report.images
             # Each part reports its share of the loss.
-            self._loss_sum += sum(lease.losses.values()) * report.images
+            loss = sum(lease.losses[part] for part in sorted(lease.losses))
+            self._losses = with_losses(self._losses, epoch.number, report.images, loss * report.images)
             epoch.advance()
         # Without clocks a report frees no work, unless it ends the warm start, or closes or ends the epoch.
         if epoch.clock_targets is not None or (epoch.warming, epoch.closed) != before or epoch.over:
@@ -385,7 +388,7 @@ class DataState:
         # Otherwise the reports may have more: after another dealer, the groups that only some shards had
         # are reported again.
         if not loss_images:
-            loss_images, loss_sum = self._loss_images, self._loss_sum
+            loss_images, loss_sum = self._loss.images, self._loss.total
         counts = EpochCounts(
             images=self._images,
             loss=loss_sum / max(loss_images, 1),
@@ -400,9 +403,9 @@ class DataState:
         return [self.outcome]
 
     @property
-    def _loss(self) -> float:
-        """Mean loss over the images of reported groups, and of those before; 0 without any."""
-        return self._loss_sum / max(self._loss_images, 1)
+    def _loss(self) -> LossSum:
+        """Losses of the reported groups of the epoch, and of those before."""
+        return self._losses.get(self.epoch, LossSum())
 
     @property
     def lost_at(self) -> int:
@@ -551,8 +554,8 @@ class DataState:
             images=self._images,
             train_s=self._train_s,
             skipped_groups=joined(epoch.skipped) if epoch else (),
-            loss=self._loss,
-            loss_images=self._loss_images,
+            loss=self._loss.total / max(self._loss.images, 1),
+            loss_images=self._loss.images,
             leased=self.leased,
             returned=self.returned,
             late_reports=self.late_reports,

@@ -1,5 +1,7 @@
 """Leases as timelines."""
 
+from itertools import permutations
+
 import pytest
 
 from adam_async.data_server.epoch import EpochBegan
@@ -64,6 +66,19 @@ def test_an_epoch_ends_once_with_its_totals_when_the_last_group_is_reported():
     assert scene.report(ZERO, 1, images=1, now=9.0) == [EpochEnded(1, EpochCounts(4, 2.0, 4, 6.0))]
     assert scene.report(ZERO, 1, now=9.0) == []
     assert scene.state.late_reports == 1
+
+
+def test_the_loss_of_an_epoch_has_the_same_bits_in_every_order_of_reports():
+    """A sum of floats in the order of the reports gives 0, 0.1 or 0.125 times the images."""
+    losses = {0: 2.0**60, 1: 0.1, 2: -(2.0**60)}
+    means = set()
+    for order in permutations(losses):
+        scene = scene_of(ZERO, epoch=began(3))
+        scene.ask(ZERO, now=1.0)
+        scene.ask(ZERO, now=1.0)
+        ended = [end for number in order for end in scene.report(ZERO, number, loss=losses[number], now=2.0)]
+        means.add(ended[0].counts.loss)
+    assert means == {0.4 / 12}
 
 
 def test_leases_and_queue_of_a_lost_replica_go_to_its_successor():
