@@ -133,8 +133,6 @@ async def minimise(
     )
     token = await read_token(options.token_file, environment, role="client")
     waits = config.waits if config.waits.meet_s else waits_at_start(options.wait, config.waits)
-    epochs: list[EpochResult] = []
-    loop = asyncio.get_running_loop()
     async with (
         ComputePool(threads=1, name="evaluate") as pool,
         ParameterStore.open(
@@ -148,27 +146,9 @@ async def minimise(
             return 0
         for line in introduction(data, network):
             terminal.print(line)
-        begin, values = loop.time(), await store.pull()
-
-        async def take(iteration: Iteration) -> bool:
-            nonlocal begin, values
-            train_s = loop.time() - begin
-            values = await store.pull()
-            right = await pool.run(_count_right, network, values, dataset.test_images, dataset.test_labels)
-            epochs.append(
-                EpochResult(
-                    epoch=iteration.number,
-                    images=len(dataset.train_labels),
-                    skipped=0,
-                    train_loss=iteration.value,
-                    test_accuracy=right / max(len(dataset.test_labels), 1),
-                    train_s=train_s,
-                )
-            )
-            terminal.print(str(epochs[-1]))
-            begin = loop.time()
-            return iteration.number < (config.epochs or ITERATIONS)  # with those of a lost command
-
+        most = config.epochs or ITERATIONS  # with those of a lost command
+        progress = _Progress(store, pool, network, dataset, terminal, most)
+        await progress.begin()
         optimizer = LBFGS(store, loss, loss.batches, workers=config.replicas)
         if options.controller and not (options.attach or options.replace) and await optimizer.was_left():
             raise ConfigError(
@@ -176,14 +156,17 @@ async def minimise(
                 "command is lost, and --replace begins anew with its values"
             )
         try:
-            result = await optimizer.minimise(config.epochs or ITERATIONS, take, anew=options.replace)
+            result = await optimizer.minimise(most, progress.take, anew=options.replace)
         except (asyncio.CancelledError, AdamError, ExceptionGroup) as error:
-            if epochs:
-                write = partial(_write, options, config, environment, disk, network, values, data, epochs)
+            if epochs := progress.epochs:
+                write = partial(
+                    _write, options, config, environment, disk, network, progress.values, data, epochs
+                )
                 await _keep(options, write, epochs[-1], terminal, isinstance(error, asyncio.CancelledError))
             raise
         weights = {name: np.array(array) for name, array in (await store.pull()).items()}
         await _delete(store, optimizer)
+    epochs = progress.epochs
     accuracy = f"{epochs[-1].test_accuracy:.2%}" if epochs else "unknown"
     terminal.out.print(
         f"test accuracy {accuracy} after {counted(result.number, 'epoch')}, loss {result.value:.6g}"
@@ -193,6 +176,60 @@ async def minimise(
     if options.out is not None:
         terminal.print(f"saved  {options.out / FILE_NAME}")
     return 0
+
+
+class _Progress:
+    """The iterations of the command: their losses, the accuracy of their values, and their times.
+
+    Args:
+        most: Number of the iteration that is the last one.
+    """
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        pool: ComputePool,
+        network: Network | StepModel,
+        dataset: Dataset,
+        terminal: Terminal,
+        most: int,
+    ) -> None:
+        self.epochs: list[EpochResult] = []
+        self.values: Mapping[str, Any] = {}
+        """Values of the store after the newest iteration."""
+        self._store = store
+        self._pool = pool
+        self._network = network
+        self._dataset = dataset
+        self._terminal = terminal
+        self._most = most
+        self._begun = 0.0
+
+    async def begin(self) -> None:
+        """Note the time and the values before the first iteration."""
+        self._begun = asyncio.get_running_loop().time()
+        self.values = await self._store.pull()
+
+    async def take(self, iteration: Iteration) -> bool:
+        """Print an iteration that has ended; returns whether another one follows."""
+        loop, dataset = asyncio.get_running_loop(), self._dataset
+        train_s = loop.time() - self._begun
+        self.values = await self._store.pull()
+        right = await self._pool.run(
+            _count_right, self._network, self.values, dataset.test_images, dataset.test_labels
+        )
+        epoch = EpochResult(
+            epoch=iteration.number,
+            images=len(dataset.train_labels),
+            skipped=0,
+            train_loss=iteration.value,
+            test_accuracy=right / max(len(dataset.test_labels), 1),
+            train_s=train_s,
+        )
+        self.epochs.append(epoch)
+        self._terminal.print(str(epoch))
+        self._begun = loop.time()
+        return iteration.number < self._most
 
 
 def _loss_of(
