@@ -1,11 +1,18 @@
-"""Round trips on loopback: our links beside ours with checksums, bare sockets and unframed uvloop.
+"""Round trips within a host: our links over TCP beside ours in shared memory, and links of others.
 
     python -m benchmarks.link --json FILE [--sizes 1024 65536 1048576 16777216] [--rounds 7]
+    python -m benchmarks.link --copies --sizes 4096 65536 1048576 16777216 67108864
 
 A client sends N bytes and waits for a short answer. Our round trip is complete: a numpy tensor in a message
 in, a reply message out, with prelude, msgpack meta, role table and counting. Each kind has a server process,
 and the values of a row are medians of a round's round trips. Client and server share a core or have one each,
 equally for all kinds: by default the kernel places pairs differently, which at 1 KiB is a factor of three.
+
+*in shared memory* sends an array of the program, *from a region* one in memory that the server maps.
+A *memory copy* has no server: one process copies the bytes, within its memory. *grpc.aio* needs `grpcio`.
+
+`--copies` counts instead of measuring: the bytes that both processes and the kernel copy for each byte sent
+(`copied_bytes`). It is the table of "RPC Considered Harmful": messages, and memory without messages.
 """
 
 import asyncio
@@ -13,20 +20,27 @@ import json
 import os
 import socket
 import statistics
+import tempfile
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
 from msgspec.msgpack import decode, encode
+from numpy.typing import NDArray
 
-from benchmarks.harness import Option, Row, beside, compared, run, turns
+from benchmarks.copied_bytes import counted
+from benchmarks.harness import Option, Row, apart, beside, compared, run, turns
 from transport import Identity, Link, LinkConfig, Message, Request, RoleTable, TcpNetwork
+from transport.config import MOST_SHARED_BYTES
+from transport.regions import Region
 
 ONE_CORE_BYTES = 1 << 16
 """Size in bytes above which a transfer gains from a second core: sending and receiving overlap."""
@@ -40,16 +54,20 @@ Timer = Callable[[int], list[float]]
 """Makes round trips, and returns the seconds of each."""
 
 
-def make_network(**config: str) -> TcpNetwork:
+def make_network(**config: Any) -> TcpNetwork:
     """Return the network of our links, with the options of `ADAM_BENCH_LINK` as JSON."""
     overrides = {**json.loads(os.environ.get("ADAM_BENCH_LINK", "{}")), **config}
     return TcpNetwork(token=TOKEN, entropy=os.urandom, rules=RULES, config=LinkConfig(**overrides))
 
 
 @contextmanager
-def on_loop(connect: Callable[[], Any], close: Callable[[Any], Any]) -> Iterator[tuple[Any, Any]]:
+def on_loop(
+    connect: Callable[[], Any],
+    close: Callable[[Any], Any],
+    make_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+) -> Iterator[tuple[Any, Any]]:
     """Yield a runner of an event loop and a connection on it."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=make_loop) as runner:
         connection = runner.run(connect())
         yield runner, connection
         runner.run(close(connection))
@@ -89,11 +107,11 @@ def ours_server(channel: Connection, size: int) -> None:
         request.reply(Message(type="ack", meta=encode(decode(request.message.meta))))
 
     async def on_link(link: Link) -> None:
-        link.serve(handle)
+        link.serve(handle, in_place={"push"})  # as parameter servers read gradients
         await link.wait_closed()
 
     async def main() -> None:
-        async with make_network().listen("tcp://127.0.0.1:0", SERVER, on_link) as listener:
+        async with make_network(link="auto").listen("tcp://127.0.0.1:0", SERVER, on_link) as listener:
             channel.send(listener.address)
             await asyncio.Event().wait()
 
@@ -101,9 +119,13 @@ def ours_server(channel: Connection, size: int) -> None:
 
 
 @contextmanager
-def ours_client(address: str, data: bytearray, **config: str) -> Iterator[Timer]:
+def ours_client(address: str, data: bytearray, in_region: bool = False, **config: Any) -> Iterator[Timer]:
     """Send the bytes as a tensor."""
     tensor = np.frombuffer(data, np.float32)
+    if in_region:
+        region = Region.allocate(len(data)).view(np.float32)
+        region[:] = tensor
+        tensor = region
     with on_loop(lambda: make_network(**config).dial(address, WORKER), Link.aclose) as (runner, link):
 
         async def trip(number: int) -> None:
@@ -216,14 +238,82 @@ def unframed_client(port: int, data: bytearray) -> Iterator[Timer]:
         yield loop_times(runner, trip)
 
 
+# --- grpc.aio ------------------------------------------------------------------------------------
+
+GRPC = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+def grpc_server(channel: Connection, size: int) -> None:
+    """Answer each N bytes with one."""
+    import grpc
+
+    async def answer(request: bytes, context: object) -> bytes:
+        return b"k"
+
+    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
+        """Answers every method, without serialising."""
+
+        def service(self, details: object) -> Any:
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def main() -> None:
+        server = grpc.aio.server(options=GRPC)
+        server.add_generic_rpc_handlers((Handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        channel.send(port)
+        await server.wait_for_termination()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def grpc_client(port: int, data: bytearray) -> Iterator[Timer]:
+    """Send the bytes as the whole message, so that nothing is serialised."""
+    import grpc
+
+    async def connect() -> Any:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=GRPC)
+
+    payload = bytes(data)
+    with on_loop(connect, lambda channel: channel.close(), asyncio.new_event_loop) as (runner, channel):
+        call = channel.unary_unary("/benchmarks/link")
+        yield loop_times(runner, lambda number: call(payload, wait_for_ready=True))
+
+
+# --- no link: the bytes are copied once --------------------------------------------------------------
+
+
+def no_server(channel: Connection, size: int) -> None:
+    """Wait."""
+    channel.send(None)
+    threading.Event().wait()
+
+
+@contextmanager
+def memory_client(server: None, data: bytearray) -> Iterator[Timer]:
+    """Copy the bytes within this process."""
+    values, copy = np.frombuffer(data, np.uint8), np.zeros(len(data), np.uint8)
+    yield partial(times_of, lambda: np.copyto(copy, values))
+
+
 # --- all of them ---------------------------------------------------------------------------------
+
+in_shared_memory = partial(ours_client, link="shared", shared_bytes=MOST_SHARED_BYTES)
 
 KINDS: dict[str, tuple[Callable[..., None], Callable[..., AbstractContextManager[Timer]]]] = {
     "ours": (ours_server, ours_client),
     "ours with checksums": (ours_server, partial(ours_client, checksum="on")),
+    "ours in shared memory": (ours_server, in_shared_memory),
+    "ours from a region": (ours_server, partial(ours_client, in_region=True, link="shared")),
     "bare sockets": (socket_server, socket_client),
     "unframed uvloop": (unframed_server, unframed_client),
+    "grpc.aio": (grpc_server, grpc_client),
+    "memory copy": (no_server, memory_client),
 }
+
+COPIED = ["grpc.aio", "ours", "ours in shared memory", "ours from a region", "memory copy"]
+"""Kinds whose copies are counted."""
 
 
 def place(cores: list[int]) -> None:
@@ -238,7 +328,7 @@ def medians(size: int, kinds: list[str], rounds: int, cores: list[int]) -> dict[
     The server runs on the first of ``cores``, the client on the last.
     """
     data = bytearray(np.random.default_rng(1).bytes(size))
-    count = max(5, min(1000, (1 << 27) // size))
+    count = trips(size)
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     with ExitStack() as stack:
         timers: dict[str, Timer] = {}
@@ -253,8 +343,36 @@ def medians(size: int, kinds: list[str], rounds: int, cores: list[int]) -> dict[
     return found
 
 
+def trips(size: int) -> int:
+    """Return the number of round trips of a median."""
+    return max(5, min(1000, (1 << 27) // size))
+
+
+def make_trips(kind: str, address: Any, size: int, counts: Path, count: int) -> NDArray[np.float64]:
+    """Make round trips; returns the bytes copied by the processes, and by the kernel, for each byte."""
+    data = bytearray(np.random.default_rng(1).bytes(size))
+    copied: NDArray[np.uint64] = np.memmap(counts, np.uint64, "r")
+    with KINDS[kind][1](address, data) as timer:
+        timer(max(3, count // 10))
+        before = copied.copy()
+        timer(count)
+        return (copied - before) / (count * size)
+
+
+def copies(size: int, kind: str) -> Row:
+    """Return the row of the bytes that are copied for each byte."""
+    with tempfile.TemporaryDirectory() as folder, counted(Path(folder)) as counts:
+        with beside(KINDS[kind][0], size) as channel:
+            found = apart(make_trips, kind, channel.recv(), size, counts, trips(size))
+    by_processes, by_kernel = (round(float(each), 2) for each in found)
+    return {"case": f"copies of {size} B by {kind}", "processes": by_processes, "kernel": by_kernel}
+
+
 def measure(options: Namespace) -> Iterator[Row]:
-    """Yield a row for each size, number of cores and kind."""
+    """Yield a row for each size, number of cores and kind, or for each size and kind whose copies count."""
+    if options.copies:
+        yield from (copies(size, kind) for size in options.sizes for kind in COPIED)
+        return
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     for size in options.sizes:
         for cores in (available[:1], available[:2]) if size <= ONE_CORE_BYTES else (available[:2],):
@@ -271,4 +389,5 @@ if __name__ == "__main__":
         sizes=[1 << 10, 1 << 16, 1 << 20, 1 << 24],
         rounds=7,
         kinds=Option(list(KINDS), "ours first", choices=list(KINDS)),
+        copies=Option(False, "count copies instead of measuring"),
     )
