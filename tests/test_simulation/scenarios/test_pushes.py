@@ -18,8 +18,8 @@ from tests.simulation.scenarios.server_faults import LOSS_KINDS, POWER
 from tests.simulation.wire import Conditions
 from tests.test_simulation.other_processes import replay_hash_elsewhere
 
-# A seed takes about four seconds of a processor, so the slow tier has the rest.
-SEEDS, THOROUGH_SEEDS, AT_ONCE = 60, 5, 5
+# A seed takes four to ten seconds of a processor, so the slow tier has the rest.
+SEEDS, THOROUGH_SEEDS, AT_ONCE = 60, 4, 2
 BATCHES = [
     pytest.param(first, marks=pytest.mark.thorough if first < THOROUGH_SEEDS else pytest.mark.slow)
     for first in range(0, SEEDS, AT_ONCE)
