@@ -13,7 +13,7 @@ that of an option without effect.
 import functools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import Repr
 from types import MappingProxyType, UnionType
@@ -470,23 +470,36 @@ def check_modes(
             has the option, its value, the mode and the cure.
     """
     found = {name: values.get(name, option.default) for name, option in options_of(kind).items()}
-    for name, option in options_of(kind).items():
-        value, is_typed = found[name], name in typed
-        out = _spelled(name, is_typed)
-        spelled = _with_value(name, value, is_typed) + ("" if is_typed else origins.get(name, ""))
-        for only in option.all(Only):
+    for option, needed, excluding in _mode_facts(kind):
+        value, is_typed = found[option.name], option.name in typed
+        for only in needed:
             is_given = value != option.default and (is_typed or not only.if_typed)
             counts = is_given if only.mode.option else is_typed
             if counts and _holds(kind, only.mode, found, outside) is False:
+                spelled, out = _given(option.name, value, is_typed, origins)
                 raise ConfigError(f"{spelled} {_lack(only, found, is_typed)}, or leave {out} out")
-        for excluded in option.all(Not):
+        for excluded in excluding:
             if _is_meant(excluded, value, option) and _holds(kind, excluded.mode, found, outside):
                 mode = excluded.mode
                 held = (
                     _with_value(mode.option, found[mode.option], is_typed) if mode.option else outside[mode]
                 )
                 why, leave = (_in_spelling(text, is_typed) for text in (excluded.why, excluded.mode.leave))
+                spelled, out = _given(option.name, value, is_typed, origins)
                 raise ConfigError(f"{spelled} excludes {held}: {why}; leave {out} out, or {leave}")
+
+
+@functools.cache
+def _mode_facts(kind: type[msgspec.Struct]) -> Sequence[tuple[Option, tuple[Only, ...], tuple[Not, ...]]]:
+    """Return the options that need or exclude a mode."""
+    facts = [(option, option.all(Only), option.all(Not)) for option in options_of(kind).values()]
+    return [each for each in facts if each[1] or each[2]]
+
+
+def _given(name: str, value: Any, is_typed: bool, origins: Mapping[str, str]) -> tuple[str, str]:
+    """Return an option with its value and its source, and the option alone."""
+    source = "" if is_typed else origins.get(name, "")
+    return _with_value(name, value, is_typed) + source, _spelled(name, is_typed)
 
 
 def excluded_options(options: msgspec.Struct, mode: Mode) -> list[str]:
