@@ -13,7 +13,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -182,6 +182,8 @@ def says_nobody(path: str, sentence: str) -> bool:
 def comments(source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of every comment; lines of their own that follow one another are one text."""
     last, text = 0, ""
+    if "#" not in source:
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
@@ -192,6 +194,12 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
         last, text = line, f"{text}\n{token.string.lstrip('#! ')}"
     if text:
         yield last, text
+
+
+@lru_cache(maxsize=1)
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a file; that of the newest file is kept."""
+    return ast.parse(source)
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -233,7 +241,7 @@ def voice_violations(path: str, source: str) -> list[str]:
     """
     if path.endswith(".py"):
         remarks = () if path.startswith("tests/") else comments(source)
-        texts = [*docstrings(ast.parse(source)), *remarks]
+        texts = [*docstrings(parsed(source)), *remarks]
     else:
         texts = [(0, prose(source))]
     return [
@@ -252,7 +260,7 @@ def name_violations(path: str, source: str) -> list[str]:
         if path.startswith(row.within) and not (row.allowed and path.startswith(row.allowed))
     ]
     lines: dict[str, int] = {}
-    for line, name in names(ast.parse(source)):
+    for line, name in names(parsed(source)):
         lines.setdefault(name, line)
     return [
         f"{path}:{lines[name]}: {name!r} has an old word; write: {row.instead}"
@@ -269,6 +277,7 @@ def files(*folders: str, suffix: str) -> list[str]:
     return [name for name in names if not name.startswith(HISTORY)]
 
 
+@cache
 def checked_files() -> list[str]:
     return [*files(*CODE, suffix=".py"), *files(*PAGES, "benchmarks", suffix=".md")]
 

@@ -475,7 +475,7 @@ for machine in (
     PausingRounds,
     ResumedRounds,
 ):
-    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 TestLeases = Leases.TestCase
 TestCutLeases = CutLeases.TestCase

@@ -284,7 +284,7 @@ class Run:
     replicas=st.integers(1, 6),
     partitions=st.integers(1, 2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_image_is_skipped_twice_in_a_row_whichever_replicas_are_slow_or_lost(
     seed, fraction, pooled, replicas, partitions
 ):

@@ -21,8 +21,9 @@ from tests.simulation.scenarios.power import (
 from tests.simulation.wire import Conditions
 from tests.test_simulation.other_processes import replay_hash_elsewhere
 
-# Beside them a case for each fault is thorough, so the slow tier has the rest.
-SEEDS, THOROUGH_SEEDS, AT_ONCE = 40, 8, 4
+# Beside them some cases of one fault are thorough; the slow tier has the rest of both.
+SEEDS, THOROUGH_SEEDS, AT_ONCE = 40, 4, 2
+THOROUGH_KINDS = {"power", "kill", "rot", "full-disks", "strand"}
 BATCHES = [
     pytest.param(first, marks=pytest.mark.thorough if first < THOROUGH_SEEDS else pytest.mark.slow)
     for first in range(0, SEEDS, AT_ONCE)
@@ -90,9 +91,14 @@ def test_a_server_that_returns_takes_the_piece_of_a_cold_array_from_its_disk(is_
     assert (result.counts[FROM_DISK] > 0) == is_cold, "the pieces of the other arrays have changed"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("ack", [pytest.param("replicated", marks=pytest.mark.slow), "durable"])
-@pytest.mark.parametrize("kind", sorted({*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS}))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.thorough if kind in THOROUGH_KINDS else pytest.mark.slow)
+        for kind in sorted({*ALL_KINDS, *ONE_KINDS, *DISK_KINDS, *SPARING_KINDS})
+    ],
+)
 def test_a_store_with_copies_survives_each_fault(kind: str, ack: str) -> None:
     fault = Fault(at_s=2.5, kind=kind, lasts_s=0.5, amount=0.2 if kind == "slow-disks" else 0.0)
     result = run_case(POWER_CUTS, case_of(fault, ack=ack))
@@ -118,7 +124,7 @@ def test_a_plan_ends_all_servers_and_draws_every_mode() -> None:
     assert len({msgspec.json.encode(plan) for plan in plans}) == 200
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     elsewhere = replay_hash_elsewhere("tests.simulation.scenarios.power", "POWER_CUTS", 4)
 

@@ -175,7 +175,7 @@ def test_a_plan_loses_two_servers_or_more() -> None:
     assert len({plan.faults for plan in plans}) == 200
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     elsewhere = replay_hash_elsewhere("tests.simulation.scenarios.pushes", "PUSHES", 9)
 

@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.runner import run_seed
 from tests.simulation.scenarios import SCENARIOS
 
-SEEDS, THOROUGH_SEEDS = 100, 10
+SEEDS, THOROUGH_SEEDS = 100, 5
 AT_ONCE = 5
 
 

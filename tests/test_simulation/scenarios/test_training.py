@@ -61,7 +61,7 @@ def test_servers_with_copies_are_lost_in_every_mode_and_with_both_forms_of_pushe
     assert not any("record" in each for each in copied)
 
 
-@pytest.mark.parametrize("mode", ["asp", "ssp:1", "bsp"])
+@pytest.mark.parametrize("mode", ["asp", pytest.param("ssp:1", marks=pytest.mark.slow), "bsp"])
 @pytest.mark.parametrize("protocol", ["factors", pytest.param("delta", marks=pytest.mark.slow)])
 def test_a_lost_server_and_its_successor_cost_a_run_with_copies_nothing(mode: str, protocol: str) -> None:
     settings: dict[str, Setting] = {"consistency": mode, "protocol": protocol, "servers": 3, "copies": 3}

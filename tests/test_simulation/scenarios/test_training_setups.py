@@ -1,5 +1,8 @@
 """Setups of a training cluster: every drawn one is valid, and every option is drawn."""
 
+from collections.abc import Mapping
+from functools import cache
+
 import pytest
 
 from adam_async.errors import ConfigError
@@ -7,6 +10,7 @@ from adam_async.model.network import Network
 from adam_async.run.partition import table_of
 from adam_async.run.shard_table import assign_buckets
 from adam_async.worker.push_plan import plan_pushes, plan_sections
+from tests.simulation.plan import Setting
 from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenarios.training import TRAINING
 from tests.simulation.scenarios.training_cluster import SERVERS
@@ -24,20 +28,24 @@ from tests.simulation.scenarios.training_setups import (
     setup_of,
 )
 
-DRAWN = [draw_setup(RandomStream(f"{seed}"), TRAINING) for seed in range(600)]
+
+@cache
+def drawn() -> list[Mapping[str, Setting]]:
+    """The settings of many seeds."""
+    return [draw_setup(RandomStream(f"{seed}"), TRAINING) for seed in range(600)]
 
 
 def test_every_draw_is_a_run_that_can_be() -> None:
-    for settings in DRAWN:
+    for settings in drawn():
         setup = setup_of(settings, TRAINING)
         assert not (setup.resumed and (setup.config.record or setup.config.evaluation == "concurrent"))
 
 
 def test_some_train_plainly_and_each_alternative_is_drawn() -> None:
-    assert 0.02 < DRAWN.count({}) / len(DRAWN) < 0.1
+    assert 0.02 < drawn().count({}) / len(drawn()) < 0.1
     for wanted in (*MODES, *CUTS, WIDE, *RULES, *EXTRAS, {"resumed": 1}, {"resumed": 2}, {"profiled": True}):
-        assert any(wanted.items() <= settings.items() for settings in DRAWN), wanted
-    assert any("late_s" in settings for settings in DRAWN)
+        assert any(wanted.items() <= settings.items() for settings in drawn()), wanted
+    assert any("late_s" in settings for settings in drawn())
 
 
 def test_a_plan_without_settings_trains_plainly() -> None:
@@ -61,7 +69,7 @@ def test_messages_of_a_wide_network_leave_while_the_rest_of_its_step_is_computed
     pushes = plan_pushes(model, table, buckets, images=int(WIDE["images_per_group"]), wanted="delta")
 
     assert len(plan_sections(model, pushes)) == 2
-    assert not any(settings.get("network") == "wide" and set(WHOLE) & set(settings) for settings in DRAWN)
+    assert not any(settings.get("network") == "wide" and set(WHOLE) & set(settings) for settings in drawn())
 
 
 def test_a_partitioned_model_has_faster_workers() -> None:

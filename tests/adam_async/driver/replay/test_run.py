@@ -93,7 +93,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     seed=st.integers(0, 10**6),
     replicas=st.integers(1, 3),
