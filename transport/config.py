@@ -15,6 +15,10 @@ LinkKind = Literal["auto", "shared", "tcp"]
 MOST_SHARED_BYTES = 128 * MIB
 """Largest sum of the blocks of shared memory that one side of a link hands over, in bytes."""
 
+LEND_BYTES = 16 * KIB
+"""Smallest payload that is used where it lies in shared memory, in bytes: for a smaller one the stream is as
+fast."""
+
 MOST_NODE_BYTES = 80
 """Maximum length of the name of a node, in bytes."""
 
@@ -118,6 +122,9 @@ class LinkConfig:
     place_bytes: int = 160 * KIB
     """Smallest payload that travels in shared memory, in bytes, on a link that has it. In measurements 128
     KiB take less time in the stream, and 256 KiB take 1.5 times as long there."""
+
+    lend_bytes: int = LEND_BYTES
+    """Smallest payload that is used where it lies in a region, in bytes; a smaller one takes the stream."""
 
     shared_bytes: int = 64 * MIB
     """Shared memory that this side of a link may fill with copies for the other, in bytes,

@@ -99,8 +99,8 @@ class Blocks(Protocol):
     def take(self, number: int, start: int, total: int) -> memoryview:
         """Return the bytes of a region that a frame names."""
 
-    def give_back(self, number: int, total: int) -> None:
-        """Return a block of which this side has a copy."""
+    def give_back(self, number: int, total: int, start: int = 0) -> None:
+        """Return a block or loan of which this side has a copy."""
 
     def lend(self, number: int, start: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
         """Return read-only views of taken memory."""
@@ -539,7 +539,7 @@ class FrameDecoder:
         registered = self.registered.get(request_id) if kind == REPLY else None
         tensors: tuple[Tensor, ...] = ()
         if self._discards:
-            self.inbox.give_back(region, total)
+            self.inbox.give_back(region, total, start)
         elif kind != REPLY:
             placed = Placed(type=name, meta=meta, region=region, start=start, specs=specs, payload=payload)
             return _make_frame((kind, request_id, placed, tensor_bytes, head_bytes))
@@ -547,7 +547,7 @@ class FrameDecoder:
             tensors = registered.tensors
             _Scatter(_pieces(specs, tensors)).fill(payload)
             self.bytes_moved += total
-            self.inbox.give_back(region, total)
+            self.inbox.give_back(region, total, start)
         else:
             tensors = self.inbox.lend(region, start, specs, total)
         message = Message(type=name, meta=meta, tensors=tensors)

@@ -269,6 +269,8 @@ class Link:
     """Maximum payload of one message, in bytes with padding; a larger message cannot be sent."""
     shares: bool = False
     """Whether large payloads travel in shared memory."""
+    lend_bytes: float = inf
+    """Smallest answer that can be a loan of a published region, in bytes."""
     takes_lent: bool = False
     """Whether lent tensors go to the kernel without a copy of all of them, see `Request.reply`."""
 
@@ -555,6 +557,14 @@ class Link:
             LinkBroken: The peer cannot take it.
         """
         raise NotImplementedError  # only a link within a host has such memory
+
+    def publish(self, nbytes: int) -> Tensor:
+        """Allocate a published region, on any thread; see `Region.allocate`."""
+        raise NotImplementedError  # only a link within a host has such memory
+
+    def lends(self, values: Tensor) -> bool:
+        """Return whether an answer of these values is a loan of the published region that has them."""
+        return False  # only a link within a host has such memory
 
     def region(self, number: int, *, is_common: bool) -> Tensor:
         """Return the bytes of a region of the peer; see `Inbox.whole`."""

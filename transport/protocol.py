@@ -152,6 +152,7 @@ class Conversation:
         self.config = config
         self._checked = checked
         self._gather_bytes = min(config.gather_bytes, config.chunk_bytes)
+        self._placed_bytes = min(config.lend_bytes, config.place_bytes)
         self.decoder = FrameDecoder(config, memory)
         self.place: PlacePayload | None = None
         """Places a payload in shared memory; None on other links."""
@@ -185,7 +186,7 @@ class Conversation:
         described, specs, total, tensor_bytes, plain = lay_out(tensors, config.max_message_bytes)
         # A large message must not pass one that waits for the stream.
         may_pass = total <= config.chunk_bytes or not self._queue
-        if self.place is not None and total >= config.place_bytes and may_pass:
+        if self.place is not None and total >= self._placed_bytes and may_pass:
             meta = pack_meta(message, described, config.max_meta_bytes)
             place = self.place(payload_parts(specs, tensors), total, kind == REQUEST)
             if place:

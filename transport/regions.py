@@ -6,12 +6,16 @@ used, so that a lack of memory is an error here and no signal later. Another sea
 only the process that allocates a region map it to write.
 
 The owner hands a region over once, over a socket of its own, and names it by a number from then on. There are
-three kinds. A *block* belongs to one link: `Outbox.place` copies a payload into a free block, and the reader
+four kinds. A *block* belongs to one link: `Outbox.place` copies a payload into a free block, and the reader
 returns the block by its number (`Outbox.freed`). Blocks have sizes of powers of two, as those of a
 `BufferPool`, so a steady conversation allocates nothing. A *kept* region belongs to the program
 (`Region.allocate`), which writes its arrays there: a request whose only tensor lies in one is not copied, on
-any link, and the answer returns the memory. A *common* region has two writers: both ends change its values in
-place, so the seal of the pages is missing there, and the peer can change any of them at any time.
+any link, and the answer returns the memory. A *published* region belongs to a server, which places values
+there: an answer of them is not copied. It is a *loan* of its range, which any number of peers may have at
+once, and which the reader returns as it returns a block. The owner does not write there until then
+(`Region.loans`), and never again if the link of a loan has ended before. A *common* region has two writers:
+both ends change its values in place, so the seal of the pages is missing there, and the peer can change any
+of them at any time.
 
 A message over the socket orders the memory: the owner writes before it sends the frame that names the memory,
 and writes again only after the frame that returns it. A reader believes neither.
@@ -23,10 +27,11 @@ import os
 import socket
 import struct
 import weakref
-from collections import deque
+from bisect import insort
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -51,6 +56,12 @@ MOST_COMMON_BYTES: Final = 1 << 44
 """Largest sum of the common regions of one side of a link, in bytes: only a bound of the number, because the
 owner has allocated the pages."""
 
+MOST_PUBLISHED_BYTES: Final = 1 << 36
+"""Largest sum of the published regions of one side of a link, in bytes: address space of the peer."""
+
+MOST_LOANS: Final = 4096
+"""Number of loans that the peer of a link may have at a time; further answers are copied."""
+
 WAITING_BLOCKS: Final = 8
 """Number of returned blocks that do not wait for the next frame of this side."""
 
@@ -72,10 +83,12 @@ _SCM_PIDFD: Final = 4
 
 _HANDOVER: Final = Struct("<IQB")
 """Number, size and kind of a region."""
-_BLOCK, _KEPT, _COMMON = range(3)
+_BLOCK, _KEPT, _COMMON, PUBLISHED = range(4)
 _NUMBER: Final = Struct("<I")
+_LOAN: Final = Struct("<Q")
+"""Number of a region, and above its 32 bits the start of the range there in units of `ALIGNMENT`: `PLACE`."""
 _MOST_NUMBER: Final = (1 << 32) - 1
-_MOST_BYTES: Final = (MOST_SHARED_BYTES, MOST_KEPT_BYTES, MOST_COMMON_BYTES)
+_MOST_BYTES: Final = (MOST_SHARED_BYTES, MOST_KEPT_BYTES, MOST_COMMON_BYTES, MOST_PUBLISHED_BYTES)
 _MOST_HANDOVER: Final = _HANDOVER.size + _NUMBER.size * MOST_REGIONS
 _UINT8 = np.dtype(np.uint8)
 _Mapping = TypeVar("_Mapping", bound=mmap.mmap)
@@ -84,13 +97,18 @@ Memory = mmap.mmap | memoryview
 """Memory of a region; a view only in the simulator."""
 
 
-def shared_memory(nbytes: int, kind: type[_Mapping], seals: int = SEALS) -> tuple[int, _Mapping]:
+def shared_memory(
+    nbytes: int, kind: type[_Mapping], seals: int = SEALS, name: str = "adam-async"
+) -> tuple[int, _Mapping]:
     """Allocate a region: its descriptor, which the caller closes, and its memory to write.
+
+    Args:
+        name: Name that ``/proc`` shows.
 
     Raises:
         OSError: There is no memory, or no descriptor, or the kernel is older than Linux 5.1.
     """
-    descriptor = os.memfd_create("adam-async", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
         os.posix_fallocate(descriptor, 0, nbytes)
@@ -141,25 +159,42 @@ class Region(mmap.mmap):
     descriptor: int
     address: int
     kind: int
+    loans: Counter[tuple[int, int]]
+    """Number of the loans of each range, by its first byte and the byte after it; of a published region."""
+    is_lost: bool
+    """Whether a link has ended with loans of a published region, so that they are never returned."""
 
     @classmethod
-    def allocate(cls, nbytes: int, *, is_common: bool = False) -> Tensor:
+    def allocate(cls, nbytes: int, *, is_common: bool = False, is_published: bool = False) -> Tensor:
         """Return writable bytes of zeros, in a new region, as an array; a link finds the region by its base.
 
         Args:
             is_common: Whether a peer that gets the region may write there, too; see `SharedLink.hand_over`.
+            is_published: Whether answers are lent from the region.
 
         Raises:
             OSError: There is no memory, or no descriptor, or the system has no such memory.
         """
         # The last seal, so that no holder of a common region can close it to those that come later.
         common = SEALS & ~_FUTURE_WRITE | fcntl.F_SEAL_SEAL
-        descriptor, region = shared_memory(nbytes, cls, common if is_common else SEALS)
+        name = "adam-async-values" if is_published else "adam-async"
+        descriptor, region = shared_memory(nbytes, cls, common if is_common else SEALS, name)
         weakref.finalize(region, os.close, descriptor)
         array: Tensor = np.ndarray((nbytes,), _UINT8, region)
         region.descriptor, region.address = descriptor, _address(array)
-        region.kind = _COMMON if is_common else _KEPT
+        region.kind = _COMMON if is_common else PUBLISHED if is_published else _KEPT
+        region.loans, region.is_lost = Counter(), False
         return array
+
+    def is_lent(self, start: int, stop: int) -> bool:
+        """Return whether a byte of a range of a published region is lent."""
+        return any(first < stop and start < end for first, end in self.loans)
+
+    def give_back(self, lent: tuple[int, int]) -> None:
+        """End a loan."""
+        self.loans[lent] -= 1
+        if not self.loans[lent]:
+            del self.loans[lent]
 
 
 def _address(array: Tensor) -> int:
@@ -179,6 +214,10 @@ class Side:
     def allocate(self, nbytes: int) -> tuple[int, Memory]:
         """See `shared_memory`."""
         return shared_memory(nbytes, mmap.mmap)
+
+    def publish(self, nbytes: int) -> Tensor:
+        """Allocate a published region, on any thread; see `Region.allocate`."""
+        return Region.allocate(nbytes, is_published=True)
 
     def send(self, packet: bytes, descriptor: int) -> None:
         """See `send_descriptor`."""
@@ -213,6 +252,39 @@ def region_of(payload: bytes | memoryview) -> tuple[Region, int] | None:
     if not isinstance(owner, Region) or not isinstance(array, np.ndarray):
         return None
     return owner, _address(array) - owner.address
+
+
+def as_one(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return flat arrays of one type that lie one after the other in one region of the peer as one array.
+
+    The array keeps all of them, and with them their loans. Returns None for other arrays.
+    """
+    owner: object = parts[0]
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, mmap.mmap | memoryview):
+        return None
+    end = begin = _address(parts[0])
+    for part in parts:
+        base: object = part
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if base is not owner or _address(part) != end:
+            return None
+        end += part.nbytes
+    whole = _Whole(((end - begin) // parts[0].itemsize,), parts[0].dtype, owner, begin - _start_of(owner))
+    whole.parts = tuple(parts)
+    return whole.view(np.ndarray)
+
+
+class _Whole(np.ndarray[Any, Any]):
+    """Array that keeps others: of another class than its views, so that NumPy keeps it as their base."""
+
+    parts: tuple[Tensor, ...]
+
+
+def _start_of(memory: Memory) -> int:
+    return _address(np.frombuffer(memory, _UINT8))
 
 
 def mapped(descriptor: int, nbytes: int, *, is_common: bool = False) -> mmap.mmap:
@@ -260,10 +332,10 @@ class Allowance:
         return True
 
 
-def _numbers_in(packed: bytes) -> list[int]:
-    if len(packed) % _NUMBER.size:
+def _numbers_in(packed: bytes, form: Struct = _NUMBER) -> list[int]:
+    if len(packed) % form.size:
         raise RemoteProtocolError("blocks", f"{len(packed)} bytes are no numbers of blocks")
-    return [number for (number,) in _NUMBER.iter_unpack(packed)]
+    return [number for (number,) in form.iter_unpack(packed)]
 
 
 class _Block:
@@ -285,17 +357,23 @@ class Outbox:
         side: Way of the handover.
         limit_bytes: Bytes of all blocks together.
         allowance: Bytes of the blocks of all links.
+        copied_bytes: Smallest payload that is copied into a block.
     """
 
-    def __init__(self, side: Side, limit_bytes: int, allowance: Allowance) -> None:
+    def __init__(self, side: Side, limit_bytes: int, allowance: Allowance, copied_bytes: int = 0) -> None:
         self._side = side
+        self._copied_bytes = copied_bytes
         self._limit_bytes = limit_bytes
         self._allowance = allowance
         self._blocks: dict[int, _Block] = {}
         self._free: dict[int, list[_Block]] = {}
         self._taken: set[int] = set()
-        self._kept: dict[int, tuple[weakref.ref[Region], int]] = {}
-        """Kept regions and their sizes, by number."""
+        self._loans: dict[int, tuple[Region, list[int]]] = {}
+        """Regions of the loans, and the numbers of their bytes, below 0 and in order, by those of `_LOAN`."""
+        self._lent = 0
+        """Number of loans."""
+        self._kept: dict[int, tuple[weakref.ref[Region], int, int]] = {}
+        """Regions that are no blocks, with their sizes and kinds, by number."""
         self._last = 0
         self._has_placed = False
         self._idle_since = 0.0
@@ -305,14 +383,24 @@ class Outbox:
     def place(self, parts: Sequence[bytes | memoryview], total: int, is_request: bool = True) -> bytes:
         """Return the packed `PLACE` of a payload: where the program wrote it, or a copy in a free block.
 
-        Returns no bytes if no block is free and none can be made; then the payload travels otherwise. Only a
-        request may be used where it is: its sender knows by the answer that it may write there again.
+        Returns no bytes if no block is free and none can be made, or the payload is too small for a copy;
+        then it travels otherwise. In a kept region only a request is used where it is: its sender knows by
+        the answer that it may write there again.
         """
-        found = region_of(parts[0]) if is_request and len(parts) == 1 else None
-        if found is not None and found[0].kind == _KEPT and not found[1] % ALIGNMENT:
-            number = self.number_of(found[0])
+        found = region_of(parts[0]) if len(parts) == 1 else None
+        if found is not None and found[0].kind == (_KEPT if is_request else PUBLISHED):
+            region, start = found
+            is_one_too_many = not is_request and self._lent >= MOST_LOANS
+            number = 0 if start % ALIGNMENT or is_one_too_many else self.number_of(region)
+            if number and not is_request:
+                region.loans[start, start + total] += 1
+                self._lent += 1
+                place = number | start // ALIGNMENT << 32
+                insort(self._loans.setdefault(place, (region, []))[1], -total)
             if number:
-                return PLACE.pack(number, found[1] // ALIGNMENT)
+                return PLACE.pack(number, start // ALIGNMENT)
+        if total < self._copied_bytes:
+            return b""
         size = max(SMALLEST_BLOCK, 1 << (total - 1).bit_length())
         free = self._free.get(size)
         block = free.pop() if free else self._make(size)
@@ -327,28 +415,27 @@ class Outbox:
         return PLACE.pack(block.number, 0)
 
     def number_of(self, region: Region) -> int:
-        """Return the number of a kept or common region, which is handed over at its first use; 0 if it cannot
-        be."""
-        for number, (known, _) in self._kept.items():
+        """Return the number of a region that is no block; 0 if it cannot be handed over at its first use."""
+        for number, (known, _, _) in self._kept.items():
             if known() is region:
                 return number
         live = {number: each for number, each in self._kept.items() if each[0]() is not None}
         size, number = len(region), self._last + 1
         is_full = len(live) >= MOST_KEPT or len(live) + len(self._blocks) >= MOST_REGIONS
-        counted = size if region.kind == _KEPT else 0
-        if (
-            is_full
-            or number > _MOST_NUMBER
-            or sum([each[1] for each in live.values()], counted) > MOST_KEPT_BYTES
-        ):
+        same = [each[1] for each in live.values() if each[2] == region.kind]
+        if is_full or number > _MOST_NUMBER or sum(same, size) > _MOST_BYTES[region.kind]:
             return 0
         try:
             self._hand_over(number, size, region.kind, [*self._kept.keys() - live], region.descriptor)
         except OSError:  # the peer has not taken the handovers before, or has ended
             return 0
-        self._kept = live | {number: (weakref.ref(region), counted)}
+        self._kept = live | {number: (weakref.ref(region), size, region.kind)}
         self._last = number
         return number
+
+    def may_lend(self, region: Region) -> bool:
+        """Return whether the peer may get a further loan of a published region."""
+        return self._lent < MOST_LOANS and self.number_of(region) > 0
 
     def _hand_over(self, number: int, size: int, kind: int, replaced: Sequence[int], descriptor: int) -> None:
         packed = b"".join([_HANDOVER.pack(number, size, kind), *map(_NUMBER.pack, replaced)])
@@ -383,12 +470,20 @@ class Outbox:
         return block
 
     def freed(self, packed: bytes) -> None:
-        """Take back blocks, by their packed numbers.
+        """Take back blocks and loans, by their packed places.
 
         Raises:
-            RemoteProtocolError: The peer returns a block that it does not have.
+            RemoteProtocolError: The peer returns a block or a loan that it does not have.
         """
-        for number in _numbers_in(packed):
+        for number in _numbers_in(packed, _LOAN):
+            if number in self._loans:
+                # The place does not say which one: the longest stays to the last.
+                (region, sizes), start = self._loans[number], (number >> 32) * ALIGNMENT
+                region.give_back((start, start - sizes.pop()))
+                self._lent -= 1
+                if not sizes:
+                    del self._loans[number]
+                continue
             if number not in self._taken:
                 raise RemoteProtocolError("freed", f"block {number} was not lent")
             self._taken.remove(number)
@@ -415,6 +510,9 @@ class Outbox:
 
     def close(self) -> None:
         """Drop all regions, because the link has ended."""
+        for region, _ in self._loans.values():
+            region.is_lost = True  # the peer may read on
+        self._loans.clear()
         self._blocks.clear()
         self._free.clear()
         self._taken.clear()
@@ -431,8 +529,8 @@ class Inbox:
         many: Called if many returned blocks wait, or blocks with much memory.
 
     Attributes:
-        returned: Numbers of the blocks that this side has read, and has not reported yet. Any thread may add
-            one.
+        returned: Blocks and loans that this side has read, and has not reported yet, see `_LOAN`. Any thread
+            may add one.
         returned_bytes: About their bytes.
     """
 
@@ -442,7 +540,8 @@ class Inbox:
         self._regions: dict[int, Memory] = {}
         self._kept: set[int] = set()
         self._common: set[int] = set()
-        self._lent: dict[int, weakref.ref[Tensor]] = {}
+        self._published: set[int] = set()
+        self._lent: dict[object, weakref.ref[Tensor]] = {}
         self._read: set[int] = set()
         self._unread: dict[int, tuple[Memory, int]] = {}
         """Kept regions with frames that are taken and not delivered, and the number of these frames. Their
@@ -463,11 +562,12 @@ class Inbox:
         if number in self._read:
             raise RemoteProtocolError("region", f"block {number} comes again before it was returned")
         is_kept = number in self._kept
-        if not 0 < total <= len(region) - start or (start and not is_kept):
+        is_block = not is_kept and number not in self._published
+        if not 0 < total <= len(region) - start or (start and is_block):
             raise RemoteProtocolError("region", f"{total} bytes from {start} on in a region of {len(region)}")
-        if not is_kept:
+        if is_block:
             self._read.add(number)
-        else:
+        elif is_kept:
             self._unread[number] = region, self._unread.get(number, (region, 0))[1] + 1
         return memoryview(region)[start : start + total]
 
@@ -500,11 +600,11 @@ class Inbox:
         array: Tensor = np.ndarray((len(region),), _UINT8, region)
         return array
 
-    def give_back(self, number: int, total: int) -> None:
-        """Return a block of which this side has a copy; a kept region needs no return."""
+    def give_back(self, number: int, total: int, start: int = 0) -> None:
+        """Return a block or loan of which this side has a copy; a kept region needs no return."""
         if self._delivered(number) is not None:
             return
-        self._gone(number, total)
+        self._gone(number | start // ALIGNMENT << 32, total)
         if len(self.returned) >= WAITING_BLOCKS or self.returned_bytes >= WAITING_BYTES:
             self._many()
 
@@ -515,19 +615,19 @@ class Inbox:
             self._unread[number] = region, count - 1
         return region
 
-    def _gone(self, number: int, total: int) -> None:
-        """Note on any thread that nothing reads a block."""
-        self.returned.append(number)
+    def _gone(self, place: int, total: int) -> None:
+        """Note on any thread that nothing reads a block or a loan."""
+        self.returned.append(place)
         self.returned_bytes += total
 
     def lend(self, number: int, start: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
-        """Return read-only views of taken memory; a block is returned with the last of them."""
-        kept = self._delivered(number)
+        """Return read-only views of taken memory; a block or loan is returned with the last of them."""
+        kept, key, place = self._delivered(number), object(), number | start // ALIGNMENT << 32
         region = self._regions[number] if kept is None else kept
 
         def gone(reference: object) -> None:  # on any thread
-            self._lent.pop(number, None)
-            self._gone(number, total)
+            if self._lent.pop(key, None) is not None:  # else the link has ended
+                self._gone(place, total)
 
         if len(specs) == 1:
             whole: Tensor = np.ndarray(specs[0].shape, specs[0].dtype, region, start)
@@ -536,7 +636,7 @@ class Inbox:
             whole = np.ndarray((total,), _UINT8, region, start)
             tensors = tuple([np.ndarray(shape, dtype, whole, offset) for dtype, shape, offset, _ in specs])
         if kept is None:
-            self._lent[number] = weakref.ref(whole, gone)
+            self._lent[key] = weakref.ref(whole, gone)
         return tensors
 
     def _receive(self) -> None:
@@ -554,15 +654,17 @@ class Inbox:
             number, nbytes, kind = _HANDOVER.unpack_from(packed)
             self.dropped(packed[_HANDOVER.size :])
             is_known = number in self._regions or number in self._unread
-            if is_known or len(self._regions) >= MOST_REGIONS or kind > _COMMON:
+            if is_known or len(self._regions) >= MOST_REGIONS or kind > PUBLISHED:
                 raise RemoteProtocolError("region", f"region {number} of kind {kind} is one too many")
-            same = (self._regions.keys() - self._kept - self._common, self._kept, self._common)[kind]
+            kinds = (self._kept, self._common, self._published)
+            blocks = self._regions.keys() - self._kept - self._common - self._published
+            same = kinds[kind - 1] if kind else blocks
             held, most = sum([len(self._regions[each]) for each in same]), _MOST_BYTES[kind]
             if nbytes > most - held:
                 raise RemoteProtocolError("region", f"{held + nbytes} bytes of regions, {most} are allowed")
             self._regions[number] = self._side.map(descriptors[0], nbytes, is_common=kind == _COMMON)
             if kind != _BLOCK:
-                (self._kept if kind == _KEPT else self._common).add(number)
+                kinds[kind - 1].add(number)
         except OSError as fault:
             raise RemoteProtocolError("region", f"a region was not handed over: {fault}") from None
         finally:
@@ -578,16 +680,16 @@ class Inbox:
         for number in _numbers_in(packed):
             if self._regions.pop(number, None) is None or number in self._read:
                 raise RemoteProtocolError("region", f"region {number} is dropped, and was not free")
-            self._kept.discard(number)
-            self._common.discard(number)
+            for kind in (self._kept, self._common, self._published):
+                kind.discard(number)
 
     def take_returned(self) -> bytes:
-        """Return the packed numbers of the returned blocks, and forget them."""
+        """Return the packed places of the returned blocks and loans, and forget them."""
         self.returned_bytes = 0
         # Not another deque in its place: a thread might add to the old one.
         numbers = [self.returned.popleft() for _ in range(len(self.returned))]
         self._read.difference_update(numbers)
-        return b"".join(map(_NUMBER.pack, numbers))
+        return b"".join(map(_LOAN.pack, numbers))
 
     def close(self) -> None:
         """Drop all regions, because the link has ended; lent views stay valid."""

@@ -30,9 +30,9 @@ from transport.decoder import Memory
 from transport.errors import LinkBroken
 from transport.frames import DROPPED, FREED, Frame, head
 from transport.messages import Identity, Message, Placed, RoleTable
-from transport.regions import Allowance, Inbox, Outbox, Side, region_of
+from transport.regions import PUBLISHED, Allowance, Inbox, Outbox, Side, region_of
 from transport.stream import StreamLink
-from transport.tensors import Tensor
+from transport.tensors import ALIGNMENT, Tensor
 
 _CREDENTIALS: Final = struct.Struct("iII")
 
@@ -62,7 +62,7 @@ class SharedLink(StreamLink):
     """
 
     shares = True
-    __slots__ = ("_inbound", "_outbound", "_returned", "_side")
+    __slots__ = ("_inbound", "_outbound", "_returned", "_side", "lend_bytes")
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class SharedLink(StreamLink):
         if config.checksum == "auto":  # no wire lies between processes of a host
             config = replace(config, checksum="off")
         super().__init__(identity, peer, transport, config=config, rules=rules, memory=memory, budget=budget)
-        self._side = side
-        self._outbound = Outbox(side, config.shared_bytes, allowance)
+        self._side, self.lend_bytes = side, config.lend_bytes
+        self._outbound = Outbox(side, config.shared_bytes, allowance, config.place_bytes)
         self._inbound = Inbox(side, partial(self._loop.call_soon, self._return_blocks))
         self._returned = self._inbound.returned
         self._conversation.place = self._outbound.place
@@ -93,6 +93,15 @@ class SharedLink(StreamLink):
         if not number:
             raise LinkBroken(f"{memory.nbytes} bytes of memory cannot be handed to {self.peer.node}")
         return number
+
+    def publish(self, nbytes: int) -> Tensor:
+        return self._side.publish(nbytes)
+
+    def lends(self, values: Tensor) -> bool:
+        found = region_of(values.data)
+        if found is None or found[0].kind != PUBLISHED or found[1] % ALIGNMENT:
+            return False
+        return values.nbytes >= self.lend_bytes and self._outbound.may_lend(found[0])
 
     def region(self, number: int, *, is_common: bool) -> Tensor:
         return self._inbound.whole(number, is_common=is_common)
@@ -125,7 +134,7 @@ class SharedLink(StreamLink):
             tensors = inbox.lend(placed.region, placed.start, placed.specs, total)
             return replace_fields(placed, tensors=tensors)
         message = self._copied(placed)
-        inbox.give_back(placed.region, total)
+        inbox.give_back(placed.region, total, placed.start)
         return message
 
     def _copied(self, placed: Placed) -> Message:

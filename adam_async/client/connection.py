@@ -119,6 +119,11 @@ class BundleConnection(Session):
         raise ShardUnavailable(f"{self}{self.refusal}", channel.patience_s)
 
     @property
+    def shares(self) -> bool:
+        """Whether the present link has shared memory."""
+        return self.channel.link is not None and self.channel.link.shares
+
+    @property
     def refusal(self) -> str:
         """Text of the last refusal on the last link, to append to an error; empty without one."""
         return f"; its last answer is {self._refusal}" if self._refusal else ""

@@ -277,9 +277,13 @@ def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) 
     request.charge(nbytes, lambda: reply_or_fail(request, make()))
 
 
-def reply_or_fail(request: Request, message: Message) -> None:
-    """Answer a request, or refuse it if the answer cannot be sent, such as one that is too large."""
+def reply_or_fail(request: Request, message: Message, *, lent: bool = False) -> None:
+    """Answer a request, or refuse it if the answer cannot be sent, such as one that is too large.
+
+    Args:
+        lent: See `Request.reply`.
+    """
     try:
-        request.reply(message)
+        request.reply(message, lent=lent)
     except LocalProtocolError as error:
         request.fail("too-large", f"the answer to {request.message.type} cannot travel: {error}")

@@ -374,7 +374,9 @@ def open_stores(cluster: ClusterMap) -> ClusterMap:
 def memory_of(store: StoreRecord) -> int:
     """Return the bytes of a store's shards on all servers."""
     of_vectors = sum(store.vector_bytes)
-    return (store.nbytes * (1 + store.state_arrays) + of_vectors + overhead_bytes(store)) * store.copies
+    return (
+        store.nbytes * (store.sheets + store.state_arrays) + of_vectors + overhead_bytes(store)
+    ) * store.copies
 
 
 def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:

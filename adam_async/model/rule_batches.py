@@ -47,6 +47,17 @@ class Batches(Protocol):
         """
         ...
 
+    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> None:
+        """Write the values after plain SGD into other memory, with the bits of `apply`; at most a block.
+
+        The gradient may have any values, and another process may change it meanwhile.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Forget targets of earlier calls, so that their memory can be freed."""
+        ...
+
 
 class NumpyBatches:
     """Batches by NumPy's loops.
@@ -88,6 +99,13 @@ class NumpyBatches:
                     stop = min(start + step, size)
                     self._apply_block(target, start, stop, [g[start:stop] for g in mine], rates)
             first = last
+
+    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> None:
+        change = np.multiply(gradient, float(rate), out=self._scratch[0, : len(gradient)])
+        np.subtract(values, change, out=into)
+
+    def forget(self) -> None:
+        pass
 
     def _step_together(
         self, targets: Sequence[Target], gradients: Sequence[NDArray[Any]], rates: Sequence[float]

@@ -48,6 +48,7 @@ class Answers:
         on_taken: Called after an answer has taken shards out of a snapshot; a sum may wait for this.
         is_torn: Returns whether a batch has changed values that no version counts; `whole` reports its end.
         spawn: Starts a task of the server, by name.
+        publish: Lets readers of this host read the values of a group in place.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Answers:
         on_taken: Callable[[], None],
         is_torn: Callable[[], bool],
         spawn: Callable[[str, Coroutine[Any, Any, None]], object],
+        publish: Callable[[ShardGroup, Link], None],
     ) -> None:
+        self._publish = publish
         self._buffers = buffers
         self._rules = rules
         self._on_taken = on_taken
@@ -83,15 +86,16 @@ class Answers:
                     key = (effect.request.link, effect.shards)
                     values = shared.get(key)
                     if values is None:
-                        values = shared[key] = copy_of(effect.shards, self._buffers)
-                    reply_or_fail(effect.request, pack(effect.body, [values]))
+                        values = shared[key] = self._values_of(effect.request.link, effect.shards)
+                    reply_or_fail(
+                        effect.request, pack(effect.body, [values]), lent=effect.request.link.shares
+                    )
                 case Answer():
                     reply_or_fail(effect.request, pack(effect.body))
                 case SendValues():
                     nbytes = values_count(effect.shards) * effect.shards[0].values.itemsize
-                    self._send_when_room(
-                        effect.request, nbytes, partial(self._values, effect.shards, effect.vector)
-                    )
+                    values_of = partial(self._values, effect.request.link, effect.shards, effect.vector)
+                    self._send_when_room(effect.request, nbytes, values_of)
                 case SendStates():
                     nbytes = sum(map(bytes_of, effect.shards))
                     self._send_when_room(effect.request, nbytes, partial(self._states, effect, snapshot))
@@ -113,7 +117,7 @@ class Answers:
         elif self._is_torn():
             self._behind.append((request, make))
         else:
-            reply_or_fail(request, make())
+            reply_or_fail(request, make(), lent=request.link.shares)
 
     def whole(self) -> None:
         """Send the answers that have waited for the end of a batch."""
@@ -141,10 +145,20 @@ class Answers:
                     return
                 await asyncio.sleep(0)
 
-    def _values(self, shards: Sequence[Shard], vector: int) -> Message:
+    def _values_of(self, link: Link, shards: Sequence[Shard]) -> NDArray[Any]:
+        """Return values for a reader on a link: where they lie if it can borrow them there, else a copy."""
+        if link.shares and isinstance(shards, ShardGroup):
+            shards.renew()
+            if shards.nbytes >= link.lend_bytes and shards.lacks_sheets:
+                self._publish(shards, link)
+            if shards.flat is not None and link.lends(shards.flat):
+                return shards.flat
+        return copy_of(shards, self._buffers)
+
+    def _values(self, link: Link, shards: Sequence[Shard], vector: int) -> Message:
         body = Values(versions=versions_of(shards), clock=applied_clock(shards))
         if not vector:
-            return pack(body, [copy_of(shards, self._buffers)])
+            return pack(body, [self._values_of(link, shards)])
         parts = [values for shard in shards if (values := shard.vector(vector)) is not None]
         if len(parts) < len(shards):
             body = msgspec.structs.replace(body, deleted=True)
@@ -166,6 +180,8 @@ class Answers:
 
 def copy_of(shards: Sequence[Shard], buffers: BufferPool) -> NDArray[Any]:
     """Copy shards one after the other into pooled memory: links never read live values."""
+    if isinstance(shards, ShardGroup):
+        shards.renew()
     parts = shards.flats if isinstance(shards, ShardGroup) else [shard.values for shard in shards]
     return buffers.joined(parts, shards[0].values.dtype, values_count(shards))
 

@@ -44,7 +44,7 @@ from adam_async.parameter_server.gradients import (
     read_gradients,
 )
 from adam_async.parameter_server.question_checks import QuestionChecks, answer_bytes
-from adam_async.parameter_server.shard import Session, Shard, ShardTables
+from adam_async.parameter_server.shard import Session, Shard, ShardTables, Sheet
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import StoreHost
@@ -72,6 +72,8 @@ class Lane(msgspec.Struct, kw_only=True, eq=False):
     shards: int
     applier: Applier
     dtype: np.dtype[Any]
+    is_plain: bool
+    """Whether the rule is plain SGD, and so writes new values beside the old ones in one pass."""
     is_flat: bool
     """Whether the gradient of all shards is one flat tensor; otherwise its parts are read as on the long
     way."""
@@ -90,6 +92,7 @@ class ShortWay:
             None without a disk.
         charged: Takes a push once its link has room for its answer.
         queued: Called after a push was queued.
+        publish: Lets readers of this host read the values of a group in place.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class ShortWay:
         changed: Callable[[Sequence[Shard], int], None] | None,
         charged: Callable[[Request, Push], None],
         queued: Callable[[], None],
+        publish: Callable[[ShardGroup, Link], None],
     ) -> None:
         self._state = state
         self._checks = checks
@@ -109,6 +113,7 @@ class ShortWay:
         self._changed = changed
         self._charged = charged
         self._queued = queued
+        self._publish = publish
         self._lanes: dict[tuple[Link, tuple[int, ...]], Lane] = {}
 
     def prepare(self, link: Link, push: Push, applier: Applier) -> None:
@@ -141,6 +146,7 @@ class ShortWay:
             shards=len(group),
             applier=applier,
             dtype=dtype,
+            is_plain=applier.rule.is_plain,
             is_flat=push.parts == (Part(factors=False, count=len(group)),),
             limit=largest(dtype),
         )
@@ -194,6 +200,11 @@ class ShortWay:
         if version > tables.version or own_applied >= number:
             return False
         tensors = request.message.tensors
+        sheet = None
+        if (memory := group.memory) is not None and (memory.sheets or memory.moves):
+            group.renew()
+            sheet = group.next_sheet() if is_free else None
+        is_apart = sheet is not None and lane.is_plain and lane.is_flat and group.flat is not None
         gradients = None if lane.is_flat else _parts_of(lane, push, request)
         if not lane.is_flat:
             if gradients is None:
@@ -201,7 +212,7 @@ class ShortWay:
         elif len(tensors) != 1 or tensors[0].dtype != lane.dtype or tensors[0].shape != (group.size,):
             return False
         # Not `<`: a gradient with NaN fails the comparison, too. The long way scans the values one by one.
-        elif not sqrt(tensors[0].dot(tensors[0])) * max(push.rate, 1.0) <= lane.limit:
+        elif not is_apart and not sqrt(tensors[0].dot(tensors[0])) * max(push.rate, 1.0) <= lane.limit:
             return False
         if not is_free:
             self._queue(lane, request, push, gradients)
@@ -210,13 +221,11 @@ class ShortWay:
         lane.turn, read = link.turn, version + own_applied
         rate = push.rate / (1 + max(tables.version - read, 0)) if state.bundle.scales else push.rate
         try:
-            if gradients is not None:
-                rates = [(rate,) * shards] if state.bundle.scales else None
-                lane.applier.apply_pushes(group, [gradients], rates)
-            elif group.has_counts or type(request.message) is Placed:
-                self._apply_apart(lane, request, rate)
-            else:
+            is_usual = sheet is None and gradients is None and type(request.message) is not Placed
+            if is_usual and not group.has_counts:
                 lane.applier.batches.apply(group.strips, tensors, (rate,))
+            elif not self._apply(lane, request, rate, gradients, sheet):
+                return False
             body = state.applied_at_once(push, session, group, tables, read)
         except Exception as defect:
             # The values may have the push in part, and no number counts it: no later push may meet them.
@@ -227,6 +236,8 @@ class ShortWay:
             self._changed(group, 1)
         values: tuple[NDArray[Any], ...] = ()
         lent = group.flat if link.takes_lent else None
+        if push.pull and group.nbytes >= link.lend_bytes and group.lacks_sheets:
+            self._publish(group, link)
         if push.pull:
             values = (self._lend(group.flats, lane.dtype, group.size) if lent is None else lent,)
         try:
@@ -235,6 +246,28 @@ class ShortWay:
             request.fail("too-large", f"the answer to a push cannot travel: {error}")
         if self._timeline is not None:
             self._timeline.applied(self._host.node, [push], group.size, begin)
+        return True
+
+    def _apply(
+        self, lane: Lane, request: Request, rate: float, gradients: PushGradients | None, sheet: Sheet | None
+    ) -> bool:
+        """Apply a push, and let the new values lie on another sheet if a reader has the old ones.
+
+        Returns False if new values beside the old ones are not finite; then nothing has changed.
+        """
+        group, scales = lane.group, self._state.bundle.scales
+        if sheet is not None and gradients is None and lane.is_plain and group.flat is not None:
+            (flat,) = request.message.tensors
+            if not lane.applier.step(group, sheet.values[group.begin : group.end], flat, rate):
+                return False
+            group.move(sheet, with_values=False)
+            return True
+        if sheet is not None:
+            group.move(sheet, with_values=True)
+        if gradients is not None:
+            lane.applier.apply_pushes(group, [gradients], [(rate,) * lane.shards] if scales else None)
+        else:
+            self._apply_apart(lane, request, rate)
         return True
 
     def _apply_apart(self, lane: Lane, request: Request, rate: float) -> None:

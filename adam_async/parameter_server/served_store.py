@@ -80,7 +80,17 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.parameter_server.shard import Session, Shard, ShardTables, set_vectors
+from adam_async.parameter_server.shard import (
+    SHEETS,
+    FamilyMemory,
+    Session,
+    Shard,
+    ShardTables,
+    Sheet,
+    leave_lent,
+    set_vectors,
+)
+from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.state import ServerState
@@ -102,7 +112,9 @@ from adam_async.run.store_record import (
     newest_vector,
     served_word,
 )
+from dataflow import WaitTimedOut
 from transport import Link, Request
+from transport.regions import region_of
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +209,9 @@ class ServedStore:
             store, self.home, self._table, self._arrays, self._rules, self._host
         )
         host = self._host
-        self._answers = Answers(host.buffers, self._rules, self._drain_soon, self._is_torn, spawn=host.spawn)
+        self._answers = Answers(
+            host.buffers, self._rules, self._drain_soon, self._is_torn, host.spawn, self._publish
+        )
         # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(
             shards, self._rules, host.rules, refused=self._note_refusal
@@ -217,6 +231,9 @@ class ServedStore:
             program=bool(store.program),
         )
         self.state.bundle.keeps_pins = host.pins is not None
+        for shard in shards if not store.has_log else ():
+            if shard.memory is not None:
+                shard.memory.lacks_sheets = True
         self._set_vectors()
         self._known_vectors: tuple[VectorRecord, ...] | None = None
         """Vectors that the log has from this primary; None if it has none yet."""
@@ -229,7 +246,10 @@ class ServedStore:
         )
         changed = self._changed if self._host.disk is not None else None
         self.short = ShortWay(
-            *(self.state, self._checks, self._host, changed), self._take_charged, self._drain_soon
+            *(self.state, self._checks, self._host, changed),
+            self._take_charged,
+            self._drain_soon,
+            self._publish,
         )
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
         self.state.alone = not store.has_log
@@ -332,6 +352,29 @@ class ServedStore:
         self._host.left(self)
 
     # --- the disk ------------------------------------------------------------------------------
+
+    def _publish(self, group: ShardGroup, link: Link) -> None:
+        """Begin to allocate the sheets on which readers of this host find values; until then they copy."""
+        memory = group[0].memory
+        assert memory is not None
+        for applier in self._appliers.values():
+            applier.batches.forget()  # addresses in lost sheets
+        if not memory.may_publish():
+            return
+        memory.lacks_sheets = False
+        self._host.spawn(f"sheets-{self.store.id}-{self.home}", self._allocate_sheets(memory, link))
+
+    async def _allocate_sheets(self, memory: FamilyMemory, link: Link) -> None:
+        values = memory.private.values
+        try:
+            async with self._host.make_memory_pool(threads=1, name=f"{self._host.node}-sheets") as pool:
+                while len(memory.sheets) < SHEETS:
+                    found = await pool.run(partial(link.publish, values.nbytes))
+                    region = region_of(found.data)
+                    assert region is not None
+                    memory.sheets.append(Sheet(found.view(values.dtype), region[0]))
+        except (OSError, RuntimeError, WaitTimedOut) as error:
+            logger.warning("%s copies the values of store %s: %s", self._host.node, self.store.id, error)
 
     def _changed(self, shards: Sequence[Shard], updates: int) -> None:
         if self._saver is not None:
@@ -894,6 +937,10 @@ class ServedStore:
                 begin = self._host.timeline.clock() if self._host.timeline is not None else 0.0
                 self._work = begin_work(batch, self._applier_of, begin)
                 state.bundle.keep(self._work.shards)
+            # Before each piece of a sum, because readers may borrow the values of other shards between two.
+            leave_lent(self._work.shards[len(self._work.work.finite) :])
+            if isinstance(self._work.shards, ShardGroup):
+                self._work.shards.renew()
             room -= self._step(state, self._work, room)
             if self._copy is not None and state.bundle.taken is None:
                 self._copy.work_done()

@@ -59,7 +59,7 @@ from adam_async.run.store_record import BundleRecord, Member, StoreRecord, bundl
 from adam_async.run.user_rules import RuleSource
 from adam_async.runtime.channel import Endpoint
 from adam_async.runtime.clock import Timer
-from dataflow import MakePool
+from dataflow import ComputePool, MakePool
 from transport import BufferPool, Link, LinkClosed, Request
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class ParameterServer(Role):
         buffers: Memory for the copies of values in answers.
         storage_pool: Memory of the shards, which roles of one process may share.
         make_pool: Makes the pool that loads kernels of rules; without it, NumPy applies them.
+        make_memory_pool: Makes the pool that allocates memory which clients read.
         available_bytes: Returns the memory that shards could use, in bytes; None: it is not reported, and not
             checked.
         numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
@@ -112,6 +113,7 @@ class ParameterServer(Role):
         buffers: BufferPool,
         storage_pool: StoragePool | None = None,
         make_pool: MakePool | None = None,
+        make_memory_pool: MakePool = ComputePool,
         available_bytes: Callable[[], int] | None = None,
         numerics: Mapping[str, str] | None = None,
         observe: Observe | None = None,
@@ -128,7 +130,7 @@ class ParameterServer(Role):
             info[DISK] = True
         super().__init__(settings, info=info)
         self._buffers = buffers
-        self._make_pool = make_pool
+        self._make_pool, self._make_memory_pool = make_pool, make_memory_pool
         self._compiling = asyncio.Lock()
         self._observe = observe
         self._copies = copies
@@ -314,6 +316,7 @@ class ParameterServer(Role):
             storage_pool=self._storage_pool,
             timeline=self._timeline,
             make_pool=self._make_pool,
+            make_memory_pool=self._make_memory_pool,
             compiling=self._compiling,
             now=self._loop.time,
             spawn=self._spawn,

@@ -6,6 +6,7 @@ of each live replica) and, in bsp, the pending contributions. Replication and st
 that are always pushed together share tables (`shard_group.py`).
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -22,7 +23,7 @@ from adam_async.run.group_ranges import GroupSets, Ranges, united, with_losses, 
 from adam_async.run.ids import Replica, Version
 from adam_async.run.shard_table import ShardSpec
 from adam_async.run.store_record import VectorRecord, is_vector_key, vector_key
-from transport import RemoteProtocolError
+from transport import Region, RemoteProtocolError
 
 Session = tuple[int, int]
 """Identity of a pushing client: (session id, incarnation)."""
@@ -247,14 +248,100 @@ class ShardTables:
 
 
 @dataclass(slots=True, eq=False)
+class Sheet:
+    """Memory for the values of all shards of a family. The values of a shard lie on one of several sheets."""
+
+    values: NDArray[Any]
+    region: Region | None = None
+    """Region of the values, if processes of this host read them there."""
+
+    def is_lent(self, begin: int, end: int) -> bool:
+        """Return whether another process reads some of these values, which may not change meanwhile."""
+        region, size = self.region, self.values.itemsize
+        return region is not None and bool(region.loans) and region.is_lent(begin * size, end * size)
+
+
+SHEETS = 2
+"""Number of published sheets: a reader keeps values on one while a push writes the next ones on the other."""
+
+
+MOST_LOST = 2
+"""Number of lost sheets up to which a server allocates others in their place."""
+
+
+@dataclass(slots=True, eq=False)
 class FamilyMemory:
     """Memory of the shards of one rule and type of a bundle, one after the other."""
 
-    values: NDArray[Any]
+    private: Sheet
+    """Values of shards that no process reads in place."""
     state: Mapping[str, NDArray[Any]]
     """The rule's arrays that are as long as the values."""
     counts: Mapping[str, NDArray[Any]]
     """The rule's arrays with one number per shard."""
+    shards: int
+    """Number of shards."""
+    sheets: list[Sheet] = field(default_factory=list)
+    """Published sheets."""
+    lacks_sheets: bool = False
+    """Whether a reader of this host makes the server allocate sheets."""
+    moves: int = 0
+    """Number of times that shards came to another sheet."""
+    _preferred: Sheet | None = field(default=None, init=False)
+    """Sheet to which the shards of the newest push went."""
+    _leader: int | None = field(default=None, init=False)
+    """Index of the first value of the shards that choose it."""
+    _lost: list[weakref.ref[Region]] = field(default_factory=list, init=False)
+    """Lost regions that shards or other readers still have."""
+    _private_shards: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._private_shards = self.shards
+
+    def next_sheet(self, here: Sheet | None, begin: int, end: int) -> Sheet | None:
+        """Return the sheet for the next values of some neighbours; None if they may change where they are.
+
+        Args:
+            here: Sheet of the values; None if they lie on several.
+            begin: Index of the first value.
+            end: Index after the last one.
+        """
+        lost = [each.region for each in self.sheets if each.region is not None and each.region.is_lost]
+        if lost:
+            # Loans of a lost link never end.
+            self.sheets = [sheet for sheet in self.sheets if sheet.region not in lost]
+            self._lost += map(weakref.ref, lost)
+            self.lacks_sheets = True
+        if not self.sheets and here is self.private:
+            return None
+        free = [sheet for sheet in self.sheets if sheet is not here and not sheet.is_lent(begin, end)]
+        # The shards of a push follow the first of them to a sheet, so that an array lies in one piece there.
+        if self._leader is None or begin <= self._leader:
+            self._leader = begin
+            if free:
+                self._preferred = free[0]
+                return free[0]
+        elif self._preferred in free:
+            return self._preferred
+        if here is not None and not here.is_lent(begin, end):
+            return None
+        return free[0] if free else self.private
+
+    def may_publish(self) -> bool:
+        """Return whether a server may allocate sheets.
+
+        Shards that no push moves keep lost sheets, and clients that come and go must not fill the memory.
+        """
+        self._lost = [each for each in self._lost if each() is not None]
+        return len(self._lost) <= MOST_LOST
+
+    def moved(self, before: Sheet, after: Sheet) -> None:
+        """Note that a shard came to another sheet; memory that no shard uses any more is freed."""
+        self.moves += 1
+        self._private_shards += (after is self.private) - (before is self.private)
+        if before is self.private and not self._private_shards:
+            # Pages of new memory exist once they are written.
+            self.private.values = np.zeros(len(before.values), before.values.dtype)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -272,6 +359,8 @@ class Shard:
     """Contributions to sums that are not complete, in bsp."""
     memory: FamilyMemory | None = None
     """Memory that the shard shares with its neighbours; None if it has its own."""
+    sheet: Sheet | None = None
+    """Sheet of `memory` with the values."""
     offset: int = 0
     """Index of the shard's first value in `memory`."""
     place: int = 0
@@ -279,6 +368,21 @@ class Shard:
     dots: dict[StepKey, tuple[float, ...]] = field(default_factory=dict)
     """Dot products of the newest steps, oldest first: a repetition gets the same answer. NaN for those that
     overflow."""
+
+    def move(self, sheet: Sheet, *, with_values: bool = True) -> None:
+        """Go on with the values on another sheet.
+
+        Args:
+            with_values: Whether they are copied; otherwise the sheet has the next values.
+        """
+        assert self.memory is not None
+        assert self.sheet is not None
+        if sheet is not self.sheet:
+            place = sheet.values[self.offset : self.offset + len(self.values)]
+            if with_values:
+                place[:] = self.values
+            before, self.values, self.sheet = self.sheet, place, sheet
+            self.memory.moved(before, sheet)
 
     def separate(self) -> ShardTables:
         """Return tables of this shard alone, which may be changed; other shards keep theirs."""
@@ -374,6 +478,17 @@ class Shard:
         return (
             f"<Shard {self.spec.id} {self.spec.tensor}[{self.spec.start}:{self.spec.stop}] v{self.version}>"
         )
+
+
+def leave_lent(shards: Iterable[Shard]) -> None:
+    """Move the values that other processes read before they change; copies only these."""
+    for shard in shards:
+        if shard.memory is not None and shard.sheet is not None:
+            begin, end = shard.offset, shard.offset + len(shard.values)
+            if shard.sheet.is_lent(begin, end):
+                sheet = shard.memory.next_sheet(shard.sheet, begin, end)
+                assert sheet is not None, "lent values lie where they may not change"
+                shard.move(sheet)
 
 
 def set_vectors(shards: Iterable[Shard], vectors: Sequence[VectorRecord]) -> None:

@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 
 from adam_async.messages import OfEach, Part, Push, StepReport, each_of, joined
 from adam_async.messages.group_sets import LossSums
-from adam_async.parameter_server.shard import Shard, ShardTables
+from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables, Sheet
 from adam_async.run.group_ranges import with_groups_each
 
 STRIP_VALUES = 1 << 15
 """Maximum number of values of a strip of several shards: one round of the loop applies 32 pushes to it."""
+
+
+MOST_MOVED = 64
+"""Maximum number of shards of a group for which a server allocates sheets: each shard moves on its own."""
 
 
 class Strip:
@@ -38,7 +42,7 @@ class Strip:
             return
         part = slice(first.offset, shards[-1].offset + len(shards[-1].values))
         places = slice(first.place, shards[-1].place + 1)
-        self.values = memory.values[part]
+        self.values = (first.sheet or memory.private).values[part]
         self.rule_state = {name: array[part] for name, array in memory.state.items()}
         for name, counts in memory.counts.items():
             self.rule_state[name] = counts[places][:1].copy()
@@ -75,6 +79,11 @@ class ShardGroup(tuple[Shard, ...]):
         flats: The values of each strip.
         flat: The values in a row, if the shards follow one another in memory; None otherwise.
         has_counts: Whether a strip copies counts of its shards before and after a rule.
+        memory: Memory of the shards; None if each has its own.
+        may_lend: Whether readers of this host may have the values where they lie.
+        begin: Index of the first value on a sheet.
+        end: Index after the last value there.
+        sheet: Sheet of the values; None if they lie on several.
         places: Indexes of the shards, from 0.
         layouts: Sizes of the parts of its pushes, by these parts; see `gradients.py`.
     """
@@ -87,9 +96,16 @@ class ShardGroup(tuple[Shard, ...]):
     flats: tuple[NDArray[Any], ...]
     flat: NDArray[Any] | None
     has_counts: bool
+    sheet: Sheet | None
     places: tuple[int, ...]
     layouts: dict[tuple[Part, ...], tuple[Any, ...]]
     _tables: ShardTables | None
+    memory: FamilyMemory | None
+    may_lend: bool
+    begin: int
+    end: int
+    _views: dict[Sheet, tuple[tuple[Strip, ...], NDArray[Any] | None]]
+    _moves: int
 
     def __new__(cls, shards: Sequence[Shard]) -> "ShardGroup":
         """Make the group of at least one shard."""
@@ -97,17 +113,59 @@ class ShardGroup(tuple[Shard, ...]):
         group.sizes = tuple([len(shard.values) for shard in shards])
         group.size, group.largest = sum(group.sizes), max(group.sizes)
         group.nbytes = group.size * shards[0].values.itemsize
-        group.strips = tuple(_strips(shards))
-        group.flats = tuple([strip.values for strip in group.strips])
-        group.flat = group.flats[0] if len(group.flats) == 1 else None
-        memory, start = group[0].memory, group[0].offset
-        if group.flat is None and memory is not None and all(map(_follows, group[1:], group)):
-            group.flat = memory.values[start : start + group.size]
+        group._views = {}
+        group.memory = shards[0].memory
+        group.begin = min([shard.offset for shard in shards])
+        group.end = max([shard.offset + len(shard.values) for shard in shards])
+        group._view()
         group.has_counts = any(strip.has_counts for strip in group.strips)
+        is_worth_it = len(group) <= MOST_MOVED
+        group.may_lend = is_worth_it and group.memory is not None and group.flat is not None
         group.places = tuple(range(len(shards)))
         group.layouts = {}
         group._tables = None
         return group
+
+    def _view(self) -> None:
+        """Find the values where they lie now."""
+        memory, sheet, start = self.memory, self[0].sheet, self[0].offset
+        self._moves = 0 if memory is None else memory.moves
+        self.sheet = sheet if all(shard.sheet is sheet for shard in self) else None
+        known = None if self.sheet is None else self._views.get(self.sheet)
+        if known is None:
+            strips = tuple(_strips(self))
+            flat = strips[0].values if len(strips) == 1 else None
+            if flat is None and self.sheet is not None and all(map(_follows, self[1:], self)):
+                flat = self.sheet.values[start : start + self.size]
+            known = strips, flat
+            if memory is not None and self.sheet in memory.sheets:
+                # A compiled rule knows the strips, so those of each published sheet stay.
+                self._views = {each: view for each, view in self._views.items() if each in memory.sheets}
+                self._views[self.sheet] = known
+            else:
+                self._views = {}
+        self.strips, self.flat = known
+        self.flats = tuple([strip.values for strip in self.strips])
+
+    def renew(self) -> None:
+        """Find the values again if shards came to another sheet since."""
+        if self.memory is not None and self.memory.moves != self._moves:
+            self._view()
+
+    def next_sheet(self) -> Sheet | None:
+        """Return the sheet for the next values; None if they may change where they are."""
+        return None if self.memory is None else self.memory.next_sheet(self.sheet, self.begin, self.end)
+
+    def move(self, sheet: Sheet, *, with_values: bool) -> None:
+        """Go on with all values on another sheet; see `Shard.move`."""
+        for shard in self:
+            shard.move(sheet, with_values=with_values)
+        self._view()
+
+    @property
+    def lacks_sheets(self) -> bool:
+        """Whether readers of this host could have the values where they lie if there were sheets."""
+        return self.may_lend and self.memory is not None and self.memory.lacks_sheets
 
     def shared(self) -> ShardTables | None:
         """Return the tables that all shards of the group, and no others, share; None if there are none."""
@@ -243,6 +301,7 @@ def _follows(shard: Shard, before: Shard) -> bool:
     return (
         shard.memory is not None
         and shard.memory is before.memory
+        and shard.sheet is before.sheet
         and shard.place == before.place + 1
         and shard.offset == before.offset + len(before.values)
     )

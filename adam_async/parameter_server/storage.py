@@ -29,7 +29,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from adam_async.model.context import BEGUN, JobNotes
 from adam_async.model.rules import Rule, RuleState
-from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables
+from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables, Sheet
 from adam_async.run.shard_table import ShardSpec
 from dataflow import Gate
 
@@ -85,7 +85,8 @@ def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]
             if new[name].any():
                 array[:] = new[name][0]
         counts = {name: np.repeat(new[name], len(members)) for name in rules[rule].scalar_names}
-        memory, tables = FamilyMemory(values, state, counts), ShardTables(shards=len(members))
+        memory = FamilyMemory(Sheet(values), state, counts, len(members))
+        tables = ShardTables(shards=len(members))
         for at, (spec, start) in enumerate(zip(members, starts, strict=True)):
             part = slice(start, start + spec.size)
             shards[spec.id] = Shard(
@@ -97,6 +98,7 @@ def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]
                 },
                 tables=tables,
                 memory=memory,
+                sheet=memory.private,
                 offset=start,
                 place=at,
             )

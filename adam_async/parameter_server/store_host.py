@@ -93,6 +93,7 @@ class StoreHost:
         storage_pool: Memory of runs in place.
         timeline: Notes applied batches, step reports and messages.
         make_pool: Makes the pool that loads kernels of rules; without it, NumPy applies them.
+        make_memory_pool: Makes the pool that allocates memory which clients read.
         compiling: Held during a compilation, so that the next bundle finds the kernel on the disk.
         now: Returns the time of the loop's clock, in seconds.
         spawn: Starts a task of the server, by name.
@@ -123,6 +124,7 @@ class StoreHost:
     storage_pool: StoragePool
     timeline: Timeline | None
     make_pool: MakePool | None
+    make_memory_pool: MakePool
     compiling: asyncio.Lock
     now: Callable[[], float]
     spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]

@@ -25,6 +25,10 @@ from adam_async.run.step_model import RunModel
 COMMON = 4
 """Memory for values at the servers, gradients and copies of an evaluation, in multiples of all parameters."""
 
+SECOND_SHEET = 1
+"""Memory for values that processes of the host read while a push writes the next ones, in multiples of all
+parameters."""
+
 OF_STATE = 2
 """Memory for each elementwise array of the rule, and for its initialization, in multiples of all
 parameters."""
@@ -43,6 +47,8 @@ def parameter_bytes(model: RunModel, config: Config) -> int:
     sizes = COMMON + OF_STATE * len(rule.state_names)
     if config.weights != "aliased":
         sizes += OF_REPLICA * config.replicas
+        if config.processes and config.link != "tcp" and config.copies_in_force == 1:
+            sizes += SECOND_SHEET
     return sizes * model.num_parameters * model.dtype.itemsize
 
 

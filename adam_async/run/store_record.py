@@ -307,6 +307,14 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.copies > 1 or self.durable
 
     @property
+    def sheets(self) -> int:
+        """Number of arrays of values at a server: processes of its host read one while a push writes another.
+
+        With a log, and in place, there is one.
+        """
+        return 1 if self.has_log or self.in_place else 2
+
+    @property
     def takes_cuts(self) -> bool:
         """Whether servers with a disk keep the store at one clock of all bundles: a run in bsp."""
         return bool(self.program) and self.summed_weight > 0

@@ -20,7 +20,7 @@ from adam_async.messages import REFUSED, OfEach, Pushed, each_of, fits, joined
 from adam_async.messages import Values as ValuesMessage
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.ids import ShardId
-from adam_async.run.store_record import StoreRecord, VectorRecord
+from adam_async.run.store_record import ArrayRecord, StoreRecord, VectorRecord
 from adam_async.runtime.machine import available_bytes
 from adam_async.store.arguments import OpenArguments
 from adam_async.store.arrays import out_memory
@@ -35,6 +35,7 @@ from adam_async.store.values import (
     Values,
 )
 from transport import BufferPool, RemoteProtocolError
+from transport.regions import as_one
 
 LARGE_BYTES = 1 << 28
 """Size of all arrays of a store up to which a pull does not check the available memory, in bytes."""
@@ -115,10 +116,14 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             return
         self._left = len(plan.messages)
         self._read = self.calls.layout.unread.copy()
-        for record in plan.apart:
-            if record.name not in self.targets:
-                lend = self.calls.memory.lend
-                self.targets[record.name] = lend(record.nbytes, np.dtype(record.dtype), (record.size,))[0]
+        # In shared memory the parts of an array usually lie in one piece, which needs no memory here.
+        if plan.apart and not all(self.calls.connections[each.server].shares for each in plan.messages):
+            for record, _ in plan.apart:
+                if record.name not in self.targets:
+                    self.targets[record.name] = self._memory_of(record)
+
+    def _memory_of(self, record: ArrayRecord) -> NDArray[Any]:
+        return self.calls.memory.lend(record.nbytes, np.dtype(record.dtype), (record.size,))[0]
 
     # --- sending -------------------------------------------------------------------------------
 
@@ -302,6 +307,16 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         assert self.plan is not None
         assert self._read is not None
         read = ReadVersions(self.calls.store.id, self._read)
+        for record, places in self.plan.apart:
+            if record.name not in self._arrays:
+                parts = [self._flats[number][part] for number, part in places]
+                whole = as_one(parts) if parts else None
+                if whole is None:  # a part is not where the server has its newest values
+                    whole = self._memory_of(record)
+                    if parts:
+                        np.concatenate(parts, out=whole)
+                    whole.flags.writeable = False
+                self._arrays[record.name] = whole.reshape(record.shape)
         return Values(self.plan, self._flats, self._arrays, read, min(self.clocks, default=0))
 
 

@@ -87,7 +87,8 @@ class StorePlan:
             for other messages.
         positions: Position of each array in the lists.
         places: Ranges of the arrays in the answers to messages that have them whole.
-        apart: Arrays with memory of their own, because they are cut into several messages.
+        apart: Arrays that are cut into several messages, each with its parts, in their order: the number of
+            the message, and the range in its values.
     """
 
     messages: tuple[ShardMessage, ...]
@@ -97,7 +98,7 @@ class StorePlan:
     picks: tuple[Callable[[list[NDArray[Any]]], Any] | None, ...]
     positions: Mapping[str, int]
     places: Mapping[str, Place]
-    apart: tuple[ArrayRecord, ...]
+    apart: tuple[tuple[ArrayRecord, tuple[tuple[int, slice], ...]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +166,11 @@ class StoreLayout:
                 if each.is_whole
             }
             records = [self.arrays[name] for name in names]
+            parts: dict[str, dict[int, tuple[int, slice]]] = {name: {} for name in names}
+            for number, message in enumerate(messages):
+                for each in message.ranges:
+                    place = slice(each.at, each.at + each.stop - each.start)
+                    parts[each.name][each.start] = number, place
             positions = {name: position for position, name in enumerate(names)}
             plan = StorePlan(
                 messages=messages,
@@ -174,7 +180,14 @@ class StoreLayout:
                 picks=tuple([_pick(message, positions) if message.whole else None for message in messages]),
                 positions=positions,
                 places=places,
-                apart=tuple([record for record in records if record.name not in places]),
+                apart=tuple(
+                    [
+                        (record, tuple([of[start] for start in sorted(of)]))
+                        for record in records
+                        if record.name not in places
+                        for of in (parts[record.name],)
+                    ]
+                ),
             )
             if len(self.plans) >= PLANS_KEPT:
                 del self.plans[next(iter(self.plans))]

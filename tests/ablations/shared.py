@@ -24,7 +24,7 @@ SHARED = (
     _row(
         "a block is returned with the last view of it",
         "transport/regions.py",
-        "self._lent[number] = weakref.ref(whole, gone)",
+        "self._lent[key] = weakref.ref(whole, gone)",
         "gone(None)",
     ),
     _row(

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from adam_async import Sgd
+from adam_async.parameter_server.shard import SHEETS
 from adam_async.sync import ParameterStore
 from tests.processes.commands import started_by_hand, until
 from tests.processes.single_steps import Tracer
@@ -43,8 +44,10 @@ PHASES = {
     "send": "transport.stream:StreamLink._transmit",
     "arrival": "transport.stream:StreamLink.buffer_updated",
     "answer": "adam_async.client.session:PushExchange.arrived",
+    "borrow": "transport.regions:Inbox.lend",
+    "return": "transport.regions:Inbox.take_returned",
 }
-"""Method with which each phase of a push begins; none for the write of the program."""
+"""Method with which each phase of a push and pull begins; none for the write of the program."""
 
 _CLIENTS = """
 import asyncio, os, sys
@@ -60,7 +63,8 @@ async def main(phase="", place=""):
         for number in range(1 << 20):
             stop("write")
             gradients["w"][:] = 1
-            await store.push(gradients)
+            values = await store.push_pull(gradients)
+            assert (values["w"] == values["w"][0]).all()
             os.write(1, b"acknowledged\\n")
 
 for line in sys.stdin:
@@ -126,8 +130,13 @@ def after_steps(tracer: Tracer, phase: str, steps: int) -> Callable[[int], None]
 
 
 def regions_of(process: int) -> int:
-    """Return the number of regions that a process maps."""
-    return Path(f"/proc/{process}/maps").read_text().count("memfd:adam-async")
+    """Return the number of regions that a process maps, without those for the values of its own stores."""
+    return Path(f"/proc/{process}/maps").read_text().count("memfd:adam-async ")
+
+
+def sheets_of(process: int) -> int:
+    """Return the number of regions for values that a process maps."""
+    return Path(f"/proc/{process}/maps").read_text().count("memfd:adam-async-values ")
 
 
 def run(timer: int, steps: int, seed: int = 1) -> Counter[str]:
@@ -162,6 +171,14 @@ def run(timer: int, steps: int, seed: int = 1) -> Counter[str]:
             counts[f"{phase or 'timer'}: kills"] += 1
             counts[f"{phase or 'timer'}: applied without an answer"] += int(applied) - acknowledged
         until(lambda: not regions_of(server.pid), "the server to free the regions of lost clients")
+
+        def is_freed() -> bool:
+            store.push(
+                {"w": np.zeros(VALUES, np.float32)}
+            )  # moves the values away from those of lost clients
+            return sheets_of(server.pid) <= SHEETS
+
+        until(is_freed, "the server to free the values that lost clients had")
     return counts
 
 

@@ -24,6 +24,7 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import LOOPBACK, Listener, SimulatedNetwork
 from transport.errors import LinkBroken
 from transport.regions import Memory, Side, mapped
+from transport.tensors import Tensor
 from transport.unix import UnixListener, UnixSockets
 
 LINE_BYTES = 64
@@ -44,8 +45,8 @@ class _Region:
 
     def __init__(self, written: Any) -> None:
         self.written: NDArray[np.uint8] = np.frombuffer(written, _UINT8)
-        self.sent = self.written.copy()
-        """Bytes of the writer at the last piece of the stream."""
+        self.sent = np.zeros(len(self.written), _UINT8)
+        """Bytes of the writer at the last piece of the stream: none yet of a region of the program."""
         self.read = np.zeros(len(self.sent), _UINT8)
 
     def changed(self) -> NDArray[np.uint8] | None:
@@ -87,6 +88,11 @@ class SimulatedSide(Side):
         number = -len(self._owned)
         self.peer._known[number] = region
         return number
+
+    def publish(self, nbytes: int) -> Tensor:
+        if self._dice.chance(NO_MEMORY):
+            raise OSError(errno.ENOMEM, "this host has no memory")
+        return super().publish(nbytes)
 
     def send(self, packet: bytes, descriptor: int) -> None:
         if descriptor >= 0:  # of a region of the program, in memory of the kernel

@@ -13,6 +13,7 @@ from tests.simulation.wire import Conditions
 from tests.transport.conformance import CHECKS
 from tests.transport.testing import link_pair, open_rules
 from transport import LinkBroken, LinkConfig, Message, Region, TcpNetwork
+from transport.regions import region_of
 from transport.shared import SharedLink
 from transport.stream import StreamLink
 
@@ -31,7 +32,7 @@ def network(link="shared"):
         token=b"a token of tests",
         entropy=lambda count: hashlib.shake_128(b"test").digest(count),
         rules=open_rules(),
-        config=LinkConfig(link=link, place_bytes=64, shared_bytes=4 << 20),
+        config=LinkConfig(link=link, place_bytes=64, lend_bytes=64, shared_bytes=4 << 20),
         unix=UNIX_SOCKETS,
     )
 
@@ -165,8 +166,39 @@ def test_held_requests_and_answers_keep_their_values(seed):
 def test_a_region_of_the_program_is_read_where_it_was_written():
     async def talk(near, far):
         values = Region.allocate(4000).view(np.float32)
-        for number in range(5):
+        for number in range(1, 6):
             values[:] = number
             assert (await answers(near, far, values) == number).all()
 
     within_a_host(talk)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_published_range_is_not_written_while_a_reader_has_it(seed):
+    async def talk(near, far):
+        dice = asyncio.get_running_loop().dice("talk")
+        memory = far.publish(8000).view(np.float32)
+        region, _ = region_of(memory.data)
+        pending = []
+
+        def answer(request):
+            if not region.is_lent(0, 8000):
+                memory[:] = int(request.message.meta)
+            request.reply(Message(type="answer", tensors=(memory[16:],)), lent=True)
+
+        async def ask(number):
+            await asyncio.sleep(dice.between(0.0, 3.0))
+            (found,) = (await near.call(Message(type="ask", meta=b"%d" % number), timeout_s=60.0)).tensors
+            first = found[0]
+            assert (found == first).all()
+            await asyncio.sleep(dice.between(0.0, 0.2))
+            assert (found == first).all()
+            pending.append(first)
+
+        async with asyncio.TaskGroup() as group:
+            far.serve(answer)
+            for number in range(1, 40):
+                group.create_task(ask(number), name=f"ask-{number}")
+        assert len(set(pending)) > 2
+
+    within_a_host(talk, seed=seed)

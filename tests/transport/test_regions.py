@@ -13,10 +13,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from transport import LinkBroken, RemoteProtocolError, regions
 from transport.config import MOST_SHARED_BYTES
@@ -35,6 +36,7 @@ from transport.regions import (
     Outbox,
     Region,
     Side,
+    as_one,
     region_of,
     shared_memory,
 )
@@ -593,7 +595,13 @@ def test_a_block_is_used_as_it_was_handed_over(sides: Sides) -> None:
 
 
 @pytest.mark.parametrize(
-    "packed", [b"x", struct.pack("<I", 0), struct.pack("<I", 9), struct.pack("<II", 1, 1)]
+    "packed",
+    [
+        b"x",
+        struct.pack("<I", 1),
+        *(struct.pack("<Q", each) for each in (0, 9, 1 | 1 << 32)),
+        struct.pack("<QQ", 1, 1),
+    ],
 )
 def test_only_lent_blocks_are_returned_and_once(sides: Sides, packed: bytes) -> None:
     assert sides.place([b"x"], 1) == 1
@@ -674,3 +682,141 @@ def test_a_common_region_that_may_shrink_is_not_mapped(sides: Sides, seals: int)
         sides.hand_over(struct.pack("<IQB", 1, MIB, 2), descriptor)
         with pytest.raises(RemoteProtocolError, match="seals"):
             sides.inbox.whole(1, is_common=True)
+
+
+def published(nbytes: int = MIB) -> tuple[NDArray[Any], Region]:
+    memory = Region.allocate(nbytes, is_published=True)
+    found = region_of(memory.data)
+    assert found is not None
+    return memory, found[0]
+
+
+def lend(sides: Sides, part: NDArray[Any], start: int) -> NDArray[Any]:
+    """Send a part of a published region as an answer, and return the view of the reader."""
+    number, unit = PLACE.unpack(sides.outbox.place([part.data], part.nbytes, False))
+    assert unit * 64 == start
+    sides.inbox.take(number, start, part.nbytes)
+    (view,) = sides.inbox.lend(
+        number, start, [TensorSpec(FLOATS, (part.nbytes // 4,), 0, part.nbytes)], part.nbytes
+    )
+    return view
+
+
+def test_a_published_range_is_lent_until_its_last_reader_returns_it(sides: Sides, small: Sides) -> None:
+    memory, region = published()
+    memory[:] = 1
+    views = [lend(each, memory[4096:8192], 4096) for each in (sides, sides, small)]
+    assert sides.outbox.held_bytes == 0
+    assert region.loans == {(4096, 8192): 3}
+    assert region.is_lent(8191, 9000)
+    assert not region.is_lent(8192, 9000)
+    assert not region.is_lent(0, 4096)
+    for left in (2, 1, 0):
+        view = views.pop()
+        assert not view.flags.writeable
+        part = view[5:]
+        del view
+        assert not small.inbox.returned
+        del part
+        for each in (sides, small):
+            each.outbox.freed(each.inbox.take_returned())
+        assert region.loans == ({(4096, 8192): left} if left else {})
+    assert not region.is_lost
+
+
+def test_a_loan_of_an_ended_link_is_never_returned(sides: Sides) -> None:
+    memory, region = published()
+    view = lend(sides, memory[:4096], 0)
+    sides.outbox.close()
+    sides.inbox.close()
+    assert region.is_lost
+    assert region.is_lent(0, 1)
+    memory[4096:] = 7
+    assert not view.any()
+
+
+def test_a_copied_loan_is_returned_at_its_place(sides: Sides) -> None:
+    memory, region = published()
+    number, _ = PLACE.unpack(sides.outbox.place([memory[128:256].data], 128, False))
+    sides.inbox.take(number, 128, 128)
+    sides.inbox.give_back(number, 128, 128)
+    sides.outbox.freed(sides.inbox.take_returned())
+    assert not region.loans
+
+
+@pytest.mark.parametrize("at", [0, 64, 1 << 20])
+def test_a_loan_is_returned_once_and_at_its_place(sides: Sides, at: int) -> None:
+    memory, _ = published()
+    number, _ = PLACE.unpack(sides.outbox.place([memory[64:128].data], 64, False))
+    packed = struct.pack("<Q", number | at // 64 << 32)
+    if at == 64:
+        sides.outbox.freed(packed)
+    with pytest.raises(RemoteProtocolError, match="freed"):
+        sides.outbox.freed(packed)
+
+
+@pytest.mark.parametrize(("start", "total"), [(MIB, 64), (MIB - 64, 65), (0, MIB + 1), (0, 0)])
+def test_a_loan_outside_of_its_region_ends_the_link(sides: Sides, start: int, total: int) -> None:
+    memory, _ = published()
+    number, _ = PLACE.unpack(sides.outbox.place([memory[:64].data], 64, False))
+    with pytest.raises(RemoteProtocolError, match="in a region of"):
+        sides.inbox.take(number, start, total)
+
+
+def test_a_request_from_a_published_region_and_an_answer_from_a_kept_one_are_copied(sides: Sides) -> None:
+    memory, region = published()
+    kept = Region.allocate(MIB)
+    assert sides.outbox.place([memory.data], MIB)
+    assert sides.outbox.place([kept.data], MIB, False)
+    assert sides.outbox.held_bytes == 2 * MIB
+    assert not region.loans
+
+
+def test_neighbours_in_a_region_are_one_array_which_keeps_their_loans(sides: Sides) -> None:
+    memory, region = published()
+    memory.view(np.float32)[:] = np.arange(MIB // 4)
+    views = [lend(sides, memory[start : start + 4096], start) for start in (4096, 8192, 12288)]
+    assert as_one([views[0], views[2]]) is None
+    assert as_one([views[1], views[0]]) is None
+    assert as_one([views[0], np.ones(4, np.float32)]) is None
+    assert as_one([np.ones(4, np.float32)]) is None
+    whole = as_one([views[0][16:], *views[1:]])
+    assert whole is not None
+    assert type(whole) is np.ndarray
+    assert not whole.flags.writeable
+    np.testing.assert_array_equal(whole, np.arange(1024 + 16, 4096))
+    part = whole.reshape(-1, 16)[3]
+    views.clear()
+    del whole
+    assert not sides.inbox.returned
+    assert region.is_lent(4096, 16384)
+    del part
+    sides.outbox.freed(sides.inbox.take_returned())
+    assert not region.loans
+
+
+@pytest.mark.parametrize("order", [(4096, 128), (128, 4096)])
+def test_the_longest_of_several_loans_from_one_start_ends_last(sides: Sides, order: tuple[int, int]) -> None:
+    memory, region = published()
+    views = {size: lend(sides, memory[64 : 64 + size], 64) for size in order}
+    for size, is_lent in ((128, True), (4096, False)):
+        del views[size]
+        gc.collect()
+        sides.outbox.freed(sides.inbox.take_returned())
+        assert region.is_lent(4000, 4096) == is_lent
+    assert not region.loans
+
+
+def test_a_reader_that_keeps_every_loan_gets_copies_after_many(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transport.regions.MOST_LOANS", 3)
+    memory, region = published()
+    views = [lend(sides, memory[:4096], 0) for _ in range(3)]
+    assert not sides.outbox.may_lend(region)
+    sides.outbox.place([memory[:4096].data], 4096, False)
+    assert sides.outbox.held_bytes > 0
+    assert region.loans == {(0, 4096): 3}
+    views.pop()
+    sides.outbox.freed(sides.inbox.take_returned())
+    assert sides.outbox.may_lend(region)

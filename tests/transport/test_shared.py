@@ -602,7 +602,7 @@ async def test_a_large_message_in_memory_does_not_pass_one_in_the_stream() -> No
             near.send_nowait(Message(type="note", tensors=(np.full(MIB, number, np.uint8),)))
             if number == 1:
                 assert near._conversation.queuing
-                near._outbound.freed(struct.pack("<I", 1))
+                near._outbound.freed(struct.pack("<Q", 1))
         assert [(await far.receive()).tensors[0][0] for _ in range(3)] == [0, 1, 2]
 
 
@@ -718,7 +718,7 @@ def placed(kind: int, block: int, start: int = 0, described: bytes = b"\x09\x01\
         (placed(REQUEST, 1, 1 << 31), "not handed over"),
         (head(REQUEST, 1, encode(("ask", b"", b"")), 4, PLACED) + b"abcd", "nothing is shared"),
         (head(REQUEST, 1, b"ab", 0, PLACED), "nothing is shared"),
-        (head(FREED, 0, struct.pack("<I", 1), 0), "was not lent"),
+        (head(FREED, 0, struct.pack("<Q", 1), 0), "was not lent"),
         (head(FREED, 0, b"abc", 0), "no numbers of blocks"),
         (head(DROPPED, 0, struct.pack("<I", 1), 0), "was not free"),
     ],

@@ -27,11 +27,16 @@ TILE = 1 << 16
 
 
 @exact
-def _sgd(like, n, values, gradient, rates, decay):
+def _sgd(like, n, values, into, gradient, rates, decay):
     p, g = floats(values, n, like), floats(gradient, n, like)
     number = p.dtype.type
     # Rounded to the type of the arrays first, as NumPy does with a Python number.
     rate, shrink = number(rates[0]), number(decay)
+    if into != 0:
+        new = floats(into, n, like)
+        for i in range(n):
+            new[i] = p[i] - g[i] * rate
+        return
     # Without decay nothing is added, as in `Rule.apply`, because `p * 0` of an infinite value is NaN.
     if decay != 0:
         for i in range(n):
@@ -177,7 +182,8 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
         kind: `SGD`, `MOMENTUM`, `NESTEROV`, `ADAGRAD`, or `ADAM` for both `Adam` and `AdamW`.
         like: Any number of the arrays' type.
         shards: int64 (shards, 5): number of values; addresses of the values and of up to two arrays of state;
-            start of the shard's gradient in each push, in values.
+            start of the shard's gradient in each push, in values. With plain SGD and one push, the first
+            array of state, if there is one, gets the new values, and the old ones stay.
         gradients: int64 (pushes): addresses.
         constants: float64 (6): weight decay; then the momentum, or epsilon, or Adam's beta1, 1 - beta1,
             beta2, 1 - beta2 and epsilon.
@@ -206,7 +212,7 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
                     push += 4
                     continue
                 if kind == SGD:
-                    _sgd(like, n, p, g, mine, constants[0])
+                    _sgd(like, n, p, s if first != 0 else 0, g, mine, constants[0])
                 elif kind == MOMENTUM:
                     _momentum(like, n, p, s, g, mine, constants)
                 elif kind == NESTEROV:

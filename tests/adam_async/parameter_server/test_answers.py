@@ -1,6 +1,7 @@
 """Answers with values that wait for room: each value is the one of its version, also beside batches."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,10 +114,12 @@ async def test_a_pull_that_waits_for_room_beside_sums_has_the_values_of_its_vers
 class HeldRequest:
     """A request for which the budgets have no room until the test says so."""
 
+    link = SimpleNamespace(shares=False)
+
     def charge(self, nbytes, then):
         self.go_on = then
 
-    def reply(self, message):
+    def reply(self, message, *, lent):
         self.versions = unpack(message, Values).versions
 
     def fail(self, code, text):
@@ -125,7 +128,7 @@ class HeldRequest:
 
 def test_an_answer_that_waits_for_room_is_sent_after_the_batch_and_refused_once_its_shards_have_left():
     torn = True
-    answers = Answers(BufferPool(), [Sgd()], lambda: None, lambda: torn, spawn=lambda *_: None)
+    answers = Answers(BufferPool(), [Sgd()], lambda: None, lambda: torn, lambda *_: None, lambda _: None)
     shards = (shard_of(0),)
     first, second, third = (HeldRequest() for _ in range(3))
     answers.perform([SendValues(request, shards) for request in (first, second, third)], None)

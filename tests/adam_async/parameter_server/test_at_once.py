@@ -1,5 +1,6 @@
 """The short way of a push against the long one: equal values, numbers and counts, and nothing for misfits."""
 
+import math
 from copy import deepcopy
 from dataclasses import dataclass, field
 from random import Random
@@ -38,6 +39,8 @@ class Wire:
     closed: bool = False
     max_message_bytes: int = 1 << 20
     takes_lent: bool = True
+    shares: bool = False
+    lend_bytes: float = math.inf
     peer: str = "client:a"
 
     def abort(self):
@@ -88,6 +91,7 @@ class Server:
             None,
             lambda request, push: self.short.take(request, push, charged=True),
             lambda: self.drains.append(1),
+            lambda _: None,
         )
         self.applier = Applier(rule, self.specs, DTYPE)
         self.tell(ReplicasChanged({Replica(0): 1, Replica(1): 1}))

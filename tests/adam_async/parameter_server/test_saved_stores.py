@@ -28,7 +28,7 @@ class HeldRequest:
     def charge(self, nbytes, then):
         self.charged, self.go_on = nbytes, then
 
-    def reply(self, message):
+    def reply(self, message, *, lent=False):
         self.answer = message
 
 

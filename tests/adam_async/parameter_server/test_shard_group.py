@@ -1,7 +1,12 @@
 """Shards that share memory and tables have the bits and counts of shards that share nothing."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adam_async.messages import Pull, Pushed, Ticked
 from adam_async.model.rules import Adagrad, Adam, Sgd
@@ -16,7 +21,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.gradients import read_gradients
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import MOST_LOST, SHEETS, Shard, Sheet, leave_lent
 from adam_async.parameter_server.shard_group import ShardGroup, count_groups, versions_of
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
@@ -25,6 +30,8 @@ from adam_async.run.group_ranges import has_groups, name_groups
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
+from transport import Region
+from transport.regions import region_of
 
 SIZES = (3, 1, 5, 2, 2048, 4)
 RULES = [Sgd(), Sgd(momentum=0.9), Adagrad(), Adam()]
@@ -231,3 +238,139 @@ def test_a_store_makes_no_group_of_unknown_repeated_or_mixed_shards():
     assert state.bundle.group((0, 2, 4)) is state.bundle.group((0, 2, 4))
     for numbers in ((0, 1), (0, 0), (0, 6), ()):
         assert state.bundle.group(numbers) is None
+
+
+class Family:
+    """Shards in two groups and in one of all, whose values readers borrow and pushes change."""
+
+    def __init__(self):
+        self.shards = own_shards(specs_of((1024, 2048, 1024)), [Sgd()])
+        self.memory = self.shards[0].memory
+        self.groups = [ShardGroup(self.shards), ShardGroup(self.shards[:2]), ShardGroup(self.shards[2:])]
+        self.applier = Applier(Sgd(), specs_of((1024, 2048, 1024)), "float64")
+        self.loans = []
+        """Region, range, view and a copy of each loan."""
+        self.expected = np.zeros(4096)
+
+    def publish(self):
+        if len(self.memory.sheets) < 2:
+            array = Region.allocate(4096 * 8, is_published=True)
+            self.memory.sheets.append(Sheet(array.view(np.float64), region_of(array.data)[0]))
+
+    def borrow(self, group):
+        group.renew()
+        if group.flat is not None and group.sheet is not None and group.sheet.region is not None:
+            lent = group.begin * 8, group.end * 8
+            group.sheet.region.loans[lent] += 1
+            self.loans.append((group.sheet.region, lent, group.flat, group.flat.copy()))
+
+    def give_back(self, number, is_lost):
+        region, lent, _, _ = self.loans[number]
+        if is_lost:
+            region.is_lost = True
+        else:
+            region.give_back(lent)
+            del self.loans[number]
+
+    def push(self, group, is_short):
+        group.renew()
+        sheet, gradient = group.next_sheet() if is_short else None, np.ones(group.size)
+        if not is_short:
+            leave_lent(group)
+            group.renew()
+        elif sheet is not None and group.flat is not None:
+            assert self.applier.step(group, sheet.values[group.begin : group.end], gradient, 1.0)
+            group.move(sheet, with_values=False)
+            gradient = None
+        elif sheet is not None:
+            group.move(sheet, with_values=True)
+        if gradient is not None:
+            self.applier.batches.apply(group.strips, [gradient], [1.0])
+        self.expected[group.begin : group.end] -= 1
+
+    def check(self):
+        for _, _, view, copy in self.loans:
+            np.testing.assert_array_equal(view, copy)
+        for shard in self.shards:
+            end = shard.offset + len(shard.values)
+            np.testing.assert_array_equal(shard.values, self.expected[shard.offset : end])
+        for group in self.groups:
+            group.renew()
+            values = self.expected[group.begin : group.end]
+            np.testing.assert_array_equal(np.concatenate(group.flats), values)
+            assert group.flat is None or np.array_equal(group.flat, values)
+        assert len(self.memory.sheets) <= 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["push", "batch", "borrow", "return", "lose"]), st.integers(0, 5)),
+        max_size=40,
+    )
+)
+def test_no_value_changes_while_a_reader_has_it_and_no_push_is_lost(events):
+    family = Family()
+    for event, number in events:
+        group = family.groups[number % 3]
+        family.publish()
+        if event in ("push", "batch"):
+            family.push(group, event == "push")
+        elif event == "borrow":
+            family.borrow(group)
+        elif family.loans:
+            family.give_back(number % len(family.loans), event == "lose")
+        family.check()
+
+
+def test_neighbours_that_are_pushed_one_after_the_other_come_to_one_sheet():
+    family = Family()
+    _, first, second = family.groups
+    for _ in range(2):
+        family.publish()
+    family.push(second, True)
+    for _ in range(3):
+        for group in (first, second):
+            family.push(group, True)
+            family.borrow(group)
+        assert first.sheet is second.sheet is not family.memory.private
+        for _ in range(2):
+            family.give_back(0, False)
+
+
+def test_private_memory_that_no_shard_uses_is_freed():
+    family = Family()
+    private = weakref.ref(family.memory.private.values)
+    for _ in range(2):
+        family.publish()
+    family.push(family.groups[1], True)
+    assert private() is not None
+    family.push(family.groups[2], True)
+    family.groups.pop(0)
+    gc.collect()
+    assert private() is None
+
+
+def test_readers_that_die_with_values_of_shards_that_no_push_moves_fill_no_memory():
+    family, shards = Family(), own_shards(specs_of((512,) * 8), [Sgd()])
+    family.shards, family.memory = shards, shards[0].memory
+    family.groups = [ShardGroup([shard]) for shard in shards]
+    regions = []
+    for group in family.groups:
+        for _ in range(2):
+            before = len(family.memory.sheets)
+            if family.memory.may_publish():
+                family.publish()
+            regions += [weakref.ref(each.region) for each in family.memory.sheets[before:]]
+        family.push(group, True)
+        family.borrow(group)
+        while family.loans:
+            family.give_back(0, True)
+            family.loans.pop()
+        family.memory.next_sheet(group.sheet, group.begin, group.end)
+    gc.collect()
+    assert sum(each() is not None for each in regions) <= SHEETS + MOST_LOST
+    for group in family.groups * 3:
+        family.push(group, True)
+    gc.collect()
+    family.push(family.groups[0], True)
+    assert family.memory.may_publish()

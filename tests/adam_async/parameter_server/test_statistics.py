@@ -62,7 +62,7 @@ class Asked:
     def charge(self, nbytes, then):
         then()
 
-    def reply(self, message):
+    def reply(self, message, *, lent=False):
         self.text = bytes(message.tensors[0])
 
 

@@ -28,6 +28,7 @@ from adam_async.persistence.records import FlushSettings
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.config import Waits
 from adam_async.runtime.machine import ProcessMemory
+from tests.simulation.pool import SimulatedPool
 from tests.simulation.scenario import Ledger, Node, World, takes_at_once
 from tests.simulation.scenarios.bundle_watch import BundleWatch, numerics_of
 from tests.simulation.scenarios.disk_watch import DiskWatch
@@ -54,8 +55,9 @@ LINKS = LinkConfig(
     link_budget_bytes=1 << 20,
 )
 
-PLACE_BYTES, SHARED_BYTES = 256, 256 << 10
-"""Smallest payload that travels in shared memory, and most memory of one side of a link, in bytes."""
+PLACE_BYTES, LEND_BYTES, SHARED_BYTES = 256, 64, 256 << 10
+"""Smallest payloads that are copied into shared memory, and that are lent there, and most memory of one side
+of a link, in bytes."""
 
 MEMORY_BYTES = 24 << 20
 """Maximum number of bytes that the links of one machine hold for their peers together."""
@@ -78,7 +80,9 @@ def network_of(
 ) -> TcpNetwork:
     """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
     if node.is_beside_others:
-        links = dataclasses.replace(links, link="auto", place_bytes=PLACE_BYTES, shared_bytes=SHARED_BYTES)
+        links = dataclasses.replace(
+            links, link="auto", place_bytes=PLACE_BYTES, lend_bytes=LEND_BYTES, shared_bytes=SHARED_BYTES
+        )
     return TcpNetwork(
         token=token,
         entropy=node.entropy,
@@ -210,6 +214,7 @@ class Cluster:
                 copies=copies_path_of(node) if self._is_apart else None,
                 disk=disk,
                 at_once=takes_at_once(incarnation),
+                make_memory_pool=SimulatedPool,
             )
             self.bundles.started(server, (node.name, incarnation))
             async with server:

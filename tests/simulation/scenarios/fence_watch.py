@@ -1,6 +1,7 @@
 """Asks the bundles of a simulated run for their groups after each loss, and checks that answers are final."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 from adam_async.messages import ReadGroupSets, read_group_sets
@@ -21,6 +22,7 @@ class _Question:
     def __init__(self, answered: Callable[[Message], None]) -> None:
         self._answered = answered
         self.is_open = True
+        self.link = SimpleNamespace(shares=False)
 
     def charge(self, nbytes: int, then: Callable[[], object]) -> None:
         then()
