@@ -96,7 +96,7 @@ class Memory(Protocol):
 class Blocks(Protocol):
     """The shared memory of the peer: the part of an `Inbox` that a decoder uses."""
 
-    def take(self, number: int, start: int, total: int) -> memoryview:
+    def take(self, number: int, start: int, total: int, *, is_reply: bool = True) -> memoryview:
         """Return the bytes of a region that a frame names."""
 
     def give_back(self, number: int, total: int, start: int = 0) -> None:
@@ -535,7 +535,7 @@ class FrameDecoder:
         read = remembered_layout if len(described) <= REMEMBERED_BYTES else read_layout
         _, specs, total, tensor_bytes, _ = read(described, self._max_message_bytes)
         start = units * ALIGNMENT
-        payload = self.inbox.take(region, start, total)
+        payload = self.inbox.take(region, start, total, is_reply=kind == REPLY)
         registered = self.registered.get(request_id) if kind == REPLY else None
         tensors: tuple[Tensor, ...] = ()
         if self._discards:

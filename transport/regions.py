@@ -262,7 +262,7 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
     owner: object = parts[0]
     while isinstance(owner, np.ndarray):
         owner = owner.base
-    if not isinstance(owner, mmap.mmap | memoryview):
+    if not isinstance(owner, mmap.mmap):
         return None
     end = begin = _address(parts[0])
     for part in parts:
@@ -491,17 +491,23 @@ class Outbox:
             block.free.append(block)
 
     def drop_idle(self, now: float) -> bytes:
-        """Drop the free blocks if no payload was placed for `IDLE_S`, and return their packed numbers."""
+        """Drop regions that have been freed, and the free blocks if no payload was placed for `IDLE_S`.
+
+        Returns their packed numbers. No frame that names one may wait for the stream.
+        """
+        numbers = [number for number, (region, _, _) in self._kept.items() if region() is None]
+        for number in numbers:
+            del self._kept[number]
         if self._has_placed:
             self._has_placed, self._idle_since = False, now
         idle = [block for free in self._free.values() for block in free]
-        if not idle or now < self._idle_since + IDLE_S:
-            return b""
-        self._forget(idle)
-        nbytes = sum([block.size for block in idle])
-        self.held_bytes -= nbytes
-        self._allowance.take(-nbytes)
-        return b"".join([_NUMBER.pack(block.number) for block in idle])
+        if idle and now >= self._idle_since + IDLE_S:
+            self._forget(idle)
+            nbytes = sum([block.size for block in idle])
+            self.held_bytes -= nbytes
+            self._allowance.take(-nbytes)
+            numbers += [block.number for block in idle]
+        return b"".join(map(_NUMBER.pack, numbers))
 
     def _forget(self, blocks: Sequence[_Block]) -> None:
         for block in blocks:
@@ -514,6 +520,8 @@ class Outbox:
             region.is_lost = True  # the peer may read on
         self._loans.clear()
         self._blocks.clear()
+        for free in self._free.values():
+            free.clear()  # each block knows its list
         self._free.clear()
         self._taken.clear()
         self._kept.clear()
@@ -549,8 +557,11 @@ class Inbox:
         self.returned: deque[int] = deque()
         self.returned_bytes = 0
 
-    def take(self, number: int, start: int, total: int) -> memoryview:
+    def take(self, number: int, start: int, total: int, *, is_reply: bool = True) -> memoryview:
         """Return bytes of a region that a frame names, to read; a block until `give_back` or `lend`.
+
+        Args:
+            is_reply: Whether the frame is a reply; only these are loans.
 
         Raises:
             RemoteProtocolError: The region is too short, or was not handed over, or is a block in use.
@@ -559,6 +570,8 @@ class Inbox:
         region = self._known(number)
         if number in self._common:
             raise RemoteProtocolError("region", f"a payload in the common region {number}")
+        if number in self._published and not is_reply:
+            raise RemoteProtocolError("region", f"no reply, and a payload in the published region {number}")
         if number in self._read:
             raise RemoteProtocolError("region", f"block {number} comes again before it was returned")
         is_kept = number in self._kept

@@ -150,7 +150,9 @@ class SharedLink(StreamLink):
 
     def _tick(self, now: float) -> float:
         self._return_blocks()
-        if self._writing and not self._transport.is_closing() and (idle := self._outbound.drop_idle(now)):
+        # Frames in the queue may name regions.
+        can_write = self._writing and not self._conversation.queuing and not self._transport.is_closing()
+        if can_write and (idle := self._outbound.drop_idle(now)):
             self._write_small(head(DROPPED, 0, idle, 0))
         return super()._tick(now)
 

@@ -155,6 +155,11 @@ class ShortWay:
         """End all lanes: the store leaves the server."""
         self._lanes.clear()
 
+    def forget_places(self) -> None:
+        """Forget where the values of the lanes are."""
+        for lane in self._lanes.values():
+            lane.group.forget()
+
     def links_closed(self) -> None:
         """End the lanes of closed links."""
         for key in [key for key in self._lanes if key[0].closed]:
@@ -202,8 +207,10 @@ class ShortWay:
         tensors = request.message.tensors
         sheet = None
         if (memory := group.memory) is not None and (memory.sheets or memory.moves):
-            group.renew()
             sheet = group.next_sheet() if is_free else None
+            if is_free and not group.may_lend:
+                group.leave_lent()
+            group.renew()
         is_apart = sheet is not None and lane.is_plain and lane.is_flat and group.flat is not None
         gradients = None if lane.is_flat else _parts_of(lane, push, request)
         if not lane.is_flat:

@@ -208,6 +208,11 @@ class Bundle:
         """Forget the groups of shards: their tables have been replaced."""
         self._groups.clear()
 
+    def forget_places(self) -> None:
+        """Forget where the values of groups are."""
+        for group in self._groups.values():
+            group.forget()
+
     def share_equal_tables(self) -> None:
         """Let shards with equal tables share them, after a load shard by shard or in several pieces."""
         share_equal_tables(self.shards.values())

@@ -87,7 +87,6 @@ from adam_async.parameter_server.shard import (
     Shard,
     ShardTables,
     Sheet,
-    leave_lent,
     set_vectors,
 )
 from adam_async.parameter_server.shard_group import ShardGroup
@@ -231,9 +230,12 @@ class ServedStore:
             program=bool(store.program),
         )
         self.state.bundle.keeps_pins = host.pins is not None
-        for shard in shards if not store.has_log else ():
-            if shard.memory is not None:
-                shard.memory.lacks_sheets = True
+        # Only pushes on the short way move values to sheets.
+        is_short = host.at_once and not any(each.may_refuse for each in self._appliers.values())
+        self._memories = list({id(m): m for shard in shards if (m := shard.memory) is not None}.values())
+        """Memory of each rule and type."""
+        for memory in self._memories:
+            memory.lacks_sheets, memory.forget = is_short and store.sheets > 1, self._forget_places
         self._set_vectors()
         self._known_vectors: tuple[VectorRecord, ...] | None = None
         """Vectors that the log has from this primary; None if it has none yet."""
@@ -355,26 +357,35 @@ class ServedStore:
 
     def _publish(self, group: ShardGroup, link: Link) -> None:
         """Begin to allocate the sheets on which readers of this host find values; until then they copy."""
-        memory = group[0].memory
+        memory = group.memory
         assert memory is not None
-        for applier in self._appliers.values():
-            applier.batches.forget()  # addresses in lost sheets
-        if not memory.may_publish():
+        if memory.allocates or not memory.may_publish():
             return
-        memory.lacks_sheets = False
+        memory.lacks_sheets, memory.allocates = False, True
         self._host.spawn(f"sheets-{self.store.id}-{self.home}", self._allocate_sheets(memory, link))
 
     async def _allocate_sheets(self, memory: FamilyMemory, link: Link) -> None:
         values = memory.private.values
+        nbytes, dtype = values.nbytes, values.dtype
+        del values  # pushes may leave it meanwhile
         try:
             async with self._host.make_memory_pool(threads=1, name=f"{self._host.node}-sheets") as pool:
-                while len(memory.sheets) < SHEETS:
-                    found = await pool.run(partial(link.publish, values.nbytes))
+                while len(memory.sheets) < SHEETS and memory.may_publish() and not self._is_over:
+                    found = await pool.run(partial(link.publish, nbytes))
                     region = region_of(found.data)
                     assert region is not None
-                    memory.sheets.append(Sheet(found.view(values.dtype), region[0]))
+                    memory.sheets.append(Sheet(found.view(dtype), region[0]))
         except (OSError, RuntimeError, WaitTimedOut) as error:
             logger.warning("%s copies the values of store %s: %s", self._host.node, self.store.id, error)
+        finally:
+            memory.allocates = False
+
+    def _forget_places(self) -> None:
+        """Forget where values are: all of these keep memory that no shard uses any more."""
+        self.state.bundle.forget_places()
+        self.short.forget_places()
+        for applier in self._appliers.values():
+            applier.batches.forget()
 
     def _changed(self, shards: Sequence[Shard], updates: int) -> None:
         if self._saver is not None:
@@ -937,10 +948,8 @@ class ServedStore:
                 begin = self._host.timeline.clock() if self._host.timeline is not None else 0.0
                 self._work = begin_work(batch, self._applier_of, begin)
                 state.bundle.keep(self._work.shards)
-            # Before each piece of a sum, because readers may borrow the values of other shards between two.
-            leave_lent(self._work.shards[len(self._work.work.finite) :])
-            if isinstance(self._work.shards, ShardGroup):
-                self._work.shards.renew()
+            if any(memory.moves for memory in self._memories):
+                self._work.leave_lent()
             room -= self._step(state, self._work, room)
             if self._copy is not None and state.bundle.taken is None:
                 self._copy.work_done()

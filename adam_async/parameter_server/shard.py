@@ -9,6 +9,7 @@ that are always pushed together share tables (`shard_group.py`).
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -254,6 +255,8 @@ class Sheet:
     values: NDArray[Any]
     region: Region | None = None
     """Region of the values, if processes of this host read them there."""
+    shards: int = 0
+    """Number of shards whose values lie here."""
 
     def is_lent(self, begin: int, end: int) -> bool:
         """Return whether another process reads some of these values, which may not change meanwhile."""
@@ -279,24 +282,30 @@ class FamilyMemory:
     """The rule's arrays that are as long as the values."""
     counts: Mapping[str, NDArray[Any]]
     """The rule's arrays with one number per shard."""
-    shards: int
-    """Number of shards."""
+    zeros: Callable[[], NDArray[Any]]
+    """Allocates private memory."""
     sheets: list[Sheet] = field(default_factory=list)
     """Published sheets."""
     lacks_sheets: bool = False
     """Whether a reader of this host makes the server allocate sheets."""
+    allocates: bool = False
+    """Whether the server allocates sheets now."""
     moves: int = 0
     """Number of times that shards came to another sheet."""
+    forget: Callable[[], None] = lambda: None
+    """Called to forget all places of values, because memory is about to be freed."""
     _preferred: Sheet | None = field(default=None, init=False)
     """Sheet to which the shards of the newest push went."""
     _leader: int | None = field(default=None, init=False)
     """Index of the first value of the shards that choose it."""
+    _left: list[Sheet] = field(default_factory=list, init=False)
+    """Lost sheets with values of shards."""
     _lost: list[weakref.ref[Region]] = field(default_factory=list, init=False)
     """Lost regions that shards or other readers still have."""
-    _private_shards: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._private_shards = self.shards
+    def is_lent(self, begin: int, end: int) -> bool:
+        """Return whether other processes may read some of these values, on any sheet of a shard."""
+        return any(sheet.shards and sheet.is_lent(begin, end) for sheet in (*self.sheets, *self._left))
 
     def next_sheet(self, here: Sheet | None, begin: int, end: int) -> Sheet | None:
         """Return the sheet for the next values of some neighbours; None if they may change where they are.
@@ -306,12 +315,9 @@ class FamilyMemory:
             begin: Index of the first value.
             end: Index after the last one.
         """
-        lost = [each.region for each in self.sheets if each.region is not None and each.region.is_lost]
+        lost = [each for each in self.sheets if each.region is not None and each.region.is_lost]
         if lost:
-            # Loans of a lost link never end.
-            self.sheets = [sheet for sheet in self.sheets if sheet.region not in lost]
-            self._lost += map(weakref.ref, lost)
-            self.lacks_sheets = True
+            self._lose(lost)
         if not self.sheets and here is self.private:
             return None
         free = [sheet for sheet in self.sheets if sheet is not here and not sheet.is_lent(begin, end)]
@@ -327,6 +333,16 @@ class FamilyMemory:
             return None
         return free[0] if free else self.private
 
+    def _lose(self, lost: Sequence[Sheet]) -> None:
+        """Use sheets no more whose loans never end, because their links have ended."""
+        self.sheets = [sheet for sheet in self.sheets if sheet not in lost]
+        self._lost += [weakref.ref(sheet.region) for sheet in lost if sheet.region is not None]
+        self._left += [sheet for sheet in lost if sheet.shards]
+        if self._preferred in lost:
+            self._preferred = None
+        self.lacks_sheets = True
+        self.forget()
+
     def may_publish(self) -> bool:
         """Return whether a server may allocate sheets.
 
@@ -338,10 +354,17 @@ class FamilyMemory:
     def moved(self, before: Sheet, after: Sheet) -> None:
         """Note that a shard came to another sheet; memory that no shard uses any more is freed."""
         self.moves += 1
-        self._private_shards += (after is self.private) - (before is self.private)
-        if before is self.private and not self._private_shards:
-            # Pages of new memory exist once they are written.
-            self.private.values = np.zeros(len(before.values), before.values.dtype)
+        before.shards -= 1
+        after.shards += 1
+        if before.shards or before in self.sheets:
+            return
+        if before is not self.private:
+            self._left = [sheet for sheet in self._left if sheet is not before]
+        else:
+            # Pages of new memory exist once they are written. Without memory the old one stays.
+            with suppress(MemoryError):
+                before.values = self.zeros()
+        self.forget()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -483,12 +506,13 @@ class Shard:
 def leave_lent(shards: Iterable[Shard]) -> None:
     """Move the values that other processes read before they change; copies only these."""
     for shard in shards:
-        if shard.memory is not None and shard.sheet is not None:
-            begin, end = shard.offset, shard.offset + len(shard.values)
-            if shard.sheet.is_lent(begin, end):
-                sheet = shard.memory.next_sheet(shard.sheet, begin, end)
-                assert sheet is not None, "lent values lie where they may not change"
-                shard.move(sheet)
+        if shard.memory is None or shard.sheet is None or shard.sheet is shard.memory.private:
+            continue
+        begin, end = shard.offset, shard.offset + len(shard.values)
+        if shard.sheet.is_lent(begin, end):
+            sheet = shard.memory.next_sheet(shard.sheet, begin, end)
+            assert sheet is not None, "lent values lie where they may not change"
+            shard.move(sheet)
 
 
 def set_vectors(shards: Iterable[Shard], vectors: Sequence[VectorRecord]) -> None:

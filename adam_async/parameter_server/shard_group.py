@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from adam_async.messages import OfEach, Part, Push, StepReport, each_of, joined
 from adam_async.messages.group_sets import LossSums
-from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables, Sheet
+from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables, Sheet, leave_lent
 from adam_async.run.group_ranges import with_groups_each
 
 STRIP_VALUES = 1 << 15
@@ -80,7 +80,7 @@ class ShardGroup(tuple[Shard, ...]):
         flat: The values in a row, if the shards follow one another in memory; None otherwise.
         has_counts: Whether a strip copies counts of its shards before and after a rule.
         memory: Memory of the shards; None if each has its own.
-        may_lend: Whether readers of this host may have the values where they lie.
+        may_lend: Whether readers of this host may have the values where they lie; pushes move all of them.
         begin: Index of the first value on a sheet.
         end: Index after the last value there.
         sheet: Sheet of the values; None if they lie on several.
@@ -119,8 +119,8 @@ class ShardGroup(tuple[Shard, ...]):
         group.end = max([shard.offset + len(shard.values) for shard in shards])
         group._view()
         group.has_counts = any(strip.has_counts for strip in group.strips)
-        is_worth_it = len(group) <= MOST_MOVED
-        group.may_lend = is_worth_it and group.memory is not None and group.flat is not None
+        group.may_lend = len(group) <= MOST_MOVED and all(map(_adjoins, group[1:], group))
+        group.may_lend = group.may_lend and group.memory is not None
         group.places = tuple(range(len(shards)))
         group.layouts = {}
         group._tables = None
@@ -139,13 +139,16 @@ class ShardGroup(tuple[Shard, ...]):
                 flat = self.sheet.values[start : start + self.size]
             known = strips, flat
             if memory is not None and self.sheet in memory.sheets:
-                # A compiled rule knows the strips, so those of each published sheet stay.
-                self._views = {each: view for each, view in self._views.items() if each in memory.sheets}
-                self._views[self.sheet] = known
-            else:
-                self._views = {}
+                self._views[self.sheet] = known  # stays, because a compiled rule knows the strips
         self.strips, self.flat = known
         self.flats = tuple([strip.values for strip in self.strips])
+
+    def forget(self) -> None:
+        """Forget where the values are, until `renew`: views keep memory that no shard uses."""
+        self._views.clear()
+        self._moves = -1
+        for name in ("strips", "flats", "flat"):
+            vars(self).pop(name, None)
 
     def renew(self) -> None:
         """Find the values again if shards came to another sheet since."""
@@ -153,8 +156,19 @@ class ShardGroup(tuple[Shard, ...]):
             self._view()
 
     def next_sheet(self) -> Sheet | None:
-        """Return the sheet for the next values; None if they may change where they are."""
-        return None if self.memory is None else self.memory.next_sheet(self.sheet, self.begin, self.end)
+        """Return the sheet for the next values; None if they may change where they are, or one by one."""
+        if self.memory is None or not self.may_lend:
+            return None
+        self.renew()
+        sheet = self.memory.next_sheet(self.sheet, self.begin, self.end)
+        self.renew()
+        return sheet
+
+    def leave_lent(self) -> None:
+        """Move the values that other processes read; see `leave_lent`."""
+        if self.memory is not None and self.memory.is_lent(self.begin, self.end):
+            leave_lent(self)
+        self.renew()
 
     def move(self, sheet: Sheet, *, with_values: bool) -> None:
         """Go on with all values on another sheet; see `Shard.move`."""
@@ -296,15 +310,19 @@ def applied_clock(shards: Sequence[Shard]) -> int:
     return min([shard.applied_clock() for shard in shards], default=0)
 
 
-def _follows(shard: Shard, before: Shard) -> bool:
-    """Return whether a shard comes directly behind another one in the same memory."""
+def _adjoins(shard: Shard, before: Shard) -> bool:
+    """Return whether the place of a shard is directly behind that of another one on a sheet."""
     return (
         shard.memory is not None
         and shard.memory is before.memory
-        and shard.sheet is before.sheet
         and shard.place == before.place + 1
         and shard.offset == before.offset + len(before.values)
     )
+
+
+def _follows(shard: Shard, before: Shard) -> bool:
+    """Return whether a shard comes directly behind another one in the same memory."""
+    return shard.sheet is before.sheet and _adjoins(shard, before)
 
 
 def _strips(shards: Sequence[Shard]) -> list[Strip]:

@@ -20,6 +20,7 @@ import gc
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -78,20 +79,20 @@ def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]
                 size += -size % (ALIGNMENT // item)
             starts.append(size)
             size += spec.size
-        values = aligned_zeros(size, dtype)
+        zeros = partial(aligned_zeros, size, dtype)
         new = rules[rule].new_state((1,), dtype)
         state = {name: aligned_zeros(size, new[name].dtype) for name in rules[rule].state_names}
         for name, array in state.items():
             if new[name].any():
                 array[:] = new[name][0]
         counts = {name: np.repeat(new[name], len(members)) for name in rules[rule].scalar_names}
-        memory = FamilyMemory(Sheet(values), state, counts, len(members))
+        memory = FamilyMemory(Sheet(zeros(), shards=len(members)), state, counts, zeros)
         tables = ShardTables(shards=len(members))
         for at, (spec, start) in enumerate(zip(members, starts, strict=True)):
             part = slice(start, start + spec.size)
             shards[spec.id] = Shard(
                 spec=spec,
-                values=values[part],
+                values=memory.private.values[part],
                 rule_state={
                     **{name: array[part] for name, array in state.items()},
                     **{name: array[at : at + 1] for name, array in counts.items()},

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from adam_async.parameter_server.apply import Applier, Work
 from adam_async.parameter_server.events import Apply, ApplySum, are_all_places
-from adam_async.parameter_server.shard import Shard
+from adam_async.parameter_server.shard import Shard, leave_lent
+from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.vector_steps import work_on_step
 from adam_async.run.shard_table import ShardSpec
 
@@ -24,6 +25,13 @@ class StoreWork:
     """Time of its begin, on the timeline's clock."""
     may_refuse: bool = False
     """Whether the rule may refuse some of the pushes."""
+
+    def leave_lent(self) -> None:
+        """Move the values that other processes read before they change; see `leave_lent`."""
+        if isinstance(self.shards, ShardGroup):
+            self.shards.leave_lent()
+        else:
+            leave_lent(self.shards)
 
     @property
     def outcomes(self) -> Sequence[Sequence[bool]]:

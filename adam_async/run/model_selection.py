@@ -47,7 +47,8 @@ def parameter_bytes(model: RunModel, config: Config) -> int:
     sizes = COMMON + OF_STATE * len(rule.state_names)
     if config.weights != "aliased":
         sizes += OF_REPLICA * config.replicas
-        if config.processes and config.link != "tcp" and config.copies_in_force == 1:
+        has_log = config.copies_in_force > 1 or config.ack == "durable"
+        if config.processes and config.link != "tcp" and not (has_log or config.synchronous):
             sizes += SECOND_SHEET
     return sizes * model.num_parameters * model.dtype.itemsize
 

@@ -310,9 +310,9 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
     def sheets(self) -> int:
         """Number of arrays of values at a server: processes of its host read one while a push writes another.
 
-        With a log, and in place, there is one.
+        There is one in place, and where pushes have no short way: with a log, in bsp, and recorded.
         """
-        return 1 if self.has_log or self.in_place else 2
+        return 1 if self.has_log or self.in_place or self.summed_weight or self.record else 2
 
     @property
     def takes_cuts(self) -> bool:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -820,3 +821,40 @@ def test_a_reader_that_keeps_every_loan_gets_copies_after_many(
     views.pop()
     sides.outbox.freed(sides.inbox.take_returned())
     assert sides.outbox.may_lend(region)
+
+
+def test_a_request_in_a_published_region_ends_the_link(sides: Sides) -> None:
+    memory, _ = published()
+    number, _ = PLACE.unpack(sides.outbox.place([memory[:64].data], 64, False))
+    with pytest.raises(RemoteProtocolError, match="no reply"):
+        sides.inbox.take(number, 0, 64, is_reply=False)
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_region_that_its_program_has_freed_is_dropped_at_both(sides: Sides, is_published: bool) -> None:
+    memory = Region.allocate(MIB, is_published=is_published)
+    number, _ = PLACE.unpack(sides.outbox.place([memory.data], MIB, not is_published))
+    sides.inbox.take(number, 0, MIB)
+    sides.inbox.give_back(number, MIB)
+    assert sides.outbox.drop_idle(0.0) == b""
+    sides.outbox.freed(sides.inbox.take_returned())
+    del memory
+    gc.collect()
+    packed = sides.outbox.drop_idle(0.0)
+    assert packed == struct.pack("<I", number)
+    sides.inbox.dropped(packed)
+    assert not sides.inbox._regions
+    assert sides.outbox.drop_idle(0.0) == b""
+
+
+def test_free_blocks_of_an_ended_link_are_freed_at_once(sides: Sides) -> None:
+    sides.move(bytes(MIB))
+    (block,) = sides.outbox._blocks.values()
+    memory = weakref.ref(block.memory.obj)
+    del block
+    gc.disable()
+    try:
+        sides.outbox.close()
+        assert memory() is None
+    finally:
+        gc.enable()

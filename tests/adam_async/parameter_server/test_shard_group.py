@@ -22,7 +22,7 @@ from adam_async.parameter_server.events import (
 )
 from adam_async.parameter_server.gradients import read_gradients
 from adam_async.parameter_server.shard import MOST_LOST, SHEETS, Shard, Sheet, leave_lent
-from adam_async.parameter_server.shard_group import ShardGroup, count_groups, versions_of
+from adam_async.parameter_server.shard_group import MOST_MOVED, ShardGroup, count_groups, versions_of
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
 from adam_async.run import group_ranges
@@ -247,6 +247,7 @@ class Family:
         self.shards = own_shards(specs_of((1024, 2048, 1024)), [Sgd()])
         self.memory = self.shards[0].memory
         self.groups = [ShardGroup(self.shards), ShardGroup(self.shards[:2]), ShardGroup(self.shards[2:])]
+        self.memory.forget = lambda: [group.forget() for group in self.groups]
         self.applier = Applier(Sgd(), specs_of((1024, 2048, 1024)), "float64")
         self.loans = []
         """Region, range, view and a copy of each loan."""
@@ -374,3 +375,54 @@ def test_readers_that_die_with_values_of_shards_that_no_push_moves_fill_no_memor
     gc.collect()
     family.push(family.groups[0], True)
     assert family.memory.may_publish()
+
+
+def test_groups_that_no_client_uses_any_more_keep_no_memory_that_shards_have_left():
+    family = Family()
+    idle = ShardGroup(family.shards[1:])
+    family.groups.append(idle)
+    for _ in range(2):
+        family.publish()
+    family.push(family.groups[0], True)
+    idle.renew()
+    regions = [weakref.ref(sheet.region) for sheet in family.memory.sheets]
+    privates = []
+    for _ in range(3):
+        for _ in range(3):
+            family.borrow(family.groups[0])
+            family.push(family.groups[0], True)
+        idle.renew()
+        privates.append(weakref.ref(family.memory.private.values))
+        while family.loans:
+            family.give_back(0, False)
+        family.push(family.groups[0], True)
+    family.borrow(family.groups[0])
+    family.give_back(0, True)
+    family.loans.clear()
+    family.push(family.groups[0], True)
+    gc.collect()
+    assert [each() for each in privates] == [None] * 3
+    assert sum(each() is not None for each in regions) == 1
+
+
+def test_a_group_of_many_shards_copies_only_those_that_are_lent():
+    shards = own_shards(specs_of((64,) * (MOST_MOVED + 1)), [Sgd()])
+    whole, some = ShardGroup(shards), ShardGroup(shards[:2])
+    memory = whole.memory
+    array = Region.allocate(memory.private.values.nbytes, is_published=True)
+    memory.sheets.append(Sheet(array.view(np.float64), region_of(array.data)[0]))
+    some.move(some.next_sheet(), with_values=True)
+    whole.renew()
+    assert whole.next_sheet() is None
+    memory.sheets[0].region.loans[0, 8] += 1
+    whole.leave_lent()
+    assert [shard.sheet is memory.private for shard in shards] == [True, False, *[True] * (MOST_MOVED - 1)]
+    assert len(np.concatenate(whole.flats)) == whole.size
+
+
+def test_sheets_for_which_a_group_waits_are_allocated_for_neighbours_on_different_sheets():
+    family = Family()
+    family.publish()
+    family.push(family.groups[1], True)
+    assert ShardGroup(family.shards).flat is None
+    assert ShardGroup(family.shards).may_lend

@@ -160,7 +160,12 @@ def test_a_run_needs_several_times_its_parameters() -> None:
 
     assert parameter_bytes(PHOTOS, IN_PLACE) == 4 * one
     assert parameter_bytes(PHOTOS, COPIES) == 10 * one
-    for more, sizes in (({}, 11), ({"link": "tcp"}, 10), ({"copies": 3, "servers": 3}, 10)):
+    for more, sizes in (
+        ({}, 11),
+        ({"link": "tcp"}, 10),
+        ({"copies": 3, "servers": 3}, 10),
+        ({"consistency": "bsp"}, 10),
+    ):
         processes = Config(weights="copy", replicas=2, processes=True, **more)  # type: ignore[arg-type]
         assert parameter_bytes(PHOTOS, processes) == sizes * one, "shared memory has two sheets of values"
     assert parameter_bytes(PHOTOS, Config(weights="aliased", rule="adam")) == 8 * one

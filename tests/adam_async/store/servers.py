@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,9 +49,18 @@ class StoreServers:
 
 @asynccontextmanager
 async def store_servers(
-    count: int = 3, *, token: str | None = None, waits: Waits = WAITS, rules: Sequence[type[UserRule]] = ()
+    count: int = 3,
+    *,
+    token: str | None = None,
+    waits: Waits = WAITS,
+    rules: Sequence[type[UserRule]] = (),
+    disks: Path | None = None,
 ) -> AsyncIterator[StoreServers]:
-    """Run a controller and parameter servers, which allow some rules, until the end of the block."""
+    """Run a controller and parameter servers, which allow some rules, until the end of the block.
+
+    Args:
+        disks: Folder with one folder for each server; None: they have no disks.
+    """
 
     def place(node, address=""):
         buffers = BufferPool()
@@ -70,9 +80,11 @@ async def store_servers(
         allowed = RuleSource(rules)
         servers = [
             await stack.enter_async_context(
-                parameter_server(place(f"ps-{number}", leader.address), rules=allowed)
+                parameter_server(
+                    place(node, leader.address), rules=allowed, folder=disks / node if disks else None
+                )
             )
-            for number in range(count)
+            for node in [f"ps-{number}" for number in range(count)]
         ]
         for server in servers:
             await server.joined()

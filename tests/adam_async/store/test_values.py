@@ -7,6 +7,7 @@ import tracemalloc
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from adam_async import Adam, ParameterStore, Sgd, StoreError
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import AnyRule
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.shard import SHEETS, FamilyMemory
+from adam_async.parameter_server.shard import MOST_LOST, SHEETS, FamilyMemory
 from adam_async.run.arrays import Factors
 from adam_async.run.shard_table import assign_buckets, shard_table
-from adam_async.run.store_record import NUM_BUCKETS, ArrayRecord
+from adam_async.run.store_record import NUM_BUCKETS, PARAMETERS, ArrayRecord
 from adam_async.store.layout import FactorMessage, StoreLayout
 from adam_async.store.values import MOST_BUFFERS, PushBuffers, PushMessages
+from adam_async.store.vectors import Combine
+from tests.adam_async.runs import until
 from tests.adam_async.store.servers import StoreServers, servers, store_servers
 from transport import Region
 from transport.config import LinkKind
@@ -424,13 +428,13 @@ async def test_a_reader_that_keeps_values_gets_copies_until_it_lets_go() -> None
         kept = [(await store.push_pull(gradients))["w"] for _ in range(6)]
         for number, array in enumerate(kept, 1):
             assert (array == begin - 0.5 * number).all()
-        assert memory.sheets[0].region is not None
+        assert memory.private.shards, "no values went on in private memory while both sheets were lent"
+        del array
         kept.clear()
         for _ in range(3):
             values = await store.push_pull(gradients)
         assert (values["w"] == begin - 0.5 * 9).all()
-        assert any(address_of(values["w"]) for _ in memory.sheets)
-        assert memory._private_shards == 0
+        assert memory.private.shards == 0
 
 
 async def test_values_outlive_their_store_and_later_pushes() -> None:
@@ -505,3 +509,135 @@ async def test_without_memory_for_sheets_values_are_copied(
             values = await store.push_pull(gradients)
         values = await store.push_pull(gradients)
         assert (values["w"] == values["w"][0]).all()
+
+
+# --- values while they are lent --------------------------------------------------------------
+
+
+def memory_of(where: StoreServers, store: ParameterStore) -> FamilyMemory:
+    (state,) = [each for each in where.states() if each.store == store._calls.store.id]
+    memory = next(iter(state.shards.values())).memory
+    assert memory is not None
+    return memory
+
+
+@pytest.mark.parametrize("rule", [Sgd(rate=0.5), Adam(rate=0.5)], ids=repr)
+async def test_pins_and_saved_files_of_lent_values_are_those_of_their_moment(
+    rule: AnyRule, tmp_path: Path
+) -> None:
+    async with store_servers(1, disks=tmp_path) as where, opened(where, rule=rule) as store:
+        gradients = await store.buffers()
+        gradients["w"][:] = 1
+        await published(where, store, gradients)
+        kept = []
+        for number in range(3):
+            kept += [(values := (await store.push_pull(gradients))["w"], values.copy())]
+            before = (await store.pull())["w"].copy()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(store.pin(f"pin-{number}"))
+                group.create_task(store.save(tmp_path / f"file-{number}.safetensors"))
+                pushes = [group.create_task(store.push_pull(gradients)) for _ in range(4)]
+            after = pushes[-1].result()["w"]
+            for found in (
+                (await store.read_pin(f"pin-{number}"))["w"],
+                load_file(tmp_path / f"file-{number}.safetensors")["w"],
+            ):
+                assert (found == found[0]).all(), "it has a part of a push"
+                assert after[0] <= found[0] <= before[0]
+        for values, copy in kept:
+            np.testing.assert_array_equal(values, copy)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_assigned_and_combined_values_leave_those_that_readers_have(count: int) -> None:
+    async with store_servers(count) as where, opened(where, 5 * MIB) as store:
+        gradients = await store.buffers()
+        gradients["w"][:] = 1
+        if count == 1:
+            await published(where, store, gradients)
+        else:
+            for _ in range(20):
+                await store.push_pull(gradients)
+        await store.add_vector("v", like="w")
+        kept = []
+        for number in range(4):
+            kept += [(values := (await store.pull())["w"], values.copy())]
+            await store.assign({"w": np.full(len(values), float(number), np.float32)})
+            kept += [(values := (await store.pull())["w"], values.copy())]
+            await store.step([Combine("v", ((2.0, PARAMETERS),)), Combine(PARAMETERS, ((3.0, "v"),))])
+            values = (await store.push_pull(gradients))["w"]
+            assert (values == 6.0 * number - 0.5).all()
+            kept.append((values, values.copy()))
+        for values, copy in kept:
+            np.testing.assert_array_equal(values, copy)
+
+
+async def test_values_outlive_the_deletion_of_their_store_which_frees_all_others() -> None:
+    async with store_servers(1) as where:
+        async with opened(where) as store:
+            gradients = await store.buffers()
+            gradients["w"][:] = 1
+            memory = await published(where, store, gradients)
+            regions = [weakref.ref(sheet.region) for sheet in memory.sheets]
+            values = (await store.push_pull(gradients))["w"]
+            copy = values.copy()
+            await store.delete()
+            del memory
+            await until(lambda: not where.states())
+            assert (values == copy).all()
+        gc.collect()
+        assert (values == copy).all()
+        assert [each() for each in regions] == [None, None]
+
+
+async def test_a_lost_reader_keeps_its_values_and_its_sheet_is_replaced() -> None:
+    async with store_servers(1) as where, opened(where) as store:
+        gradients = await store.buffers()
+        gradients["w"][:] = 1
+        memory = await published(where, store, gradients)
+        regions = {id(sheet.region): weakref.ref(sheet.region) for sheet in memory.sheets}
+        for _ in range(3):
+            async with ParameterStore.open(where.address, name="s", link="shared") as reader:
+                values = (await reader.pull())["w"]
+                copy = values.copy()
+                link_of(reader).abort()
+                await until(lambda: any(each.region.is_lost for each in memory.sheets))  # type: ignore[union-attr]
+            while any(each.region.is_lost for each in memory.sheets) or len(memory.sheets) < SHEETS:  # type: ignore[union-attr]
+                await store.push_pull(gradients)
+                regions |= {id(sheet.region): weakref.ref(sheet.region) for sheet in memory.sheets}
+            for _ in range(4):
+                await store.push_pull(gradients)
+            np.testing.assert_array_equal(values, copy)
+        gc.collect()
+        assert sum(each() is not None for each in regions.values()) == SHEETS
+        assert len(memory._lost) <= MOST_LOST + 1
+
+
+async def test_sheets_that_are_lost_while_others_are_allocated_are_replaced_once() -> None:
+    async with store_servers(1) as where, opened(where) as store:
+        gradients = await store.buffers()
+        gradients["w"][:] = 1
+        await store.push_pull(gradients)
+        memory, (served,) = memory_of(where, store), where.servers[0].served.values()
+        (group,) = served.state.bundle._groups.values()
+        link = next(each for each in where.servers[0]._traffic.links if isinstance(each, SharedLink))
+        for _ in range(4):
+            memory.lacks_sheets = True
+            served._publish(group, link)
+        await until(lambda: not memory.allocates)
+        assert len(memory.sheets) == SHEETS
+
+
+@pytest.mark.parametrize("options", [{"consistency": "bsp", "replicas": 1}, {"copies": 2}])
+async def test_a_store_whose_pushes_have_no_short_way_gets_no_sheets(options: dict[str, Any]) -> None:
+    async with store_servers(2) as where:
+        arrays = {"w": np.zeros(MIB // 4, np.float32)}
+        opening = ParameterStore.open(where.address, arrays, name="s", link="shared", **options)
+        async with opening as store:
+            for _ in range(4):
+                await store.push_pull({"w": np.ones(MIB // 4, np.float32)})
+            for state in where.states():
+                for shard in state.shards.values():
+                    assert shard.memory is not None
+                    assert not shard.memory.sheets
+                    assert not shard.memory.allocates
