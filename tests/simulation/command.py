@@ -35,6 +35,7 @@ ScenarioName = Literal[
     "pushes",
     "power",
     "vectors",
+    "sheets",
     "cuts",
     "all",
 ]

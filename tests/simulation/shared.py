@@ -23,7 +23,7 @@ from tests.simulation.host import HOST, Host
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import LOOPBACK, Listener, SimulatedNetwork
 from transport.errors import LinkBroken
-from transport.regions import Memory, Side, mapped
+from transport.regions import Memory, Region, Side, mapped, region_of
 from transport.tensors import Tensor
 from transport.unix import UnixListener, UnixSockets
 
@@ -47,7 +47,12 @@ class _Region:
         self.written: NDArray[np.uint8] = np.frombuffer(written, _UINT8)
         self.sent = np.zeros(len(self.written), _UINT8)
         """Bytes of the writer at the last piece of the stream: none yet of a region of the program."""
-        self.read = np.zeros(len(self.sent), _UINT8)
+        # Memory of the kernel: an array there stays the base of its slices, which a lent array must be.
+        self.read = Region.allocate(len(self.written))
+        found = region_of(self.read.data)
+        assert found is not None
+        self.mapped = mapped(found[0].descriptor, len(self.written))
+        """Memory of the reader."""
 
     def changed(self) -> NDArray[np.uint8] | None:
         """Return the present bytes of the writer, if they have changed since the last call."""
@@ -110,7 +115,7 @@ class SimulatedSide(Side):
     def map(self, descriptor: int, nbytes: int, *, is_common: bool) -> Memory:
         if is_common:
             raise LinkBroken("a simulated host has no common regions")
-        return self._known.pop(descriptor).read.data.toreadonly()
+        return self._known.pop(descriptor).mapped
 
     def release(self, descriptor: int) -> None:
         pass

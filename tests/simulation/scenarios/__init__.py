@@ -23,6 +23,8 @@ several scenarios.
     server_faults.py                          faults of servers with copies, also for `training`
 `vectors`: a random program of vectors beside NumPy, with the faults of `power` and links that break
     vectors.py                                the scenario; its program is in `checkers/vector_programs.py`
+`sheets`: values that clients of one host read in place and keep, while clients are lost
+    sheets.py                                 the scenario, and its readers
 `cuts`: a run in bsp whose machines all lose their power
     cuts.py                                   the scenario, on the cluster of `training` with disks
 `training`: a whole cluster learns while controllers, workers, servers and drivers are lost
@@ -51,6 +53,7 @@ from tests.simulation.scenarios.members import MEMBERS
 from tests.simulation.scenarios.power import POWER_CUTS
 from tests.simulation.scenarios.pushes import PUSHES
 from tests.simulation.scenarios.restarts import RESTARTS
+from tests.simulation.scenarios.sheets import SHEETS_OF_STORES
 from tests.simulation.scenarios.training import TRAIN
 from tests.simulation.scenarios.unauthenticated_clients import UNAUTHENTICATED
 from tests.simulation.scenarios.vectors import VECTORS
@@ -68,6 +71,7 @@ SCENARIOS: dict[str, Scenario] = {
         PUSHES,
         POWER_CUTS,
         VECTORS,
+        SHEETS_OF_STORES,
         CUTS,
     )
 }

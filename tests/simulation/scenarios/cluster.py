@@ -112,6 +112,7 @@ class Cluster:
         servers: Names of the parameter servers.
         single: Whether one controller without a disk runs, in place of three.
         may_be_apart: Whether the seed draws `APART`.
+        at_once: Whether all servers have the short way of pushes; otherwise the seed draws it.
         flush: How servers write to their disks; None: they have no disks.
 
     Attributes:
@@ -132,6 +133,7 @@ class Cluster:
         waits: Waits = WAITS,
         single: bool = False,
         may_be_apart: bool = True,
+        at_once: bool = False,
         flush: FlushSettings | None = None,
     ) -> None:
         self.addresses = dict(list(CONTROLLERS.items())[:1]) if single else CONTROLLERS
@@ -144,6 +146,7 @@ class Cluster:
         self._ledger = ledger
         self._waits = waits
         self._flush = flush
+        self._at_once = at_once
         self._is_apart = may_be_apart and world.loop.dice("paths").chance(0.5)
         ledger.counts[APART] += self._is_apart
         self._term = 0
@@ -213,7 +216,7 @@ class Cluster:
                 numerics=numerics_of(node.name),
                 copies=copies_path_of(node) if self._is_apart else None,
                 disk=disk,
-                at_once=takes_at_once(incarnation),
+                at_once=self._at_once or takes_at_once(incarnation),
                 make_memory_pool=SimulatedPool,
             )
             self.bundles.started(server, (node.name, incarnation))

@@ -235,6 +235,7 @@ class StoreClients:
     Attributes:
         pending: Pushes without an answer.
         pins: The pins of all clients of a store on disks.
+        deletes_next: Whether the next client that begins a step deletes the store.
         are_going_on: Whether the clients work: until `stop`, or until a store is full that none may delete.
     """
 
@@ -272,6 +273,7 @@ class StoreClients:
         self._working: set[str] = set()
         self._dice = world.dice.fork("stores")
         self.are_going_on = True
+        self.deletes_next = False
         for name in workload.machines:
             world.node(name).start(self._run)
         if workload.reader:
@@ -384,7 +386,9 @@ class StoreClients:
     async def _work(self, opened: OpenStore) -> None:
         link, dice, workload = opened.link, opened.dice, self._workload
         while self.are_going_on:
-            if workload.deletes and (not opened.left or dice.chance(workload.deletes)):
+            is_full = workload.deletes > 0 and not opened.left
+            if self.deletes_next or is_full or (workload.deletes and dice.chance(workload.deletes)):
+                self.deletes_next = False
                 await link.delete()
                 self._ledger.counts["stores deleted"] += 1
                 return
