@@ -5,7 +5,8 @@ PACKAGES := dataflow transport adam_async
 SOURCES := $(PACKAGES) $(wildcard tests benchmarks examples)
 FAST := -m "not slow and not processes and not convergence and not thorough"
 THOROUGH := -m "thorough and not slow and not processes and not convergence"
-JOBS ?= 2
+# One more than the usual cores: a third of a test's time is spent waiting.
+JOBS ?= 3
 export OPENBLAS_NUM_THREADS = 1
 # Empty is unset: where bytecode is not kept, every test process rewrites and compiles every test again.
 export PYTHONDONTWRITEBYTECODE =
