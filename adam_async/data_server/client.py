@@ -466,8 +466,9 @@ class DataClient:
         group = self._groups.popleft()
         if self._pieces is not None:
             self._pieces.goes_on(asyncio.get_running_loop().time())
-            if self._leased and not self._lacks_room:
-                self._has_leases.set()
+        # Without a pool, too, leases may exceed the memory: a request after the last group asks for `ahead`.
+        if self._leased and not self._lacks_room:
+            self._has_leases.set()
         if len(self._groups) + len(self._leased) <= self._ask_at:
             self._has_room.set()
         return group

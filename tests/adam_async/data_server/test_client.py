@@ -244,6 +244,19 @@ async def test_of_a_large_piece_it_reads_no_more_images_than_it_has_memory_for(n
         assert max(len(body.numbers) for body in server.read) <= AHEAD
 
 
+async def test_leased_groups_beyond_its_memory_are_read_when_groups_are_taken(network):
+    """After its last group a replica may get returned groups while half of its own ones are untaken."""
+    async with client_of(network) as (client, server):
+        await server.grant(last=True)
+        await take(client, AHEAD // 2)
+        assert (await server.grant()).count == AHEAD
+        await until(lambda: len(server.read) == 2)
+        await turns(20)
+        assert [len(body.numbers) for body in server.read] == [AHEAD, AHEAD // 2]
+        groups = await take(client, AHEAD // 2 + AHEAD)
+        assert [group.lease.number for group in groups] == list(range(AHEAD // 2, 2 * AHEAD))
+
+
 async def test_reports_of_a_pool_travel_piece_by_piece_and_fit_into_a_message(network):
     async with client_of(network, first_piece=260) as (client, server):
         await server.grant()
