@@ -223,10 +223,23 @@ async def test_small_arrays_of_a_message_lie_in_a_row() -> None:
         np.testing.assert_array_equal(flat, np.concatenate([gradients[name] for name in small]))
 
 
-@pytest.mark.parametrize("nbytes", [MIB, 16 * MIB])
+def resident_bytes() -> int:
+    """The resident memory of this process, without that of files and shared memory."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "steps"),
+    [
+        (MIB, 50),
+        (16 * MIB, 50),
+        pytest.param(MIB, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+)
 @pytest.mark.parametrize("fills", [True, False])
 async def test_a_steady_push_copies_nothing_and_allocates_no_memory_for_payloads(
-    nbytes: int, fills: bool
+    nbytes: int, steps: int, fills: bool
 ) -> None:
     make_batches(Sgd(), np.dtype(np.float32), "auto")  # a server imports the kernels later, on a thread
     async with store_servers(1) as where, opened(where, nbytes) as store:
@@ -245,16 +258,18 @@ async def test_a_steady_push_copies_nothing_and_allocates_no_memory_for_payloads
             for _ in range(10):
                 await store.push_pull(gradients, out=out)
             gc.collect()
-            before = tracemalloc.get_traced_memory()[0]
+            before, resident = tracemalloc.get_traced_memory()[0], resident_bytes()
             tracemalloc.reset_peak()
-            for _ in range(50):
+            for _ in range(steps):
                 await store.push_pull(gradients, out=out)
             gc.collect()
             after, peak = tracemalloc.get_traced_memory()
+            grown = resident_bytes() - resident
         finally:
             tracemalloc.stop()
         assert after - before <= 64 << 10
         assert peak - before <= 256 << 10, "a payload was allocated in a step"
+        assert grown <= MIB, "resident memory grows"
         assert link_of(store)._outbound.held_bytes == 0
         assert sum(link._outbound.held_bytes for link in far) <= blocks
         assert sum(link.statistics().bytes_moved for link in far) - moved < 64 << 10
