@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 SHIM = r"""
 #define _GNU_SOURCE
@@ -68,13 +69,17 @@ COUNTS = "COPIED_BYTES"
 FLAGS = ("-shared", "-fPIC", "-O2", "-fno-builtin", "-fno-tree-loop-distribute-patterns")
 
 
+def bytes_in(counts: Path) -> NDArray[np.uint64]:
+    """Return the bytes in the file of `counted`: those of the processes, and those of the kernel."""
+    return np.fromfile(counts, np.uint64)
+
+
 @contextmanager
 def counted(folder: Path) -> Iterator[Path]:
     """Count the copies of the processes that start within the block.
 
     Yields:
-        A file with two numbers of 64 bits: the bytes that the processes have copied, and the kernel for their
-        sockets.
+        The file of the counts; see `bytes_in`.
 
     Raises:
         SystemExit: `gcc` is missing or failed.

@@ -36,7 +36,7 @@ import uvloop
 from msgspec.msgpack import decode, encode
 from numpy.typing import NDArray
 
-from benchmarks.copied_bytes import counted
+from benchmarks.copied_bytes import bytes_in, counted
 from benchmarks.harness import Option, Row, apart, beside, compared, run, turns
 from transport import Identity, Link, LinkConfig, Message, Request, RoleTable, TcpNetwork
 from transport.config import MOST_SHARED_BYTES
@@ -351,12 +351,11 @@ def trips(size: int) -> int:
 def make_trips(kind: str, address: Any, size: int, counts: Path, count: int) -> NDArray[np.float64]:
     """Make round trips; returns the bytes copied by the processes, and by the kernel, for each byte."""
     data = bytearray(np.random.default_rng(1).bytes(size))
-    copied: NDArray[np.uint64] = np.memmap(counts, np.uint64, "r")
     with KINDS[kind][1](address, data) as timer:
         timer(max(3, count // 10))
-        before = copied.copy()
+        before = bytes_in(counts)
         timer(count)
-        return (copied - before) / (count * size)
+        return (bytes_in(counts) - before) / (count * size)
 
 
 def copies(size: int, kind: str) -> Row:

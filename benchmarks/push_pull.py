@@ -7,6 +7,9 @@ float32 array of each size in shards of at most 1 MiB. *store* is over TCP, as t
 with shared memory, the default between processes of one host; *buffers* is this with gradients in
 `ParameterStore.buffers`.
 
+`--copies` counts instead of measuring: the bytes that the processes and the kernel copy for each byte pushed,
+until its value is back (`copied_bytes`, needs gcc).
+
 One row compares `--many` arrays of 1 KiB, pushed and pulled together, with one array of 1 MiB.
 
 The yardstick is the *floor* (`benchmarks/floor.py`): the shortest honest program over our link. `--floor-of
@@ -23,6 +26,7 @@ import asyncio
 import os
 import statistics
 import sys
+import tempfile
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +46,8 @@ from adam_async.cluster.roles.place import Place, listening
 from adam_async.parameter_server.service import ParameterServer
 from adam_async.run.config import Waits
 from adam_async.runtime.clock import system_entropy
-from benchmarks.harness import ROOT, Option, Row, beside, compared, interleaved, looped, printed, run
+from benchmarks.copied_bytes import bytes_in, counted
+from benchmarks.harness import ROOT, Option, Row, apart, beside, compared, interleaved, looped, printed, run
 from dataflow import ComputePool
 from transport import BufferPool
 from transport.config import LinkKind
@@ -161,6 +166,42 @@ async def time_pairs(faces: Mapping[str, Face], size: int) -> Times:
     return {name: statistics.median(each) * 1e6 for name, each in times.items()}
 
 
+WAYS: dict[str, tuple[LinkKind, bool]] = {
+    "TCP": ("tcp", False),
+    "shared": ("shared", False),
+    "buffers": ("shared", True),
+}
+"""Ways whose copies count: the kind of the links, and whether gradients are in `ParameterStore.buffers`."""
+
+STEADY = 20
+"""Number of pushes before the counting, and of those counted."""
+
+
+async def copied(address: str, size: int, way: str, counts: Path) -> NDArray[np.float64]:
+    """Push and pull; returns the bytes copied by the processes, and by the kernel, for each byte pushed."""
+    link, has_buffers = WAYS[way]
+    arrays = {"w": ArraySpec((size // 4,))}
+    async with opened(address, "copies", arrays, link) as store:
+        face = Face(store, arrays, await store.buffers() if has_buffers else None)
+        for _ in range(STEADY):
+            await face.push_pull()
+        before = bytes_in(counts)
+        for _ in range(STEADY):
+            await face.push_pull()
+        return (bytes_in(counts) - before) / (STEADY * size)
+
+
+def copies(size: int, way: str) -> Row:
+    """Return the row of the bytes that are copied for each byte pushed."""
+    with tempfile.TemporaryDirectory() as folder, counted(Path(folder)) as counts, beside(serve) as server:
+        by_processes, by_kernel = apart(copied, server.recv(), size, way, counts)
+    return {
+        "case": f"copies of a push and pull of {size} bytes: {way}",
+        "processes": round(float(by_processes), 2),
+        "kernel": round(float(by_kernel), 2),
+    }
+
+
 def ours(sizes: list[int], many: int, warm_s: float, link: LinkKind) -> Times:
     """One round of ours, with a new server process."""
     with beside(serve) as server:
@@ -184,7 +225,10 @@ def floor_round(checkout: Path, sizes: Sequence[int], link: LinkKind = "tcp") ->
 
 
 def measure(options: Namespace) -> Iterator[Row]:
-    """Yield the rows of ours beside the floors and each peer."""
+    """Yield the rows of ours beside the floors and each peer, or those of the copies."""
+    if options.copies:
+        yield from (copies(size, way) for size in options.sizes for way in WAYS)
+        return
     peers = dict(peer.split("=", 1) for peer in options.peer)
     floors = {"floor": ROOT, **{f"floor of {path.name}": path for path in options.floor_of}}
     flat = options.many * SMALL_BYTES
@@ -236,4 +280,5 @@ if __name__ == "__main__":
         sizes=list(SIZES),
         many=Option(MANY, "number of arrays pushed together"),
         warm=Option(WARM_S, "seconds before each measurement"),
+        copies=Option(False, "count copies instead of measuring"),
     )
