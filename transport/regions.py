@@ -696,11 +696,11 @@ class Inbox:
             for kind in (self._kept, self._common, self._published):
                 kind.discard(number)
 
-    def take_returned(self) -> bytes:
-        """Return the packed places of the returned blocks and loans, and forget them."""
+    def take_returned(self, most: int = MOST_LOANS) -> bytes:
+        """Return the packed places of up to `most` returned blocks and loans, and forget these."""
         self.returned_bytes = 0
         # Not another deque in its place: a thread might add to the old one.
-        numbers = [self.returned.popleft() for _ in range(len(self.returned))]
+        numbers = [self.returned.popleft() for _ in range(min(len(self.returned), most))]
         self._read.difference_update(numbers)
         return b"".join(map(_LOAN.pack, numbers))
 

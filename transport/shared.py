@@ -28,7 +28,7 @@ from transport.budget import Budget
 from transport.config import LinkConfig
 from transport.decoder import Memory
 from transport.errors import LinkBroken
-from transport.frames import DROPPED, FREED, Frame, head
+from transport.frames import DROPPED, FREED, PLACE, Frame, head
 from transport.messages import Identity, Message, Placed, RoleTable
 from transport.regions import PUBLISHED, Allowance, Inbox, Outbox, Side, region_of
 from transport.stream import StreamLink
@@ -121,7 +121,10 @@ class SharedLink(StreamLink):
         return os.pidfd_open(number)
 
     def _freed_frame(self) -> bytes:
-        return head(FREED, 0, self._inbound.take_returned(), 0)
+        # A program may drop more loans at once than one frame can name.
+        most = self._config.max_meta_bytes // PLACE.size
+        count = -(-len(self._returned) // most)
+        return b"".join([head(FREED, 0, self._inbound.take_returned(most), 0) for _ in range(count)])
 
     def _return_blocks(self) -> None:
         """Return blocks without another frame: many wait, or have waited for long."""

@@ -32,7 +32,7 @@ from transport import (
     unix,
 )
 from transport.frames import DROPPED, FREED, MESSAGE, PLACE, PLACED, REQUEST, head
-from transport.regions import IDLE_S
+from transport.regions import IDLE_S, region_of
 from transport.shared import SharedLink, user_of
 from transport.sockets import resolved
 from transport.stream import StreamLink
@@ -740,3 +740,19 @@ async def test_frames_of_shared_memory_end_a_link_over_tcp() -> None:
             await far.wait_closed()
             with pytest.raises(RemoteProtocolError):
                 far.send_nowait(Message(type="note"))
+
+
+async def test_a_reader_returns_more_loans_at_once_than_a_frame_has_room_for() -> None:
+    async with pair() as (near, far):
+        assert isinstance(far, SharedLink)
+        memory = far.publish(MIB)
+        found = region_of(memory.data)
+        assert found is not None
+        part = memory[: 32 << 10]
+        far.serve(lambda request: request.reply(Message(type="answer", tensors=(part,)), lent=True))
+        count = near._config.max_meta_bytes // 8 + 100
+        kept = [(await near.call(Message(type="ask"), timeout_s=10)).tensors[0] for _ in range(count)]
+        assert found[0].loans == {(0, part.nbytes): count}
+        kept.clear()
+        await near.call(Message(type="ask"), timeout_s=10)
+        assert found[0].loans[0, part.nbytes] <= 2

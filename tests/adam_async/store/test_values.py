@@ -656,3 +656,84 @@ async def test_a_store_whose_pushes_have_no_short_way_gets_no_sheets(options: di
                     assert shard.memory is not None
                     assert not shard.memory.sheets
                     assert not shard.memory.allocates
+
+
+PROGRAM = {
+    "a": (300, 70),
+    "b": (5000,),
+    "c": (17,),
+    "d": (40, 33, 5),
+    "e": (1 << 19,),
+    "f": (4097,),
+    "g": (3000,),
+}
+
+
+@pytest.mark.parametrize("rule", [Sgd(rate=0.5), Sgd(rate=0.5, momentum=0.5), Adam(rate=0.1)], ids=repr)
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [(1, 0), *(pytest.param(count, seed, marks=pytest.mark.thorough) for count in (1, 3) for seed in (1, 2))],
+)
+async def test_a_program_that_keeps_values_has_the_bits_of_one_over_tcp(
+    rule: AnyRule, count: int, seed: int
+) -> None:
+    dice = np.random.default_rng(seed)
+    arrays = {name: dice.normal(size=shape).astype(np.float32) for name, shape in PROGRAM.items()}
+    arrays["g"] = arrays["g"].astype(np.float64)
+    async with AsyncExitStack() as stack:
+        where = await stack.enter_async_context(store_servers(count))
+        kinds: list[LinkKind] = ["shared", "tcp"]
+        stores = [
+            await stack.enter_async_context(
+                ParameterStore.open(
+                    where.address, arrays, name=kind, rule=rule, link=kind, shard_bytes=1 << 15
+                )
+            )
+            for kind in kinds
+        ]
+        kept: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        for _ in range(40):
+            names = [name for name in arrays if dice.random() < 0.5] or ["a"]
+            pushed: dict[str, Any] = {
+                name: dice.normal(size=arrays[name].shape).astype(arrays[name].dtype) for name in names
+            }
+            kind = int(dice.integers(5))
+            if kind == 1 and "a" in names:
+                errors, inputs = dice.normal(size=(2, 300)), dice.normal(size=(2, 70))
+                pushed["a"] = Factors(inputs.astype(np.float32), errors.astype(np.float32))
+            found = []
+            for store in stores:
+                if kind == 0:
+                    await store.assign(pushed)
+                found.append(await (store.pull(names) if kind == 0 else store.push_pull(pushed)))
+            for name in names:
+                np.testing.assert_array_equal(found[0][name], found[1][name])
+            kept += [(found[0][name], found[0][name].copy()) for name in names]
+            while len(kept) > 20 or (kept and dice.random() < 0.3):
+                kept.pop(int(dice.integers(len(kept))))
+            assert all(np.array_equal(values, copy) for values, copy in kept), "values changed"
+
+
+@pytest.mark.parametrize("call", ["pull", "push", "push_pull"])
+async def test_cancelled_calls_leave_no_loan(call: str) -> None:
+    dice = np.random.default_rng(1)
+    async with store_servers(1) as where, opened(where, 5 * MIB) as store:
+        gradients = await store.buffers()
+        gradients["w"][:] = 1
+        memory = await published(where, store, gradients)
+        for _ in range(30):
+            work = store.pull() if call == "pull" else getattr(store, call)(gradients)
+            task = asyncio.create_task(work)
+            for _ in range(int(dice.integers(12))):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        del task, work
+        values = (await store.push_pull(gradients))["w"]
+        assert (values == values[0]).all()
+        del values
+        gc.collect()
+        await store.push(gradients)
+        await until(
+            lambda: not any(sheet.region.loans for sheet in memory.sheets if sheet.region is not None)
+        )
