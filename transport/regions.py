@@ -665,7 +665,7 @@ class Inbox:
                     "region", f"a handover of {len(packed)} bytes has {len(descriptors)} descriptors"
                 )
             number, nbytes, kind = _HANDOVER.unpack_from(packed)
-            self.dropped(packed[_HANDOVER.size :])
+            self._forget(_numbers_in(packed[_HANDOVER.size :]))
             is_known = number in self._regions or number in self._unread
             if is_known or len(self._regions) >= MOST_REGIONS or kind > PUBLISHED:
                 raise RemoteProtocolError("region", f"region {number} of kind {kind} is one too many")
@@ -689,8 +689,15 @@ class Inbox:
 
         Raises:
             RemoteProtocolError: This side does not have a region, or reads it.
+            LinkBroken: This process lacks memory or descriptors.
         """
-        for number in _numbers_in(packed):
+        numbers = _numbers_in(packed)
+        for number in numbers:
+            self._known(number)  # no frame has named it if its payload took the stream in the end
+        self._forget(numbers)
+
+    def _forget(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
             if self._regions.pop(number, None) is None or number in self._read:
                 raise RemoteProtocolError("region", f"region {number} is dropped, and was not free")
             for kind in (self._kept, self._common, self._published):

@@ -720,7 +720,7 @@ def placed(kind: int, block: int, start: int = 0, described: bytes = b"\x09\x01\
         (head(REQUEST, 1, b"ab", 0, PLACED), "nothing is shared"),
         (head(FREED, 0, struct.pack("<Q", 1), 0), "was not lent"),
         (head(FREED, 0, b"abc", 0), "no numbers of blocks"),
-        (head(DROPPED, 0, struct.pack("<I", 1), 0), "was not free"),
+        (head(DROPPED, 0, struct.pack("<I", 1), 0), "not handed over"),
     ],
 )
 async def test_a_false_frame_ends_the_link(wire: bytes, text: str) -> None:
@@ -730,6 +730,35 @@ async def test_a_false_frame_ends_the_link(wire: bytes, text: str) -> None:
         await far.wait_closed()
         with pytest.raises(RemoteProtocolError, match=text):
             far.send_nowait(Message(type="note"))
+
+
+async def test_a_region_that_no_frame_named_is_dropped_at_both() -> None:
+    async with pair(shared_bytes=16 << 10, chunk_bytes=64 << 10) as (near, far):
+        long, regions = np.ones(16 * MIB, np.uint8), [Region.allocate(MIB, is_published=True)]
+
+        def answer(request: Request) -> None:
+            assert far.lends(regions[0])
+            request.reply(Message(type="answer", tensors=(regions[0],)), lent=True)
+
+        def serve(request: Request) -> None:
+            if request.message.meta:
+                request.charge(long.nbytes, lambda: request.reply(Message(type="answer", tensors=(long,))))
+            else:
+                request.charge(MIB, lambda: answer(request))
+
+        far.serve(serve)
+        await asyncio.gather(
+            near.call(Message(type="ask", meta=encode("long")), timeout_s=20.0),
+            near.call(Message(type="ask"), timeout_s=20.0),
+        )
+        assert far._outbound._kept, "the answer did not wait behind a long one"
+        assert not far._outbound._lent
+        regions.clear()
+        gc.collect()
+        far._tick(asyncio.get_running_loop().time())
+        await near.call(Message(type="ask", meta=encode("long")), timeout_s=20.0)
+        assert not near._inbound._regions
+        assert not far._outbound._kept
 
 
 async def test_frames_of_shared_memory_end_a_link_over_tcp() -> None:
