@@ -44,7 +44,7 @@ from adam_async.parameter_server.gradients import (
     read_gradients,
 )
 from adam_async.parameter_server.question_checks import QuestionChecks, answer_bytes
-from adam_async.parameter_server.shard import Session, Shard, ShardTables, Sheet
+from adam_async.parameter_server.shard import FamilyMemory, Session, Shard, ShardTables, Sheet
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.store_host import StoreHost
@@ -155,10 +155,10 @@ class ShortWay:
         """End all lanes: the store leaves the server."""
         self._lanes.clear()
 
-    def forget_places(self) -> None:
-        """Forget where the values of the lanes are."""
+    def forget_places(self, memory: FamilyMemory) -> None:
+        """Forget where the values of lanes in some memory are."""
         for lane in self._lanes.values():
-            lane.group.forget()
+            lane.group.forget(memory)
 
     def links_closed(self) -> None:
         """End the lanes of closed links."""

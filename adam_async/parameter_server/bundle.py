@@ -46,7 +46,7 @@ from adam_async.parameter_server.kept_shards import ClockSnapshot, KeptShards, P
 from adam_async.parameter_server.push_queue import refuse_places
 from adam_async.parameter_server.replay_log import JOINED, NOT_APPLIED, SKIPPED, SUMMED, OrderLog
 from adam_async.parameter_server.replica_clocks import ReplicaClocks
-from adam_async.parameter_server.shard import Session, Shard, ShardTables, set_vectors
+from adam_async.parameter_server.shard import FamilyMemory, Session, Shard, ShardTables, set_vectors
 from adam_async.parameter_server.shard_group import (
     ShardGroup,
     count_groups,
@@ -208,10 +208,10 @@ class Bundle:
         """Forget the groups of shards: their tables have been replaced."""
         self._groups.clear()
 
-    def forget_places(self) -> None:
-        """Forget where the values of groups are."""
+    def forget_places(self, memory: FamilyMemory) -> None:
+        """Forget where the values of groups in some memory are."""
         for group in self._groups.values():
-            group.forget()
+            group.forget(memory)
 
     def share_equal_tables(self) -> None:
         """Let shards with equal tables share them, after a load shard by shard or in several pieces."""

@@ -380,10 +380,10 @@ class ServedStore:
         finally:
             memory.allocates = False
 
-    def _forget_places(self) -> None:
+    def _forget_places(self, memory: FamilyMemory) -> None:
         """Forget where values are: all of these keep memory that no shard uses any more."""
-        self.state.bundle.forget_places()
-        self.short.forget_places()
+        self.state.bundle.forget_places(memory)
+        self.short.forget_places(memory)
         for applier in self._appliers.values():
             applier.batches.forget()
 

@@ -292,8 +292,8 @@ class FamilyMemory:
     """Whether the server allocates sheets now."""
     moves: int = 0
     """Number of times that shards came to another sheet."""
-    forget: Callable[[], None] = lambda: None
-    """Called to forget all places of values, because memory is about to be freed."""
+    forget: Callable[["FamilyMemory"], None] = lambda _: None
+    """Called to forget all places of its values, because memory is about to be freed."""
     _preferred: Sheet | None = field(default=None, init=False)
     """Sheet to which the shards of the newest push went."""
     _leader: int | None = field(default=None, init=False)
@@ -341,7 +341,7 @@ class FamilyMemory:
         if self._preferred in lost:
             self._preferred = None
         self.lacks_sheets = True
-        self.forget()
+        self.forget(self)
 
     def may_publish(self) -> bool:
         """Return whether a server may allocate sheets.
@@ -364,7 +364,7 @@ class FamilyMemory:
             # Pages of new memory exist once they are written. Without memory the old one stays.
             with suppress(MemoryError):
                 before.values = self.zeros()
-        self.forget()
+        self.forget(self)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -143,8 +143,10 @@ class ShardGroup(tuple[Shard, ...]):
         self.strips, self.flat = known
         self.flats = tuple([strip.values for strip in self.strips])
 
-    def forget(self) -> None:
-        """Forget where the values are, until `renew`: views keep memory that no shard uses."""
+    def forget(self, memory: FamilyMemory) -> None:
+        """Forget where values in some memory are, until `renew`: views keep memory that no shard uses."""
+        if self.memory is not memory:
+            return
         self._views.clear()
         self._moves = -1
         for name in ("strips", "flats", "flat"):

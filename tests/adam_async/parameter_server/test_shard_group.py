@@ -247,7 +247,7 @@ class Family:
         self.shards = own_shards(specs_of((1024, 2048, 1024)), [Sgd()])
         self.memory = self.shards[0].memory
         self.groups = [ShardGroup(self.shards), ShardGroup(self.shards[:2]), ShardGroup(self.shards[2:])]
-        self.memory.forget = lambda: [group.forget() for group in self.groups]
+        self.memory.forget = lambda memory: [group.forget(memory) for group in self.groups]
         self.applier = Applier(Sgd(), specs_of((1024, 2048, 1024)), "float64")
         self.loans = []
         """Region, range, view and a copy of each loan."""

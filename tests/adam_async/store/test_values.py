@@ -509,6 +509,22 @@ async def test_a_gradient_that_changes_while_new_values_are_written_is_refused_w
         assert sum(state.bundle.cut_pushes for state in where.states()) == 0
 
 
+async def test_arrays_of_another_type_stay_where_they_are_as_values_move() -> None:
+    arrays = {"w": np.zeros(MIB // 4, np.float32), "small": np.zeros(64, np.float64)}
+    async with (
+        store_servers(1) as where,
+        ParameterStore.open(where.address, arrays, name="s", rule=Sgd(rate=0.5), link="shared") as store,
+    ):
+        gradients = {name: np.ones_like(array) for name, array in arrays.items()}
+        (served,) = where.servers[0].served.values()
+        number = since = 0
+        while since < 4:  # pushes after the first move
+            number, since = number + 1, since + any(memory.moves for memory in served._memories)
+            values = await store.push_pull(gradients)
+            assert all((values[name] == -0.5 * number).all() for name in arrays)
+        assert sorted(memory.moves > 0 for memory in served._memories) == [False, True]
+
+
 async def test_without_memory_for_sheets_values_are_copied(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
