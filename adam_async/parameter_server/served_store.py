@@ -117,6 +117,9 @@ from transport.regions import region_of
 
 logger = logging.getLogger(__name__)
 
+AGAIN_S = 10.0
+"""Time between two attempts to allocate sheets if memory is lacking, in seconds."""
+
 DETAILS_BYTES = 1 << 20
 """Size reserved in a message for the details of a push on its way to the other copies, in bytes."""
 
@@ -359,7 +362,7 @@ class ServedStore:
         """Begin to allocate the sheets on which readers of this host find values; until then they copy."""
         memory = group.memory
         assert memory is not None
-        if memory.allocates or not memory.may_publish():
+        if memory.allocates or self._host.now() < memory.waits_until or not memory.may_publish():
             return
         memory.lacks_sheets, memory.allocates = False, True
         self._host.spawn(f"sheets-{self.store.id}-{self.home}", self._allocate_sheets(memory, link))
@@ -376,7 +379,9 @@ class ServedStore:
                     assert region is not None
                     memory.sheets.append(Sheet(found.view(dtype), region[0]))
         except (OSError, RuntimeError, WaitTimedOut) as error:
-            logger.warning("%s copies the values of store %s: %s", self._host.node, self.store.id, error)
+            # Its text: a record of a log could keep the error, with the frames and the memory of this task.
+            logger.warning("%s copies the values of store %s: %s", self._host.node, self.store.id, str(error))
+            memory.lacks_sheets, memory.waits_until = True, self._host.now() + AGAIN_S
         finally:
             memory.allocates = False
 

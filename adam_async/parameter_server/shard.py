@@ -290,6 +290,8 @@ class FamilyMemory:
     """Whether a reader of this host makes the server allocate sheets."""
     allocates: bool = False
     """Whether the server allocates sheets now."""
+    waits_until: float = 0.0
+    """Time before which it allocates none, because memory was lacking, in seconds of the loop's clock."""
     moves: int = 0
     """Number of times that shards came to another sheet."""
     forget: Callable[["FamilyMemory"], None] = lambda _: None

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from adam_async import Adam, ParameterStore, Sgd, StoreError
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import AnyRule
+from adam_async.parameter_server import served_store
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.shard import MOST_LOST, SHEETS, FamilyMemory
 from adam_async.run.arrays import Factors
@@ -535,11 +536,14 @@ async def test_without_memory_for_sheets_values_are_copied(
         def refuse(*_: object, **__: object) -> NDArray[Any]:
             raise OSError(12, "Cannot allocate memory")
 
-        monkeypatch.setattr(Region, "allocate", refuse)
-        while "copies the values of store" not in caplog.text:
+        monkeypatch.setattr(served_store, "AGAIN_S", 0.05)
+        with monkeypatch.context() as patch:
+            patch.setattr(Region, "allocate", refuse)
+            while "copies the values of store" not in caplog.text:
+                values = await store.push_pull(gradients)
             values = await store.push_pull(gradients)
-        values = await store.push_pull(gradients)
         assert (values["w"] == values["w"][0]).all()
+        await published(where, store, gradients)  # it tries again
 
 
 # --- values while they are lent --------------------------------------------------------------
