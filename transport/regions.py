@@ -27,9 +27,9 @@ import os
 import socket
 import struct
 import weakref
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from typing import Any, Final, TypeVar
 
@@ -163,6 +163,8 @@ class Region(mmap.mmap):
     """Number of the loans of each range, by its first byte and the byte after it; of a published region."""
     is_lost: bool
     """Whether a link has ended with loans of a published region, so that they are never returned."""
+    _spans: tuple[list[int], list[int]] | None
+    """Starts and ends of the lent bytes, in order and apart; None after a change of `loans`."""
 
     @classmethod
     def allocate(cls, nbytes: int, *, is_common: bool = False, is_published: bool = False) -> Tensor:
@@ -183,18 +185,41 @@ class Region(mmap.mmap):
         array: Tensor = np.ndarray((nbytes,), _UINT8, region)
         region.descriptor, region.address = descriptor, _address(array)
         region.kind = _COMMON if is_common else PUBLISHED if is_published else _KEPT
-        region.loans, region.is_lost = Counter(), False
+        region.loans, region.is_lost, region._spans = Counter(), False, None
         return array
 
     def is_lent(self, start: int, stop: int) -> bool:
         """Return whether a byte of a range of a published region is lent."""
-        return any(first < stop and start < end for first, end in self.loans)
+        # A search, because a server asks for each of its shards, and readers may keep thousands of ranges.
+        starts, ends = self._spans = self._spans or _united(self.loans)
+        at = bisect_right(ends, start)
+        return at < len(starts) and starts[at] < stop
+
+    def lend(self, lent: tuple[int, int]) -> None:
+        """Begin a loan of a range: its first byte, and the byte after it."""
+        if lent not in self.loans:
+            self._spans = None
+        self.loans[lent] += 1
 
     def give_back(self, lent: tuple[int, int]) -> None:
         """End a loan."""
         self.loans[lent] -= 1
         if not self.loans[lent]:
             del self.loans[lent]
+            self._spans = None
+
+
+def _united(ranges: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return the starts and the ends of the bytes that ranges have, in order."""
+    starts: list[int] = []
+    ends: list[int] = []
+    for start, end in sorted(ranges):
+        if ends and start <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            starts.append(start)
+            ends.append(end)
+    return starts, ends
 
 
 def _address(array: Tensor) -> int:
@@ -393,7 +418,7 @@ class Outbox:
             is_one_too_many = not is_request and self._lent >= MOST_LOANS
             number = 0 if start % ALIGNMENT or is_one_too_many else self.number_of(region)
             if number and not is_request:
-                region.loans[start, start + total] += 1
+                region.lend((start, start + total))
                 self._lent += 1
                 place = number | start // ALIGNMENT << 32
                 insort(self._loans.setdefault(place, (region, []))[1], -total)

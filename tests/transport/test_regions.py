@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -723,6 +723,30 @@ def test_a_published_range_is_lent_until_its_last_reader_returns_it(sides: Sides
             each.outbox.freed(each.inbox.take_returned())
         assert region.loans == ({(4096, 8192): left} if left else {})
     assert not region.is_lost
+
+
+def test_lent_bytes_are_searched_among_the_ranges_of_many_loans(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, region = published()
+    dice, calls, united = np.random.default_rng(1), 0, regions._united
+
+    def counted(ranges: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        nonlocal calls
+        calls += 1
+        return united(ranges)
+
+    monkeypatch.setattr(regions, "_united", counted)
+    lent = [
+        (int(start), int(start + size)) for start, size in zip(*dice.integers(1, 90, (2, 8)), strict=True)
+    ]
+    changes = [(change, each) for change in (region.lend, region.give_back) for each in lent * 2]
+    for change, each in changes:
+        change(each)
+        for start in range(200):
+            for stop in (start + 1, start + 7):
+                expected = any(first < stop and start < end for first, end in region.loans)
+                assert region.is_lent(start, stop) == expected
+    assert calls <= 2 * len(lent)
+    assert not region.loans
 
 
 def test_a_loan_of_an_ended_link_is_never_returned(sides: Sides) -> None:

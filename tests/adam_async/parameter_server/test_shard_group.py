@@ -262,7 +262,7 @@ class Family:
         group.renew()
         if group.flat is not None and group.sheet is not None and group.sheet.region is not None:
             lent = group.begin * 8, group.end * 8
-            group.sheet.region.loans[lent] += 1
+            group.sheet.region.lend(lent)
             self.loans.append((group.sheet.region, lent, group.flat, group.flat.copy()))
 
     def give_back(self, number, is_lost):
@@ -414,7 +414,7 @@ def test_a_group_of_many_shards_copies_only_those_that_are_lent():
     some.move(some.next_sheet(), with_values=True)
     whole.renew()
     assert whole.next_sheet() is None
-    memory.sheets[0].region.loans[0, 8] += 1
+    memory.sheets[0].region.lend((0, 8))
     whole.leave_lent()
     assert [shard.sheet is memory.private for shard in shards] == [True, False, *[True] * (MOST_MOVED - 1)]
     assert len(np.concatenate(whole.flats)) == whole.size
