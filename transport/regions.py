@@ -21,9 +21,11 @@ A message over the socket orders the memory: the owner writes before it sends th
 and writes again only after the frame that returns it. A reader believes neither.
 """
 
+import errno
 import fcntl
 import mmap
 import os
+import resource
 import socket
 import struct
 import weakref
@@ -175,8 +177,11 @@ class Region(mmap.mmap):
             is_published: Whether answers are lent from the region.
 
         Raises:
-            OSError: There is no memory, or no descriptor, or the system has no such memory.
+            OSError: There is no memory, or no descriptor, or the system has no such memory. Of a published
+                region also: half of the descriptors are in use; the others are for links.
         """
+        if is_published and _free_descriptor() >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            raise OSError(errno.EMFILE, "half of the descriptors are in use, and links need the others")
         # The last seal, so that no holder of a common region can close it to those that come later.
         common = SEALS & ~_FUTURE_WRITE | fcntl.F_SEAL_SEAL
         name = "adam-async-values" if is_published else "adam-async"
@@ -207,6 +212,13 @@ class Region(mmap.mmap):
         if not self.loans[lent]:
             del self.loans[lent]
             self._spans = None
+
+
+def _free_descriptor() -> int:
+    """Return the lowest number that no descriptor has."""
+    found = os.memfd_create("adam-async", os.MFD_CLOEXEC)
+    os.close(found)
+    return found
 
 
 def _united(ranges: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:

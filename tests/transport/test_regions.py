@@ -5,6 +5,7 @@ import fcntl
 import gc
 import mmap
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -723,6 +724,22 @@ def test_a_published_range_is_lent_until_its_last_reader_returns_it(sides: Sides
             each.outbox.freed(each.inbox.take_returned())
         assert region.loans == ({(4096, 8192): left} if left else {})
     assert not region.is_lost
+
+
+def test_published_regions_leave_half_of_the_descriptors_to_links() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    memory: list[NDArray[Any]] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * lowest + 4, hard))
+    try:
+        with pytest.raises(OSError, match="half of the descriptors"):
+            while True:
+                memory.append(published(4096)[0])
+        Region.allocate(4096)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert memory
 
 
 def test_lent_bytes_are_searched_among_the_ranges_of_many_loans(monkeypatch: pytest.MonkeyPatch) -> None:
