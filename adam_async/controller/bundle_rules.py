@@ -208,7 +208,7 @@ def bytes_of_bundles(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]
     of_vectors = store.vector_bytes or (0,) * len(store.bucket_bytes)
     for home, size, vectors in zip(buckets, store.bucket_bytes, of_vectors, strict=False):
         needs[home] += (
-            size * (store.sheets + store.state_arrays) + vectors + overhead_bytes(store) // NUM_BUCKETS
+            size * (store.value_arrays + store.state_arrays) + vectors + overhead_bytes(store) // NUM_BUCKETS
         )
     return needs
 

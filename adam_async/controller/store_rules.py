@@ -375,7 +375,7 @@ def memory_of(store: StoreRecord) -> int:
     """Return the bytes of a store's shards on all servers."""
     of_vectors = sum(store.vector_bytes)
     return (
-        store.nbytes * (store.sheets + store.state_arrays) + of_vectors + overhead_bytes(store)
+        store.nbytes * (store.value_arrays + store.state_arrays) + of_vectors + overhead_bytes(store)
     ) * store.copies
 
 

@@ -238,7 +238,7 @@ class ServedStore:
         self._memories = list({id(m): m for shard in shards if (m := shard.memory) is not None}.values())
         """Memory of each rule and type."""
         for memory in self._memories:
-            memory.lacks_sheets, memory.forget = is_short and store.sheets > 1, self._forget_places
+            memory.lacks_sheets, memory.forget = is_short and store.value_arrays > 1, self._forget_places
         self._set_vectors()
         self._known_vectors: tuple[VectorRecord, ...] | None = None
         """Vectors that the log has from this primary; None if it has none yet."""

@@ -25,9 +25,9 @@ from adam_async.run.step_model import RunModel
 COMMON = 4
 """Memory for values at the servers, gradients and copies of an evaluation, in multiples of all parameters."""
 
-SECOND_SHEET = 1
-"""Memory for values that processes of the host read while a push writes the next ones, in multiples of all
-parameters."""
+SHEETS = 2
+"""Memory for values that processes of the host read, and for the next ones that a push writes meanwhile, in
+multiples of all parameters."""
 
 OF_STATE = 2
 """Memory for each elementwise array of the rule, and for its initialization, in multiples of all
@@ -49,7 +49,7 @@ def parameter_bytes(model: RunModel, config: Config) -> int:
         sizes += OF_REPLICA * config.replicas
         has_log = config.copies_in_force > 1 or config.ack == "durable"
         if config.processes and config.link != "tcp" and not (has_log or config.synchronous):
-            sizes += SECOND_SHEET
+            sizes += SHEETS
     return sizes * model.num_parameters * model.dtype.itemsize
 
 

@@ -307,12 +307,12 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.copies > 1 or self.durable
 
     @property
-    def sheets(self) -> int:
-        """Number of arrays of values at a server: processes of its host read one while a push writes another.
+    def value_arrays(self) -> int:
+        """Maximum number of arrays of values at a server: its own, and two that processes of its host read.
 
         There is one in place, and where pushes have no short way: with a log, in bsp, and recorded.
         """
-        return 1 if self.has_log or self.in_place or self.summed_weight or self.record else 2
+        return 1 if self.has_log or self.in_place or self.summed_weight or self.record else 3
 
     @property
     def takes_cuts(self) -> bool:

@@ -259,8 +259,11 @@ def test_a_store_that_does_not_fit_on_the_least_used_server_goes_to_the_one_with
 @pytest.mark.parametrize(
     ("memory", "said"),
     [
-        ({"ps0": 8000, "ps1": 8191}, "need 16384 bytes with the state of their rules, 8192 of them on ps-"),
-        ({"ps0": 100_000, "ps1": 8191}, "8192 of them on ps-1, which has 8191 bytes free: add servers"),
+        (
+            {"ps0": 10_000, "ps1": 10239},
+            "need 20480 bytes with the state of their rules, 10240 of them on ps-",
+        ),
+        ({"ps0": 100_000, "ps1": 10239}, "10240 of them on ps-1, which has 10239 bytes free: add servers"),
     ],
 )
 def test_a_store_that_exceeds_the_memory_of_a_server_is_refused_in_bytes(memory, said):
@@ -273,9 +276,9 @@ def test_a_store_that_exceeds_the_memory_of_a_server_is_refused_in_bytes(memory,
 
 
 def test_the_memory_of_other_stores_is_not_free():
-    cluster = with_servers("ps-0", ps0=16383)
+    cluster = with_servers("ps-0", ps0=24575)
     cluster.create("a", store_record("id-a"))
-    assert "8192 of them on ps-0, which has 8191 bytes free" in refused(
+    assert "12288 of them on ps-0, which has 12287 bytes free" in refused(
         cluster.create("b", store_record("id-b"))
     )
     cluster.set("stores/a", replace(cluster.map.stores["a"], phase="deleted"))

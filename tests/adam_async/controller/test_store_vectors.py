@@ -57,7 +57,7 @@ def test_memory_counts_the_values_that_a_vector_has():
     assert with_vectors(cluster).stores["model"].vector_bytes == ()
 
 
-@pytest.mark.parametrize(("memory", "fits"), [(8192 + 4160, True), (8192 + 4159, False)])
+@pytest.mark.parametrize(("memory", "fits"), [(12288 + 4160, True), (12288 + 4159, False)])
 def test_a_vector_for_which_a_server_lacks_memory_is_refused_with_the_number_of_bytes(memory, fits):
     outcome = with_vectors(map_of(memory), VectorRecord("x"))
     if fits:

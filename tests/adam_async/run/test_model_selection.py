@@ -161,7 +161,7 @@ def test_a_run_needs_several_times_its_parameters() -> None:
     assert parameter_bytes(PHOTOS, IN_PLACE) == 4 * one
     assert parameter_bytes(PHOTOS, COPIES) == 10 * one
     for more, sizes in (
-        ({}, 11),
+        ({}, 12),
         ({"link": "tcp"}, 10),
         ({"copies": 3, "servers": 3}, 10),
         ({"consistency": "bsp"}, 10),
