@@ -118,7 +118,6 @@ class ShardGroup(tuple[Shard, ...]):
         group.begin = min([shard.offset for shard in shards])
         group.end = max([shard.offset + len(shard.values) for shard in shards])
         group._view()
-        group.has_counts = any(strip.has_counts for strip in group.strips)
         group.may_lend = len(group) <= MOST_MOVED and all(map(_adjoins, group[1:], group))
         group.may_lend = group.may_lend and group.memory is not None
         group.places = tuple(range(len(shards)))
@@ -142,6 +141,7 @@ class ShardGroup(tuple[Shard, ...]):
                 self._views[self.sheet] = known  # stays, because a compiled rule knows the strips
         self.strips, self.flat = known
         self.flats = tuple([strip.values for strip in self.strips])
+        self.has_counts = any(strip.has_counts for strip in self.strips)
 
     def forget(self, memory: FamilyMemory) -> None:
         """Forget where values in some memory are, until `renew`: views keep memory that no shard uses."""

@@ -426,3 +426,21 @@ def test_sheets_for_which_a_group_waits_are_allocated_for_neighbours_on_differen
     family.push(family.groups[1], True)
     assert ShardGroup(family.shards).flat is None
     assert ShardGroup(family.shards).may_lend
+
+
+def test_shards_that_come_together_after_their_group_was_made_count_their_steps():
+    sizes = (1024, 2048)
+    shards = own_shards(specs_of(sizes), [Adam()])
+    memory = shards[0].memory
+    for _ in range(SHEETS):
+        array = Region.allocate(sum(sizes) * 8, is_published=True)
+        memory.sheets.append(Sheet(array.view(np.float64), region_of(array.data)[0]))
+    shards[0].move(memory.sheets[0])
+    group = ShardGroup(shards)
+    assert not group.has_counts
+    group.move(memory.sheets[1], with_values=True)
+    assert len(group.strips) == 1
+    assert group.has_counts
+    shards[1].move(memory.sheets[0])
+    group.renew()
+    assert not group.has_counts
