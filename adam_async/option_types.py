@@ -255,7 +255,7 @@ def read_option(option: Option, value: Any, name: str, *, strict: bool = True, o
         ConfigError: The value has another type, is none of the choices, lies outside the bounds, or is a text
             that the option's own reader refuses; the error has the option, the value and what is permitted.
     """
-    # `item` converts a number of NumPy without the import of NumPy: errors of options must come quickly.
+    # `item` converts a NumPy scalar without importing NumPy: that import would delay the error.
     plain = value.item() if getattr(value, "shape", None) == () else value
     if is_table(option.kind) and isinstance(plain, Mapping):
         return read_table(option.kind, plain, f"{name}.", strict=strict, origins=dict.fromkeys(plain, origin))

@@ -138,7 +138,7 @@ Versions = Annotated[tuple[Version, ...], Meta(max_length=MOST_IN_A_META)]
 """Versions, one for each of some shards."""
 
 PushNumberOfEach = PushNumber | PushNumbers
-"""Push numbers of some shards: one number for all of them, or one for each."""
+"""The number of a push at each of some shards: one that they share, or one for each."""
 
 VersionOfEach = Version | Versions
 """Versions of some shards: one version for all of them, or one for each."""

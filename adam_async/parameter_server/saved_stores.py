@@ -44,7 +44,7 @@ from transport import LinkClosed, Message, Request
 logger = logging.getLogger(__name__)
 
 LATER_S = 0.002
-"""Least time between the beginnings of a store and of the store that it replaces, in seconds."""
+"""Minimum time between the beginning of a store and that of its replacement, in seconds."""
 
 
 class SavedStores:

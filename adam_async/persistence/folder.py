@@ -178,7 +178,7 @@ class SegmentWriter:
         return found
 
     async def _begin_file(self) -> None:
-        """Sync the last file, then make the next one with its start on disk."""
+        """Sync the last file; then make the next one, with its header on disk."""
         if self.position:
             await self.sync()
         self._number += 1

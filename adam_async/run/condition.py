@@ -67,7 +67,7 @@ class LostRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """How well a run and the stores of a cluster are."""
+    """Health of a run, and of the stores of a cluster."""
 
     verdict: Verdict
     """``degraded``: copies, roles or replicas are lacking. ``ending``: the run or a store has failed, or all

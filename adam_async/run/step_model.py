@@ -129,7 +129,7 @@ class StepModel:
     kernels = "step"
     """A word for the kernels, because a step has none of this package."""
     multiply_adds = 0
-    """Number of multiply-adds, which is unknown."""
+    """Number of multiply-adds: 0, because it is unknown for a step of the user."""
 
     def __init__(self, step: TrainStep, spec: StepSpec, *, keep_going: bool = False) -> None:
         self.spec = spec

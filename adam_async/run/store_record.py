@@ -42,7 +42,7 @@ class BundleRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 1
     """Number that grows with each new primary; a member refuses messages of an older generation."""
     in_sync: tuple[Member, ...] = ()
-    """Members with all committed entries, the primary first; empty once all are lost."""
+    """Members that have every committed entry, the primary first; empty once all of them are lost."""
     joining: tuple[Member, ...] = ()
     """Invited members, which lack some entries or values."""
     lost: tuple[str, ...] = ()

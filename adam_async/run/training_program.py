@@ -309,7 +309,7 @@ class _Blob(TrainingProgram, frozen=True, kw_only=True):
 
 
 def _nests_too_deep(value: Any) -> bool:
-    """Return whether values are nested deeper than `MOST_DEPTH`; functions that read them call themselves."""
+    """Return whether values are nested deeper than `MOST_DEPTH`: recursive functions read them."""
     layer = [value]
     for _ in range(MOST_DEPTH + 1):
         several = [each for each in layer if isinstance(each, (list, tuple, dict))]

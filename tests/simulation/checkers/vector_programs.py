@@ -35,7 +35,7 @@ HEARD_S = 1.0
 
 Values = NDArray[np.float64]
 State = Mapping[int, Mapping[str, Values]]
-"""Values of each array, by number of the vector, with 0 for the parameters."""
+"""Values of each array, by the number of their vector; the parameters have number 0."""
 
 
 def first_values() -> dict[str, Values]:
