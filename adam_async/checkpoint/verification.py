@@ -141,6 +141,7 @@ async def checkpoints_in(
 
 
 async def summary_of(folder: Path, disk: Disk, *, latest: bool) -> Summary:
+    """Return the summary of a checkpoint; a damaged one is not `whole`."""
     epoch, groups = age_order(folder.name)
     place = Summary(name=folder.name, epoch=epoch, groups=groups, whole=False, latest=latest)
     try:

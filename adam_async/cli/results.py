@@ -180,6 +180,7 @@ NOTHING = "nothing (--out keeps the latest weights, --checkpoint a state for --r
 
 
 def progress_words(driver: Driver) -> str:
+    """Return how far a run has come, in words."""
     progress = driver.progress
     if not progress.epoch:
         return "before training began"
