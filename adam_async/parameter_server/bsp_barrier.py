@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-In bsp a push is not applied when it arrives. It is the *contribution* of its replica to the sum of its clock,
-and stays pending. When every live replica has contributed to a clock or ended it with a tick, the clock is
-*reached*: its contributions become *due*, ordered by replica, and are applied as one sum. Sums are applied in
-the order of their clocks, and only when due, so the values of a shard are those of one clock after the other,
-however pushes, ticks and losses of replicas interleave.
+In bsp a push is not applied when it arrives. A pending push is the *contribution* of its replica to the sum
+of its clock. A clock is *reached* when every live replica has contributed to it or ended it with a tick. Its
+contributions are then *due*: the server orders them by replica and applies them as one sum. The server
+applies sums in the order of their clocks, and only when they are due. So the values of a shard pass from one
+clock to the next, however pushes, ticks and losses interleave.
 
-`PendingContributions.clock` is the clock of the values: all contributions up to it have been applied. It
-never goes back, and a contribution to a reached clock comes too late.
+`PendingContributions.clock` is the clock of the values: all contributions up to it have been applied. The
+reached clock never goes back, and the server refuses a contribution to it as too late.
 
 A session contributes to a clock once. The shard refuses a second contribution, because its push is
 acknowledged at once and its gradients stay in memory until the clock is reached.
@@ -28,15 +28,14 @@ from typing import Any
 from adam_async.run.ids import Replica
 
 PENDING_TIMES = 4
-"""Maximum memory of the pending contributions of a replica, as a multiple of the size of the bundle's values.
-A correct replica has those of one step, whose factors are about as large as the values."""
+"""Maximum memory of a replica's pending contributions, as a multiple of the bundle's values. A correct
+replica has those of one step, whose factors are about as large as the values."""
 
 PENDING_BYTES = 64 << 20
-"""Memory of pending contributions that each replica may have beyond `PENDING_TIMES`, in bytes: one push of
-the largest size."""
+"""Memory in bytes for a replica's pending contributions beyond `PENDING_TIMES`: the largest push."""
 
 CONTRIBUTION_BYTES = 256
-"""Approximate memory of a contribution to one shard without its gradient, in bytes."""
+"""Approximate memory of a contribution to one shard, in bytes, not counting the gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +60,7 @@ class PendingContributions:
     waiting: dict[int, list[Contribution]] = field(default_factory=dict)
     """Contributions to clocks that are not reached, by clock."""
     due: deque[tuple[int, list[Contribution]]] = field(default_factory=deque)
-    """Clocks whose sums are due and not applied, in order, with their contributions."""
+    """Clocks with due sums that are not applied, in order, each with its contributions."""
 
     @property
     def clock(self) -> int:
@@ -69,14 +68,14 @@ class PendingContributions:
         return self.due[0][0] - 1 if self.due else self.reached
 
     def pushes_of_groups(self) -> Iterator[Any]:
-        """Yield the push of each contribution with groups; their gradients are not in the values."""
+        """Yield the push of each contribution with groups; these gradients are not in the values."""
         for _, contributions in chain(self.waiting.items(), self.due):
             for each in contributions:
                 if each.push.push.groups:
                     yield each.push.push
 
     def contribute(self, clock: int, contribution: Contribution) -> bool:
-        """Add a contribution. Returns False if it is too late or the second one of its session."""
+        """Add a contribution. Returns False if it is too late, or its session's second."""
         if clock <= self.reached:
             return False
         pending = self.waiting.setdefault(clock, [])
@@ -94,7 +93,7 @@ class PendingContributions:
             return []
         self.reached = slowest
         clocks = sorted(clock for clock in self.waiting if clock <= slowest)
-        # Sorting is stable: two generations of one replica stay in the order of their arrival.
+        # Sorting is stable, so two generations of a replica stay in order of arrival.
         found = [(clock, sorted(self.waiting.pop(clock), key=attrgetter("replica"))) for clock in clocks]
         self.due.extend(found)
         return found
@@ -115,20 +114,20 @@ class PendingContributions:
 
 
 class PendingBytes:
-    """Memory of the pending contributions on one primary, by replica, in bytes.
+    """Memory that pending contributions use on one primary, by replica, in bytes.
 
     Args:
-        values_bytes: Bytes of the values of its bundle.
+        values_bytes: Size of the bundle's values, in bytes.
     """
 
     def __init__(self, values_bytes: int) -> None:
         self._most = PENDING_TIMES * values_bytes + PENDING_BYTES
         self._bytes: Counter[int | None] = Counter()
         self._pushes: dict[Any, tuple[int | None, int, int]] = {}
-        """Replica, size in bytes and number of pending contributions of each queued push."""
+        """Replica, size in bytes and contribution count of each queued push."""
 
     def refusal(self, replica: int | None) -> str:
-        """Return the reason why a replica may not contribute now; empty if it may."""
+        """Return why a replica may not contribute now; empty if it may."""
         if self._bytes[replica] < self._most:
             return ""
         return f"{self._bytes[replica]} bytes of its gradients wait for sums, and {self._most} may: wait"
@@ -136,7 +135,7 @@ class PendingBytes:
     def add(self, replica: int | None, queued: Any) -> None:
         """Count a push that becomes contributions.
 
-        Its gradients stay in memory until all contributions are in sums.
+        The gradients of the push stay in memory until sums contain all its contributions.
         """
         places = len(queued.accepted)
         nbytes = queued.gradients.nbytes + places * CONTRIBUTION_BYTES
@@ -145,12 +144,12 @@ class PendingBytes:
             self._bytes[replica] += nbytes
 
     def refused(self, queued: Any) -> None:
-        """Take note of the contributions of a push that their shards refused."""
+        """Record the contributions of a push that their shards refused."""
         if queued.problems:
             self._settled(queued, sum([problem.index in queued.accepted for problem in queued.problems]))
 
     def summed(self, pushes: Iterable[Any], shards: int) -> None:
-        """Take note that a sum is applied to some shards; each push contributed to all of them."""
+        """Record that some shards have applied a sum; each push contributed to all of them."""
         for queued in pushes:
             self._settled(queued, shards)
 

@@ -1,21 +1,18 @@
 """Pure: the shards of a bundle as a function of its log of entries.
 
-Theory of operation
--------------------
-A primary puts everything that changes a shard into *entries* of one log: batches of pushes, contributions,
-ticks, reports of steps, live replicas, epochs, forgotten sessions. `Bundle` takes committed entries in the
-order of the log, so every server that takes the same entries has the same values, versions, numbers and
-clocks (`docs/decisions/0030-replication.md`). The entries have everything that the bits of the values depend
-on: which pushes join, which of their places count, and which gradients are finite. Rates that depend on the
-staleness are a function of the versions, which are a function of the log.
+Theory of operation ------------------- A primary writes everything that changes a shard as *entries* into one
+log: batches of pushes, contributions, ticks, reports of steps, live replicas, epochs, forgotten sessions.
+`Bundle` takes committed entries in log order, so servers that take the same entries have the same values,
+versions, numbers and clocks (`docs/decisions/0030-replication.md`). The entries contain all that decides the
+bits of the values: the pushes of a batch, their accepted places, and which gradients are finite. Rates that
+depend on staleness follow from the versions, and the versions follow from the log.
 
-A batch of gradients may take several rounds of the loop, so the bundle hands it to the shell as *work*, with
-`take_work`, and the shell reports it with `applied` or `sum_applied`. Entries behind a batch wait for it: a
+A batch of gradients may take several rounds of the loop. So the bundle hands it to the shell as *work*
+(`take_work`), and the shell reports it done (`applied` or `sum_applied`). Later entries wait for the batch: a
 clock must not count a push that is not in the values. In bsp contributions, ticks and clocks do not touch
-values, so they need not wait for the sums in progress; the sums that they complete wait behind those in
-progress.
+values, so they do not wait for sums in progress. The sums that they complete do wait.
 
-A bundle never waits, answers, reads the time or touches a value, and does not read gradients.
+A bundle never waits, sends answers, reads the time, or touches values or gradients.
 """
 
 from collections import Counter, deque
@@ -60,12 +57,12 @@ from adam_async.run.ids import Replica, ShardId, Version
 from adam_async.run.store_record import VectorRecord
 
 MOST_KNOWN_PINS = 64
-"""Number of newest pins that a bundle remembers, with those that were given up. A server that was away for
-more pins may still have an older one on its disk."""
+"""Number of newest pins that a bundle remembers, including removed pins. A server that was away for longer
+may still have an older pin on its disk."""
 
 MOST_GROUPS = 256
-"""Maximum number of groups of shards that a server caches. Without a maximum, messages with ever new sets
-of shards could fill the memory."""
+"""Maximum number of shard groups that a server caches. Without a maximum, messages with ever new sets of
+shards could fill the memory."""
 
 
 class Bundle:
@@ -96,32 +93,32 @@ class Bundle:
         self.entries_applied = 0
         """Number of entries applied so far."""
         self.changes = 0
-        """Number of entries applied so far that named replicas, began an epoch or forgot sessions."""
+        """Number of applied entries that named replicas, began an epoch or forgot sessions."""
         self.batches = 0
         self.batched_pushes = 0
         self.cut_pushes = 0
-        """Number of pushes applied in part, because their senders changed them meanwhile."""
+        """Number of pushes applied in part, because their senders changed the memory meanwhile."""
         self.taken: Apply | ApplySum | None = None
-        """Work in progress in the shell; None if there is none."""
+        """Work that the shell has in progress; None if there is none."""
         self._taken_entry: Apply | None = None
-        """Entry of the batch in progress, without rates; None if a sum or no work is in progress."""
+        """Entry of the batch in progress, without rates; None during a sum and between work."""
         self.absent: Set[ShardId] = frozenset()
-        """Shards that the next entry does not change, on a member that joins; see `log_entries.py`."""
+        """On a joining member, the shards that the next entry does not change; see `log_entries.py`."""
         self.snapshot: ClockSnapshot | None = None
-        """Shards at the clock of a reader, in bsp; None if no reader reads them."""
+        """In bsp, the shards at the clock that a reader reads; None without a reader."""
         self.cut: ClockSnapshot | None = None
-        """Shards at the clock of a cut, in bsp; None if the disk takes none now."""
+        """In bsp, the shards at the clock of a cut; None if the disk takes no cut now."""
         self.keeps_pins = False
         """Whether this server saves pins."""
         self.pins: dict[int, bool] = {}
         """Ids of the newest pins, each with whether it was given up: a function of the log. So a repeated
-        entry has no effect, and a member that returns removes the pins that were given up."""
+        entry has no effect, and a member that returns removes the pins that clients have removed."""
         self.pinning: PinCopies | None = None
-        """Shards at a pin that this server saves now; None if it saves none."""
+        """Shards at a pin that this server is saving; None if it saves no pin."""
         self._behind_pin: deque[Entry] = deque()
-        """In bsp, a pin that waits for the sums before it, and the entries behind it."""
+        """In bsp, a pin that waits for earlier sums, and the entries behind the pin."""
         self.ready: deque[Entry | ApplySum] = deque()
-        """Committed entries and complete sums that wait; without work in progress, the first one is work."""
+        """Committed entries and complete sums that wait; the first one becomes the next work."""
         self._summed_weight = summed_weight
         self.scales = scale_by_staleness
         """Whether a push's rate is divided by 1 + its staleness."""
@@ -144,14 +141,14 @@ class Bundle:
     def has_work(self) -> bool:
         """Whether work is in progress, or can be taken.
 
-        Work cannot be taken while it waits for the reader of the snapshot, or for the disk.
+        Work waits while a reader reads the snapshot, or for the disk.
         """
         if self.taken is not None or not self.ready:
             return self.taken is not None
         return self._room(self.ready[0]) > 0
 
     def _room(self, due: Entry | ApplySum) -> int:
-        """Return the number of leading shards of a sum that may be changed now; for a batch 0 or 1.
+        """Return how many leading shards of a sum may change now; for a batch 0 or 1.
 
         The copies for a reader or a pin have bounded memory: work may wait until some of them are taken.
         """
@@ -163,11 +160,11 @@ class Bundle:
 
     @property
     def writes_pin(self) -> bool:
-        """Whether a pin is being written; the disk may still remove one that was given up."""
+        """Whether the disk is writing a pin; it may still remove an old pin."""
         return self.pinning is not None and not self.pinning.is_given_up
 
     def _kept_from(self, due: Entry | ApplySum) -> list[KeptShards]:
-        """Return the kept shards that work must not change without a copy."""
+        """Return the kept shards that work must copy before it changes them."""
         kept: list[KeptShards] = [] if self.pinning is None else [self.pinning]
         if isinstance(due, ApplySum):
             at_clocks = [each for each in (self.snapshot, self.cut) if each is not None]
@@ -181,7 +178,7 @@ class Bundle:
             each.keep(shards)
 
     def group(self, numbers: tuple[int, ...]) -> ShardGroup | None:
-        """Return the shards of a message; None if one is not here, or named twice, or of another family."""
+        """Return the shards of a message; None if a shard is missing, named twice, or of another family."""
         group = self._groups.get(numbers)
         if group is None:
             found = [shard for number in numbers if (shard := self.shards.get(ShardId(number))) is not None]
@@ -223,13 +220,13 @@ class Bundle:
         return each_tables(self.shards.values())
 
     def count_tables(self) -> int:
-        """Return the number of different tables of the shards; 1 for a bundle without shards."""
+        """Return the number of different tables among the shards; 1 for a bundle without shards."""
         return max(len({id(shard.tables) for shard in self.shards.values()}), 1)
 
     # --- entries -----------------------------------------------------------------------------
 
     def commit(self, entry: Entry) -> list[Entry]:
-        """Take the next committed entry. Returns the entries that are now applied, in their order."""
+        """Take the next committed entry. Returns the entries that are now applied, in order."""
         is_pin = isinstance(entry, QueuedPin)
         if self._behind_pin or (is_pin and self._summed_weight and not self.idle):
             # Entries behind a pin wait with it: in bsp they would change the clocks of shards.
@@ -313,7 +310,7 @@ class Bundle:
     # --- work --------------------------------------------------------------------------------
 
     def take_work(self) -> Apply | ApplySum | None:
-        """Return the next batch or sum as work; None if there is none now.
+        """Return the next batch or sum as work; None if no work can begin now.
 
         The shell must have reported all earlier work.
         """
@@ -336,7 +333,7 @@ class Bundle:
         return self.taken
 
     def applied(self, event: Applied) -> list[Entry]:
-        """Count an applied batch. Returns the entries that are now applied: the batch and those behind it."""
+        """Count an applied batch. Returns the entries that are now applied: the batch and later ones."""
         entry = self._taken_entry
         assert event.batch is self.taken
         assert entry is not None
@@ -349,7 +346,7 @@ class Bundle:
         return [entry, *self._settle()]
 
     def _count_refusals(self, batch: Apply, outcomes: Sequence[Sequence[bool]]) -> None:
-        """Count the pushes of a batch of which the rule refused some on some shards."""
+        """Count the pushes that the rule refused on some of a batch's shards."""
         for queued, taken in zip(batch.pushes, zip(*outcomes, strict=True), strict=True):
             taken_at = dict(zip(queued.accepted, taken, strict=True))
             refuse_places(queued, [place for place in queued.accepted if not taken_at[place]])
@@ -379,10 +376,10 @@ class Bundle:
     def count_at_once(
         self, push: Push, session: Session, group: ShardGroup, tables: ShardTables, read: int
     ) -> None:
-        """Count an applied push that was an entry of its own; see `at_once.py`.
+        """Count an applied push that was a whole entry; see `at_once.py`.
 
         Args:
-            tables: Tables of all shards of the group, and of no others; the push is ordered in them.
+            tables: Tables of exactly the shards of the group; they have ordered the push.
             read: See `ShardTables.count_push`.
         """
         self.entries_applied += 1
@@ -442,7 +439,7 @@ class Bundle:
                 queued.problems.append(Problem(place, REFUSED))
                 shard.separate().refuse(session, number)
                 self._note(shard, push, SUMMED | NOT_APPLIED | SKIPPED)
-        # An unapplied gradient still advances the clock below: the other replicas do not wait for it.
+        # An unapplied gradient still advances the clock, because the other replicas do not wait for it.
         _count_unapplied(queued)
         self._note_unapplied(queued, SUMMED | NOT_APPLIED)
         shards += queued.unapplied_shards()
@@ -451,7 +448,7 @@ class Bundle:
         self._reach(shards)
 
     def _reach(self, shards: Iterable[Shard]) -> None:
-        """Queue the sums that are complete; shards of the same pushes are summed together."""
+        """Queue the complete sums; shards with the same pushes share a sum."""
         # Until the map names live replicas, a sum cannot know which ones it waits for.
         if not self.replicas.live or not self._summed_weight:
             return
@@ -465,7 +462,7 @@ class Bundle:
                 _, _, members = due.setdefault(key, (clock, contributions, []))
                 members.append((shard, [each.place for each in contributions]))
         for clock, contributions, members in sorted(due.values(), key=lambda each: each[0]):
-            # In the order of the pushes, so that bits do not depend on which shard was completed first.
+            # Go by the order of the pushes, so the bits do not depend on which shard completed first.
             members.sort(key=lambda member: member[1])
             pushes = tuple(each.push for each in contributions)
             self.ready.append(
@@ -479,12 +476,12 @@ class Bundle:
             )
 
     def keep_clock(self, clock: int, link: Any, until: float) -> int:
-        """Keep all shards at a clock until they are read over a link; replaces an earlier snapshot.
+        """Keep all shards at a clock until a link has read them; this replaces an earlier snapshot.
 
         Args:
             until: Time at which the snapshot ends, unless the reader takes shards and asks for more.
 
-        Returns 0 if the shards are kept, else the clock of a shard that has passed the given clock.
+        Returns 0 if it keeps the shards, else the clock of a shard that has passed the given clock.
         """
         snapshot = self.snapshot
         if snapshot is None or (snapshot.clock, snapshot.link) != (clock, link):
@@ -496,14 +493,14 @@ class Bundle:
         return 0
 
     def _fastest(self) -> int:
-        """Return the highest clock of the values, with that of a sum in progress."""
+        """Return the highest clock in the values; it includes a sum in progress."""
         taken = self.taken.clock if isinstance(self.taken, ApplySum) else 0
         return max([taken, *(shard.applied_clock() for shard in self.shards.values())])
 
     def begin_cut(self, clock: int) -> int:
         """Keep all shards at a clock as `cut`, until the disk has taken them or `end_cut`.
 
-        Returns 0 if the shards are kept, else the clock of a shard that has passed the given clock.
+        Returns 0 if it keeps the shards, else the clock of a shard that has passed the given clock.
         """
         assert self.cut is None
         if (fastest := self._fastest()) > clock:
@@ -518,7 +515,7 @@ class Bundle:
 
     @property
     def snapshot_until(self) -> float:
-        """Time at which the snapshot ends; infinite without one."""
+        """Time at which the snapshot ends; infinite without a snapshot."""
         return self.snapshot.until if self.snapshot is not None else inf
 
     def end_snapshot(self) -> None:
@@ -540,13 +537,13 @@ class Bundle:
         self._reach(shards)
 
     def _count_steps(self, entry: StepsArrived) -> None:
-        """Count steps applied in place, also those of an ended generation: the values have them already."""
+        """Count steps applied in place, even of an ended generation: the values have them already."""
         report = entry.report
         session: Session = (report.session, report.incarnation)
         ours = self.group(report.shards) or [self.shards[ShardId(number)] for number in report.shards]
         last = report.number + len(report.steps) - 1
         refused = {place for step in report.steps for place in step.refused}
-        # Shards with different refusals differ in version; without refusals they go on sharing tables.
+        # Different refusals give shards different versions; without refusals, shards go on sharing tables.
         several: Collection[ShardTables] = [each.separate() for each in ours] if refused else tables_of(ours)
         all_steps = Counter([step.staleness for step in report.steps])
         for place, tables in enumerate(several):
@@ -631,7 +628,7 @@ def _count_together(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> bo
 
 
 def _count_step(queued: QueuedPush, shards: Sequence[Shard]) -> None:
-    """Count an applied step, as a version where it changes values; shards go on sharing equal tables."""
+    """Count an applied step, also as a version if it changes values; shards with equal tables share them."""
     push = queued.push
     assert push.commands is not None
     changed = {command.array for command in push.commands.combine if not command.into}
@@ -662,7 +659,7 @@ def _count_apart(shards: Sequence[Shard], pushes: Sequence[QueuedPush]) -> None:
 
 
 def _count_groups(queued: QueuedPush, accepted: Sequence[Shard]) -> None:
-    """Count the groups of a push on its shards, and its loss on those that did not have the groups."""
+    """Count a push's groups on its shards, and its loss on the shards to which the groups are new."""
     if queued.push.groups:
         fresh = [shard.tables for shard in (*accepted, *queued.shards_at(queued.refused))]
         known = [shard.tables for shard in queued.shards_at(queued.known)]
@@ -678,7 +675,7 @@ def _count_push(tables: ShardTables, push: Push, place: int) -> None:
 
 
 def _read(push: Push, place: int) -> int:
-    """Return the version of a shard that a push read, with the client's own pushes in its copy."""
+    """Return the version of a shard that a push read; it includes the client's own pushes in its copy."""
     return of_place(push.versions, place) + of_place(push.own_applied, place)
 
 
@@ -705,7 +702,7 @@ def _scaled_rates(pushes: Sequence[QueuedPush]) -> tuple[tuple[float, ...], ...]
         for place in queued.accepted:
             shard = queued.shards[place]
             assert shard is not None
-            # Each push before it in the batch will be one version.
+            # Each earlier push of the batch will be one version.
             since = shard.version + before - _read(push, place)
             mine.append(push.rate / (1 + max(since, 0)))
         rates.append(tuple(mine))

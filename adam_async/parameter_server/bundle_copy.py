@@ -1,11 +1,11 @@
-"""One server's copy of a bundle that has a log: its shell around the core of `replication`.
+"""One server's copy of a bundle that has a log: the shell around the core in `replication`.
 
-The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. This
-shell carries out its effects: it encodes entries, sends them over `ServerLinks`, applies committed ones
-through the state of the store, copies pieces for servers that join, and watches for silent members. The
-primary's own entries stay Python objects on the primary, so that its front can answer their requests. The
-other members decode each entry or piece first: an invalid one ends its link and changes nothing. With durable
-pushes, an entry is on the disk before the core takes it.
+The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. The
+shell carries out the core's effects. It encodes and sends entries (`ServerLinks`), applies committed entries
+to the store's state, copies pieces for joining servers, and watches for silent members. On the primary, its
+own entries stay Python objects, so that the front can answer their requests. Other members first decode each
+entry or piece; an invalid one ends its link and changes nothing. With durable pushes, an entry is on the disk
+before the core takes it.
 """
 
 import asyncio
@@ -75,8 +75,8 @@ from transport import RemoteProtocolError
 logger = logging.getLogger(__name__)
 
 DIGEST_BYTES = 8 << 20
-"""Maximum size of the arrays of a piece that the primary compares by their digest, in bytes: about 5 ms in
-one round of the loop, which sends no heartbeat meanwhile. A larger piece is sent with its arrays."""
+"""Maximum size of a piece's arrays that the primary compares by digest, in bytes: about 5 ms in one round of
+the loop, during which the primary sends no heartbeat. A larger piece is sent with its arrays."""
 
 BACK_OFF_S = 0.2
 """Pause after a proposal without an outcome or with a conflict, in seconds."""
@@ -92,7 +92,7 @@ class _Content:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CopiedPiece:
-    """A piece on its way to another member."""
+    """A piece that is being sent to another member."""
 
     tensors: Part
     origin: int
@@ -116,10 +116,10 @@ class BundleCopy:
         facts: Facts of the bundle that never change.
         record: The bundle's record in the cluster map.
         copies: Number of copies that the bundle should have.
-        shards: Its shards and its front on this server.
+        shards: Shards of the bundle on this server, and their front.
         pieces: Its shards, cut into pieces.
         table: All shards of the store, by number.
-        saver: Copies pieces for the disk of this server; None without one.
+        saver: Copies pieces for the disk of this server; None without a disk.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class BundleCopy:
     ) -> None:
         self._saver = saver
         self._appends: OrderedAppends | None = None
-        """Entries that are being written to the disk, and messages behind them; None without durable
+        """Entries on their way to the disk, and the messages that wait for them; None without durable
         pushes."""
         if saver is not None and saver.is_durable:
             self._appends = OrderedAppends(saver.disk, facts.home, host.spawn)
@@ -156,18 +156,18 @@ class BundleCopy:
         self._applying = 0
         """Number of entries that the shards have received and not applied yet."""
         self._done = 0
-        """Number of entries that the shards have applied and that were reported to the core."""
+        """Number of applied entries that the core has been told of."""
         self._is_catching_up = False
         self._asked: deque[CopyPiece] = deque()
         """Pieces to copy once the shards are between two entries."""
         self._has_too_large = False
-        """Whether a piece is too large for any message; a notice reports the first one."""
+        """Whether some piece is too large for any message; a notice reports the first such piece."""
         self._parts = PartCollector()
         self._offers = OfferedPieces(saver, host.spawn)
         self._generation = 0
-        """Generation of the last applied entry; 0 before the first one here."""
+        """Generation of the last applied entry; 0 before any entry."""
         self._origins = [0] * facts.pieces
-        """Generation of the last entry in each piece at its arrival from a primary; 0 for pieces that did not
+        """For each piece, the generation of its last entry when it arrived from a primary; 0 if it did not
         arrive."""
         self._proposing: asyncio.Task[None] | None = None
         self._watch = MembersWatch(self._core, facts, host, copies)
@@ -197,7 +197,7 @@ class BundleCopy:
 
     @property
     def is_primary(self) -> bool:
-        """Whether this server is the primary, as far as it knows."""
+        """Whether this server believes that it is the primary."""
         return self._core.is_primary
 
     @property
@@ -227,7 +227,7 @@ class BundleCopy:
 
     @property
     def pieces_from_disk(self) -> int:
-        """Number of pieces whose arrays were on the disk of this server when it joined."""
+        """Number of pieces whose arrays this server had on its disk when it joined."""
         return self._offers.taken
 
     @property
@@ -255,7 +255,7 @@ class BundleCopy:
         return primary is not None and bool(primary.waits_for())
 
     def why_not_committing(self) -> str:
-        """Return the reason why the last entry is not committed; empty if it is."""
+        """Return why the last entry is not committed; empty if it is."""
         return self._core.primary.why_not_committing() if self._core.primary is not None else ""
 
     # --- inputs ------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class BundleCopy:
                 return
             parts = whole
         is_entry = isinstance(message, Copy)
-        # Messages of a primary keep their order; answers to this server as the primary do not wait.
+        # Messages from a primary keep their order; answers to this primary need not wait.
         is_ordered = is_entry or isinstance(message, Begin | Committed | PieceCopy)
         take = partial(self._take_later, sender, message, parts)
         if self._appends is None or not is_ordered or not (self._appends or is_entry):
@@ -333,7 +333,7 @@ class BundleCopy:
             self._appends.add(take)
 
     def _take_later(self, sender: Member, message: Message, parts: list[Part]) -> None:
-        """Take a message that has waited for the disk; an invalid one ends its sender's link."""
+        """Take a message that has waited for the disk; an invalid message ends its sender's link."""
         try:
             self._take(sender, message, parts)
         except RemoteProtocolError as error:
@@ -378,7 +378,7 @@ class BundleCopy:
         self._take_later(sender, message, [with_arrays(tensors, arrays)])
 
     def _refuse_offered(self, sender: Member, message: PieceCopy, why: str) -> None:
-        """End the link, so that the primary sends all pieces in the next session."""
+        """End the link, so that the next session brings all pieces."""
         logger.warning(
             "%s joins the shards of %s in store %s anew, without its disk: piece %d: %s",
             *(self.me[0], self._facts.home, self._facts.store, message.piece, why),
@@ -393,7 +393,7 @@ class BundleCopy:
     # --- effects -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Carry out the effects of the core in their order, and the effects that follow from them."""
+        """Carry out the core's effects in order, and the effects that follow from them."""
         self._effects += self._core.take_effects()
         if self._is_running:
             return
@@ -404,7 +404,7 @@ class BundleCopy:
                 while self._effects:
                     self._perform(self._effects.popleft())
                     self._effects += self._core.take_effects()
-                # Only now, because a `Stopped` drops the entries that wait: it refuses their requests.
+                # Do this last: a `Stopped` drops the waiting entries, and here it refuses their requests.
                 self._propose_all()
                 self._effects += self._core.take_effects()
                 is_going_on = bool(self._effects) or self._advance()
@@ -573,7 +573,7 @@ class BundleCopy:
         return max(self._generation, self._origins[piece]), self._core.position_of(piece)
 
     def _copy_piece(self, asked: CopyPiece, primary: Primary, bundle: Bundle) -> bool:
-        """Copy a piece for another member; returns False if it is too large for a message now."""
+        """Copy a piece for another member; return False if no message has room for it now."""
         specs, position = self._pieces[asked.piece], self._core.log.applied
         arrays = piece_arrays(bundle, specs)
         is_there = entry_bytes([arrays]) <= DIGEST_BYTES and self._offers.is_unchanged(asked, position)
@@ -608,4 +608,4 @@ class BundleCopy:
 
 
 def _nothing() -> None:
-    """Do nothing once an entry without content is on the disk."""
+    """Do nothing when an empty entry is on the disk."""

@@ -1,8 +1,8 @@
-"""The changed pieces of one bundle, their copies for the disk, and its steps that wait for an entry there.
+"""The changed pieces of one bundle, their copies for the disk, and steps that wait for an entry on the disk.
 
-A server marks the pieces that an entry changes. The disk asks for one piece at a time, and the bundle gives
-a copy of it at the next moment between two entries, on the loop: at most one piece, which is about 1 MiB, in
-an iteration of the loop. No entry waits for these writes.
+A server marks the pieces that an entry changes. The disk asks for one piece at a time. The bundle copies this
+piece (about 1 MiB) on the loop between two entries, at most one piece per iteration. No entry waits for these
+writes.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ class DiskPorts:
 
     Attributes:
         states: Disk of the states.
-        entries: Disk of log entries, with a thread of its own.
+        entries: Disk of log entries, which has its own thread.
         clock: Clock of the loop.
         wall_clock: Returns the time in seconds since 1970.
         settings: Times and sizes.
-        observe: Called with each state that goes to the disk, and the id of its store.
+        observe: Called with each state that goes to the disk, and its store's id.
         notice: Reports a text to the operator.
         rules: The rules of users that the server may apply.
     """
@@ -53,7 +53,7 @@ class DiskPorts:
     rules: RuleSource = field(default_factory=RuleSource)
 
     def notice_left(self, folder: Path, error: OSError) -> None:
-        """Report an unused folder that cannot be removed; the server goes on."""
+        """Report an unused folder that the server cannot remove; the server goes on."""
         self.notice(
             f"{folder} is no longer needed and cannot be removed: {error.strerror or error}; remove it by "
             "hand, or the next start reads it again"
@@ -61,14 +61,14 @@ class DiskPorts:
 
 
 Mark = Callable[[int, int, int], None]
-"""Callback that marks a piece, with its number, its size in bytes, and the number of its updates."""
+"""Callback that marks a piece, given its number, its size in bytes and its update count."""
 
 
 class BundleDisk(Protocol):
-    """The disk of a store, as its bundles use it; see `StoreDisk`."""
+    """The disk of a store, as seen by its bundles; see `StoreDisk`."""
 
     async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:
-        """Append an entry; it is on the disk on return. Calls return in the order in which they began."""
+        """Append an entry and return once it is on the disk. Calls return in the order of their begin."""
         ...
 
     def applied(self, home: str, position: int) -> None:
@@ -76,17 +76,17 @@ class BundleDisk(Protocol):
         ...
 
     def position_of(self, name: StateName) -> int | None:
-        """Return the position of the last entry in a piece; None if the disk lacks the piece."""
+        """Return the position of a piece's last entry; None if the disk lacks the piece."""
         ...
 
     async def read_arrays(self, name: StateName, arrays: int) -> tuple[Part, bytes]:
-        """Read the arrays of a piece; return them and their SHA-256 digest.
+        """Read the arrays of a piece, and return them with their SHA-256 digest.
 
         Args:
             arrays: Number of arrays that the piece must have.
 
         Raises:
-            DataError: The disk lacks the piece, the piece is damaged, or it has another number of arrays.
+            DataError: The disk lacks the piece, the piece is damaged, or its number of arrays is wrong.
         """
         ...
 
@@ -126,7 +126,7 @@ class BundleSaver:
         }
         self._sizes = [sum([spec.nbytes for spec in specs]) * (1 + state_arrays) for specs in pieces]
         self.changes = 0
-        """Number of changes so far, which is the position of a bundle without a log."""
+        """Number of changes so far: the position of a bundle without a log."""
         self.entry = 0
         self.pinned_at: dict[int, Order] = {}
         """Generation and position of each pin that the shards have received and not applied yet."""
@@ -138,21 +138,21 @@ class BundleSaver:
         self.is_ready: Callable[[], bool] = bool
         """Callback that returns whether the bundle has all its values."""
         self.bundle: Callable[[], Bundle]
-        """Callback that returns the bundle, for the cuts of a store; the owner sets it."""
+        """Callback that returns the bundle, for the store's cuts; the owner sets it."""
         self.resume: Callable[[], None] = _nothing
-        """Callback that continues sums which have waited for room for the copies of a cut."""
+        """Callback that continues the sums which waited until a cut's copies had room."""
         self.moved: Callable[[], None] = _nothing
-        """Callback that reports applied entries, or other shards, while the bundle has a cut."""
+        """Callback that reports newly applied entries or moved shards while the bundle has a cut."""
 
     # --- changes -----------------------------------------------------------------------------
 
     def touched(self, shards: Iterable[ShardId], updates: int) -> None:
-        """Mark the pieces of some shards after the same number of updates of each.
+        """Mark the pieces of some shards, each of which had the same number of updates.
 
         The entry with these updates has ended, so a requested piece may be copied.
         """
         for piece in self._mark_pieces(shards, updates):
-            self._changed_at[piece] = self.entry  # perhaps that of a later entry, which does no harm
+            self._changed_at[piece] = self.entry  # perhaps the position of a later entry, which is harmless
 
     def _mark_pieces(self, shards: Iterable[ShardId], updates: int) -> set[int]:
         self.changes += 1
@@ -164,7 +164,7 @@ class BundleSaver:
         return found
 
     def changed_at(self, piece: int) -> int:
-        """Return a position at or after that of the last entry that changed an array of a piece."""
+        """Return a position not before the last entry that changed an array of the piece."""
         return self._changed_at[piece]
 
     def arrived(self, piece: int, changed: int) -> None:
@@ -209,7 +209,7 @@ class BundleSaver:
     async def take(self, piece: int) -> State | None:
         """Copy a piece at the next moment between two entries.
 
-        Returns None if the bundle lacks values or ends.
+        Returns None if the bundle has no values or ends.
         """
         if not self.is_ready():
             return None
@@ -290,7 +290,7 @@ class OrderedAppends:
         return sum([step.item is not None for step in self._steps])
 
     def add(self, action: Callable[[], None]) -> None:
-        """Call a function after all steps so far, or at once if there are none."""
+        """Call a function after all steps so far; at once if there are none."""
         self._steps.append(_Step(None, action, is_done=True))
         self._advance()
 
@@ -300,8 +300,8 @@ class OrderedAppends:
         """Append an entry to the log on the disk, and then call a function.
 
         Args:
-            item: The entry if this server orders it, which `drop_own` then returns; None for an entry of
-                another server.
+            item: An entry that this server orders, which `drop_own` then returns; None for another server's
+                entry.
 
         Raises:
             RemoteProtocolError: The entries of another server exceed `MOST_BYTES`.

@@ -1,8 +1,8 @@
-"""The folders of cuts within the folder of a store: one bundle at one clock, written once.
+"""The folders of cuts in a store's folder: each has one bundle at one clock, and is written once.
 
-A folder has the files of a checkpoint (`persistence/written_once.py`). An unfinished one has the prefix of
-removed folders, so after a crash the next opening removes it; it gets its own name once all files are synced.
-A damaged folder costs the cut of this bundle on this server alone.
+A folder has the files of a checkpoint (`persistence/written_once.py`). An unfinished folder has the prefix of
+removed folders, so the next opening after a crash removes it. The folder gets its final name once all its
+files are synced. A damaged folder costs the cut of this bundle on this server alone.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,7 +24,7 @@ from adam_async.persistence.written_once import FoundState, Head, read_head, wri
 from adam_async.runtime.disk import Disk
 
 PREFIX, REMOVED = "cut-", "removed-"
-"""Prefixes of the names of the folders of cuts, and of folders that are being written or removed."""
+"""Prefixes of the names of cut folders, and of folders that are being written or removed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +32,8 @@ class CutFolder:
     """A bundle at a clock on the disk.
 
     Attributes:
-        nbytes: Size of its files, in bytes.
-        head: Its head; None if this process has written it and not read it.
+        nbytes: Size of the folder's files, in bytes.
+        head: Head of the cut; None if this process has written it and not read it back.
         places: File and place of each piece, by number.
     """
 
@@ -46,7 +46,7 @@ class CutFolder:
 
 
 def order_of(clock: int) -> Order:
-    """Return the order of the pieces of a cut: their clock is the position."""
+    """Return the order of a cut's pieces: their clock is the position."""
     return 0, clock
 
 
@@ -71,15 +71,15 @@ async def write_cut(
     states: AsyncIterator[State],
     is_whole: Callable[[], bool],
 ) -> CutFolder | None:
-    """Write a bundle at a clock; it is durable on return. Returns None if it was given up.
+    """Write a bundle at a clock, and return once it is durable. Returns None if it was given up.
 
     Args:
         folder: Folder of the store.
-        states: Its pieces, as they are copied.
-        is_whole: Returns whether they were all there, after the last one.
+        states: Pieces of the bundle, in the order in which they are copied.
+        is_whole: Returns, after the last piece, whether all pieces were there.
 
     Raises:
-        OSError: The disk has no room, or a write failed; the unfinished folder must be removed.
+        OSError: The disk is full, or a write failed; the caller must remove the unfinished folder.
     """
     path, aside = cut_path(folder, home, clock), unfinished_path(folder, home, clock)
     identity = Identity(run=catalogue.record.id, contents=CONTENTS)
@@ -107,7 +107,7 @@ async def read_cut_head(disk: Disk, path: Path, generation: int) -> CutFolder:
     """Read the head of a folder, and check the sizes of its files.
 
     Raises:
-        ConfigError, DataError, OSError: The head is damaged, a file is missing, or the cut is not of this
+        ConfigError, DataError, OSError: The head is damaged, a file is missing, or the cut is of another
             placement of the store.
     """
     head = await read_head(disk, path, contents=CONTENTS)
@@ -132,7 +132,7 @@ async def read_cut(disk: Disk, path: Path, generation: int) -> CutFolder:
     places: dict[int, tuple[str, FoundState]] = {}
     for file in head.files:
         for each in await written_once.read_states(disk, path, head, file):
-            # Without its content: one file at a time is in memory.
+            # Without its content, so that only one file at a time is in memory.
             places[each.key.shard] = (
                 file,
                 FoundState(each.key, memoryview(b""), each.sizes, each.position, each.end),
@@ -155,7 +155,7 @@ async def read_cut_piece(disk: Disk, cut: CutFolder, piece: int) -> list[memoryv
 
 
 async def cut_folders(disk: Disk, folder: Path) -> list[Path]:
-    """Return the folders of cuts of a store. Raises OSError."""
+    """Return the folders of a store's cuts. Raises OSError."""
     return [folder / name for name in await disk.folders(folder) if name.startswith(PREFIX)]
 
 

@@ -1,8 +1,7 @@
 """Pure: the entries of a bundle's log that are on a disk, applied to the pieces there.
 
 A server with durable pushes acknowledges an entry before a piece on its disk has it. After a loss of the
-server, the entries after each piece are applied to that piece, as a member that joins applies them
-(`log_entries.py`).
+server, each piece gets its later entries, as on a member that joins (`log_entries.py`).
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -24,21 +23,21 @@ from transport import RemoteProtocolError
 
 
 class EntryReplay:
-    """One bundle, restored from its pieces and entries on a disk.
+    """One bundle, restored from the pieces and entries of a disk.
 
-    In bsp the sums that an entry completes depend on the live replicas, so pieces that were copied at
-    different positions are replayed separately, each with the replicas of its position. In other modes only
-    clocks depend on the live replicas.
+    In bsp an entry completes sums that depend on the live replicas. So pieces copied at different positions
+    are replayed separately, each with its own live replicas. In other modes only clocks depend on the live
+    replicas.
 
     Args:
         catalogue: Store of the bundle.
         pieces: Its shards, cut into pieces.
         table: All shards of the store, by number.
         rules: The rules of the store.
-        found: Generation and position of the last entry, and the tensors, of each piece on the disk, by
-            number.
+        found: For each piece on the disk, by number: generation and position of its last entry, and its
+            tensors.
         origin: Name of the bundle on the disk, for errors.
-        source: The rules of users that this server may apply; None: none.
+        source: User rules that this server may apply; None: none.
 
     Raises:
         DataError: A piece does not fit the store.
@@ -92,7 +91,7 @@ class EntryReplay:
 
         Args:
             order: Generation and position of the entry.
-            parts: Content of the entry; empty if the log of this server began anew after this position.
+            parts: Content of the entry; empty if this server's log began anew after the position.
 
         Raises:
             DataError: No primary forms such an entry, or this server does not allow the rule of the store.
@@ -150,7 +149,7 @@ class _Part:
 
     @cached_property
     def _appliers(self) -> Mapping[tuple[int, str], Applier]:
-        """The appliers; pieces without entries need none, so nor the code of a user's rule."""
+        """Return the appliers; pieces without entries need no applier, and so no code of a user's rule."""
         return appliers_of([*self.bundle.shards.values()], self._rules, self._source)
 
     def do(self, work: Apply | ApplySum) -> None:

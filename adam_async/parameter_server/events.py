@@ -1,4 +1,4 @@
-"""Pure: events that reach a parameter server, requests that queue in it, and effects for its shell.
+"""Pure: the events that reach a parameter server, its queued requests, and the effects for its shell.
 
 The shell turns messages into events for `ServerState`, which returns effects. A `Request` is the shell's
 handle on a question: it goes in with the event and comes back in the effect that answers it. Types with an
@@ -57,7 +57,7 @@ class StepsArrived:
     """Compute threads applied steps to the shards' memory."""
 
     request: Request | None
-    """The report; None if the server found the steps in the notes of a worker that has ended."""
+    """The report; None if the server found the steps in an ended worker's notes."""
     report: ReportSteps
 
 
@@ -78,9 +78,9 @@ class PullArrived:
     deadline: float = 0.0
     """Latest time of the answer if the clock of the pull is not reached before."""
     link: Any = None
-    """Link of the pull; the server bounds the waiting requests of one link."""
+    """Link of the pull; the server limits the waiting requests of each link."""
     until: float = 0.0
-    """Time until which the shards are kept at the clock of a reading for the next one, in bsp."""
+    """In bsp, the time until which the server keeps the shards at a reader's clock for its next read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class SetsAsked:
 
     request: Request
     generation: int
-    """Version of the assignment of buckets."""
+    """Version of the assignment of buckets to servers."""
     epoch: int
 
 
@@ -98,7 +98,7 @@ class Applied(msgspec.Struct, frozen=True, eq=False):
 
     batch: "Apply"
     outcomes: Sequence[Sequence[bool]] = ()
-    """For each shard of the batch, whether the rule took each of its pushes; empty if it took all of them."""
+    """For each shard of the batch, whether the rule took each push; empty if it took all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +108,7 @@ class SumApplied:
     sum: "ApplySum"
     finite: Sequence[bool]
     first: int = 0
-    """Index in the sum of the first shard in `finite`; each shard of the sum is reported once, in order."""
+    """Index in the sum of the first shard in `finite`; the shell reports each shard once, in order."""
 
 
 class ReplicasChanged(msgspec.Struct, frozen=True, array_like=True, tag="live"):
@@ -138,12 +138,12 @@ class VectorsChanged(msgspec.Struct, frozen=True, array_like=True, tag="vectors"
     """Clients added vectors to the store, or deleted some."""
 
     vectors: Annotated[tuple[VectorRecord, ...], msgspec.Meta(max_length=MOST_VECTORS)]
-    """All vectors of the store from now on."""
+    """All vectors that the store has from now on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedPin:
-    """A pin, and the request that its end answers."""
+    """A pin, and the request that is answered when the pin ends."""
 
     request: Request
     pin: Pin
@@ -173,19 +173,19 @@ class QueuedPush(msgspec.Struct, eq=False):
     request: Request
     push: Push
     shards: tuple[Shard | None, ...]
-    """Shard of each place of the push; None for a shard of another server."""
+    """The shard at each place of the push; None if another server has it."""
     gradients: PushGradients
     accepted: Sequence[int]
-    """Places whose number was the next one and whose gradient is finite; `problems` has the other places."""
+    """Places with the next number and a finite gradient; `problems` has the other places."""
     problems: list[Problem]
     refused: Sequence[int] = ()
-    """Places whose number was the next one and whose gradient is not finite; `problems` has them, too."""
+    """Places with the next number but a gradient that is not finite; also in `problems`."""
     known: Sequence[int] = ()
-    """Places whose number was the next one and whose shard has the groups; `problems` has them, too."""
+    """Places with the next number whose shard has the groups already; also in `problems`."""
 
     @property
     def unapplied(self) -> tuple[int, ...]:
-        """Places whose number is used up, and whose gradient is not applied."""
+        """Places that use up their number without an applied gradient."""
         return (*self.refused, *self.known)
 
     def shards_at(self, places: Sequence[int]) -> list[Shard]:
@@ -230,7 +230,7 @@ class QueuedTick:
 
 
 class Contribute(msgspec.Struct, frozen=True, eq=False):
-    """The contributions of one push to the sums of its clock, in bsp."""
+    """In bsp, the contributions of one push to the sums of its clock."""
 
     queued: QueuedPush
 
@@ -242,7 +242,7 @@ class ForgetSessions(msgspec.Struct, frozen=True, array_like=True, tag="forget")
 
 
 def are_all_places(places: Sequence[int], push: Push) -> bool:
-    """Return whether places are all those of a push, in their order: a damaged entry may have another."""
+    """Return whether these are all places of a push, in order; a damaged entry may have others."""
     return tuple(places) == tuple(range(len(push.shards)))
 
 
@@ -252,12 +252,12 @@ def are_all_places(places: Sequence[int], push: Push) -> bool:
 class Apply(msgspec.Struct, frozen=True, eq=False):
     """A batch: apply these pushes, shard by shard and per shard in this order, then report `Applied`.
 
-    All pushes have the same accepted places, and the same shards at these places.
+    All pushes accept the same places, with the same shards.
     """
 
     pushes: tuple[QueuedPush, ...]
     rates: tuple[tuple[float, ...], ...] | None = None
-    """Rate of each push on each of its accepted places; None for the push's own rate."""
+    """Rate of each push at each accepted place; None for the push's own rate."""
 
     def shards(self) -> Sequence[Shard]:
         """Return the shards to apply to, one for each accepted place."""
@@ -275,18 +275,18 @@ class ApplySum:
     clock: int
     shards: tuple[Shard, ...]
     pushes: tuple[QueuedPush, ...]
-    """Pushes with the contributions, in the order of their replicas."""
+    """Pushes with the contributions, in replica order."""
     places: tuple[tuple[int, ...], ...]
     """Indexes of the shards in each push."""
     scale: float
 
     @property
     def rate(self) -> float:
-        """Rate of the push of the replica with the lowest number; its images come first in the sum."""
+        """Rate of the push from the lowest-numbered replica; its images come first in the sum."""
         return self.pushes[0].push.rate
 
     def split(self, shards: int) -> tuple["ApplySum", "ApplySum | None"]:
-        """Return the sum of some first shards, and the sum of the others; None if there are no others."""
+        """Split the sum after some shards; the second part is None if no shards are left."""
         if shards >= len(self.shards):
             return self, None
         parts = [
@@ -312,7 +312,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendValues:
-    """Answer a pull with a copy of the current values of these shards, or of one of their vectors."""
+    """Answer a pull with a copy of these shards' current values, or of one of their vectors."""
 
     request: Request
     shards: tuple[Shard, ...]
@@ -321,17 +321,17 @@ class SendValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendStates:
-    """Answer with a copy of these shards and of their whole state."""
+    """Answer with a copy of these shards and their whole state."""
 
     request: Request
     shards: tuple[Shard, ...]
     clock: int = 0
-    """Clock of the copies, in bsp; 0 for the shards as they are."""
+    """In bsp, the clock of the copies; 0 for the shards as they are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SendSets:
-    """Answer a question for groups with those that all of these sets have, and the others."""
+    """Answer which of the asked groups all of these sets have, and which some lack."""
 
     request: Request
     body: BundleSets
@@ -396,7 +396,7 @@ def requests_of(entry: Entry) -> list[Request]:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """An entry of this primary that is not applied yet, and the requests that wait behind it."""
+    """An entry of this primary that is not yet applied, and the requests that wait for it."""
 
     entry: Entry
     done: bool = False

@@ -1,11 +1,11 @@
-"""Pure: the gradients of a push, in the two forms of the paper, with bounds on their size.
+"""Pure: the gradients of a push, in the paper's two forms, with bounds on their size.
 
 A *delta* is the summed gradient of a shard, flat (AD-30). *Factors* are the activations and error gradients
-of K images, and the server multiplies them (AD-32): gradient = errors x^T.
+of K images; the server multiplies them (AD-32): gradient = errors x^T.
 
 Letters: K images, I inputs (one row), R rows of the shard.
 
-The gradients of the shards are views of the tensors of the push.
+Each shard's gradient is a view of the push's tensors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,13 +25,13 @@ from transport import RemoteProtocolError
 
 
 class DeltaPart(msgspec.Struct, frozen=True, eq=False):
-    """Deltas of one or several shards as they arrived: one after the other, in one flat tensor."""
+    """Deltas of one or several shards as they arrived: concatenated in one flat tensor."""
 
     flat: NDArray[Any]
     sizes: tuple[int, ...]
     rate: float
     finite: bool
-    """Whether the values and their products with the rate are known to be finite; otherwise the applier scans
+    """Whether the values and their products with the rate are known to be finite; if not, the applier scans
     them."""
 
     def each(self) -> "list[DeltaPart]":
@@ -44,17 +44,17 @@ class DeltaPart(msgspec.Struct, frozen=True, eq=False):
 
 
 class FactorPart(msgspec.Struct, frozen=True, eq=False):
-    """Factors of one or several shards of one tensor as they arrived; gradient = errors x^T."""
+    """Factors of one or several shards of a tensor, as they arrived; gradient = errors x^T."""
 
     x_IK: NDArray[Any]
     """Activations (I, K), which all shards share."""
     errors_RK: NDArray[Any]
-    """Error gradients (R, K) of the rows of all shards, one after the other."""
+    """Error gradients (R, K): the rows of all shards, concatenated."""
     sizes: tuple[int, ...]
     """Rows of each shard."""
     rate: float
     bound: float
-    """Bound on each element of the product; inf if it is unknown, or an element is not finite."""
+    """Bound on each element of the product; inf if unknown, or if an element is not finite."""
     checked: bool = False
     """Whether each product is known to be finite although the bound does not prove it."""
 
@@ -68,17 +68,17 @@ class FactorPart(msgspec.Struct, frozen=True, eq=False):
 
 
 Gradient = DeltaPart | FactorPart
-"""Gradients in one of the two forms; the applier takes the shards of a part together, or one by one."""
+"""Gradients in one of the two forms; the applier takes a part's shards together or one by one."""
 
 
 class PushGradients(msgspec.Struct, frozen=True, eq=False):
-    """The gradients of one push, in the order of its shards."""
+    """The gradients of one push, in shard order."""
 
     parts: tuple[Gradient, ...] = ()
     checked: bool = False
     """Whether the server has checked each gradient, because its bound did not prove it finite."""
     reads: NDArray[Any] | None = None
-    """Bytes of the reads of the step's groups; None if the run is not recorded."""
+    """Size in bytes of the recorded reads of the step's groups; None if the run is not recorded."""
 
     def layout(self) -> tuple[tuple[bool, tuple[int, ...]], ...]:
         """Return the form (factors or deltas) and the sizes of each part.
@@ -92,13 +92,13 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
         return [gradient for part in self.parts for gradient in part.each()]
 
     def at(self, rates: Sequence[float]) -> list[Gradient]:
-        """Return one gradient per shard of the push, each with a rate of its own."""
+        """Return one gradient per shard of the push, each with its own rate."""
         return [
             msgspec.structs.replace(each, rate=rate) for each, rate in zip(self.each(), rates, strict=True)
         ]
 
     def only(self, places: Sequence[int]) -> "PushGradients":
-        """Return the gradients at these places only, each in a part of its own, without the reads."""
+        """Return the gradients at these places only, each as its own part, without the reads."""
         each = self.each()
         return PushGradients(tuple([each[place] for place in places]))
 
@@ -139,7 +139,7 @@ class PushGradients(msgspec.Struct, frozen=True, eq=False):
 
 @cache
 def largest(dtype: np.dtype[Any]) -> float:
-    """Return half of the largest number of a type: rounding cannot make a sum below it overflow."""
+    """Return half of a type's largest number: rounding cannot make a smaller sum overflow."""
     return float(np.finfo(dtype).max) / 2
 
 
@@ -161,7 +161,7 @@ def is_surely_finite(values: NDArray[Any], rate: float) -> bool:
 
 
 def squares(values: NDArray[Any]) -> float:
-    """Return the sum of squares; inf if it overflows or a value is not finite."""
+    """Return the sum of squares; inf on overflow or if a value is not finite."""
     flat = values.reshape(-1)
     total = float(np.vdot(flat, flat))  # unlike `dot`, it does not warn of an overflow
     return total if isfinite(total) else inf
@@ -173,18 +173,18 @@ def product_bound(x_IK: NDArray[Any], errors_RK: NDArray[Any]) -> float:
 
 
 MOST_LAYOUTS = 8
-"""Number of layouts of a group of shards at which all of them are forgotten: a client chooses the parts."""
+"""Number of cached layouts of a shard group above which all are dropped: clients choose the parts."""
 
 
 class PartLayout(NamedTuple):
-    """The sizes of one part of a push, which depend on its shards alone."""
+    """The sizes of one part of a push; they depend only on its shards."""
 
     what: str
     """Name for errors."""
     row: int
-    """Number of values of a row, for factors; 0 for deltas."""
+    """For factors, the number of values in a row; 0 for deltas."""
     sizes: tuple[int, ...]
-    """Values of each shard; for factors its rows."""
+    """Number of values of each shard; for factors, of rows."""
     size: int
     """Sum of the sizes."""
 

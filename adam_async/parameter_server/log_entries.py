@@ -1,9 +1,9 @@
 """Pure: the entries of a bundle's log on the wire.
 
-An entry travels in parts of one or more tensors. The first tensor of a part is its details (msgpack): for a
-push its message, the places that count, and whether the primary has checked its gradients one by one. The
-other tensors are those of the push, in their order; they are neither copied nor changed. An entry of another
-kind is one part.
+An entry travels in parts of one or more tensors. The first tensor of a part has its details (msgpack). For a
+push these are its message, its accepted places, and whether the primary has checked its gradients one by one.
+The other tensors are those of the push, in order, not copied or changed. An entry of another kind is one
+part.
 """
 
 from collections.abc import Container, Sequence, Set
@@ -39,20 +39,20 @@ from adam_async.run.store_record import Member
 from transport import RemoteProtocolError
 
 MOST_PARTS = 64
-"""Maximum number of parts of an entry; a batch has fewer pushes."""
+"""Maximum number of parts in an entry; a batch has fewer pushes."""
 
 MOST_PIECE_PARTS = 1024
-"""Maximum number of parts of a piece."""
+"""Maximum number of parts in a piece."""
 
 MOST_BYTES = 1 << 30
 """Maximum size of an entry or a piece, in bytes."""
 
 Part = list[NDArray[Any]]
-"""Tensors of one part of an entry, or of a piece; the first has its details."""
+"""Tensors of one part of an entry or piece; the first tensor has the part's details."""
 
 
 class PushDetails(msgspec.Struct, frozen=True, array_like=True, tag="push"):
-    """A push of a batch or, if `sums` is set, a push whose places are contributions to sums."""
+    """A push of a batch; if `sums` is set, a push that contributes to sums."""
 
     push: Push
     accepted: Indices
@@ -81,7 +81,7 @@ _decoder: msgspec.msgpack.Decoder[_Details] = msgspec.msgpack.Decoder(_Details)
 
 
 def encode_entry(entry: Entry) -> list[Part]:
-    """Return the parts of an entry. They share the memory of its gradients."""
+    """Return the parts of an entry. The tensors share the memory of the entry's gradients."""
     match entry:
         case Apply():
             return [_packed_part(queued, sums=False) for queued in entry.pushes]
@@ -114,8 +114,7 @@ def decode_entry(
         is_partial: Whether the bundle has only some of the shards that the entry changes.
 
     Raises:
-        RemoteProtocolError: A part has other tensors than its details name, or no primary forms such
-            an entry.
+        RemoteProtocolError: A part's tensors differ from its details, or no primary forms such an entry.
     """
     if not parts:
         raise RemoteProtocolError("entry", "it has no part")
@@ -165,7 +164,7 @@ def _has_factors(push: Push) -> bool:
 
 
 def _check_batch(pushes: Sequence[QueuedPush]) -> None:
-    """Raise unless the pushes of a batch accept the same places, with the same shards of one family."""
+    """Raise unless all pushes of a batch accept the same places, with the same shards of one family."""
     first = pushes[0]
     shards = [first.push.shards[place] for place in first.accepted]
     for each in pushes[1:]:
@@ -182,7 +181,7 @@ def _check_batch(pushes: Sequence[QueuedPush]) -> None:
 
 
 def without_shards(entry: Entry, absent: Set[ShardId]) -> Entry:
-    """Return an entry without some shards: their copies have the entry already, or have not arrived yet.
+    """Return an entry without some shards, which have the entry already or have not yet arrived.
 
     `Bundle.absent` does the same for entries without places.
     """
@@ -213,7 +212,7 @@ class PushPart(NamedTuple):
 
 
 def push_part(queued: QueuedPush, *, sums: bool) -> PushPart:
-    """Return a push in the form in which it is sent; see `PushDetails` for `sums`."""
+    """Return a push in its sent form; see `PushDetails` for `sums`."""
     tensors: Part = []
     for part in queued.gradients.parts:
         tensors += [part.x_IK, part.errors_RK] if isinstance(part, FactorPart) else [part.flat]
@@ -233,7 +232,7 @@ def push_part(queued: QueuedPush, *, sums: bool) -> PushPart:
 def queued_push(
     details: PushDetails, tensors: Part, bundle: Bundle, specs: Sequence[ShardSpec]
 ) -> QueuedPush:
-    """Return a push from its details and its tensors; for arguments and errors see `decode_entry`."""
+    """Return the push that has these details and tensors; arguments and errors are as in `decode_entry`."""
     push = details.push
     if text := groups_fault(push.groups):
         raise RemoteProtocolError("entry", text)
@@ -284,14 +283,14 @@ class PartCollector:
         self._parts = {key: parts for key, parts in self._parts.items() if key[0] != sender}
 
     def add(self, sender: Member, message: Copy | PieceCopy, tensors: Part) -> list[Part] | None:
-        """Add a part to those before it; return all of them with the last one.
+        """Add a part; return all parts once this is the last one.
 
         Raises:
             RemoteProtocolError: No correct member sends this part.
         """
         parts = self._parts.pop((sender, type(message)), [])
         if message.part == 0:
-            parts = []  # those before it were of an earlier link
+            parts = []  # the earlier parts came on an earlier link
         most = MOST_PARTS if isinstance(message, Copy) else MOST_PIECE_PARTS
         if not tensors or message.part != len(parts) or not message.part < message.parts <= most:
             raise RemoteProtocolError(

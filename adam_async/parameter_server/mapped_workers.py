@@ -1,10 +1,10 @@
 """The workers of other processes that train in place on the memory of a store.
 
-Such a worker has a link of its own to the server (`MapShards`), on which the server hands the memory over.
+Such a worker has a separate link to the server (`MapShards`), over which the server hands the memory over.
 The link is the right to write: the server kills a worker whose link or replica generation ends before its
-`UnmapShards`. So no write comes later, whether the worker was frozen, cut off or slow. Then the server counts
-the steps in the worker's notes that were not reported, and those that were cut off. Dealers get the sets of
-groups only after that, so no other worker trains a group that this one has begun.
+`UnmapShards`. So a worker that was frozen, cut off or slow cannot write later. Then the server counts the
+unreported steps and the cut-off steps in the worker's notes. Dealers get the group sets only after that, so
+no other worker trains a group that this worker has begun.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Mapped:
-    """One worker, from its request to the count of its last step."""
+    """One worker, from its request until the server has counted its last step."""
 
     def __init__(self, link: Link, body: MapShards) -> None:
         self.body, self.link = body, link
@@ -37,8 +37,8 @@ class _Mapped:
         self.leaves: Request | None = None
         """The `UnmapShards` of the worker."""
         self.has_to_end, self.is_away, self.is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        """Set once its link or its generation has ended or it leaves; if it leaves or its link has ended; and
-        once all its steps are counted."""
+        """Set when the worker must end (its link or generation has ended, or it leaves); when it is away (it
+        leaves, or its link has ended); and when all its steps are counted."""
         self.is_followed = ExitStack()
         """Until then, readers wait for this worker."""
 
@@ -47,9 +47,8 @@ class MappedWorkers:
     """The workers of other processes on the memory of one store.
 
     Args:
-        storage: Memory of the store; its `region` is None if all workers are in this process.
-        count: Counts the steps of a worker that are not counted yet, and returns the number of those that
-            were cut off.
+        storage: Memory of the store; `region` is None if all workers are in this process.
+        count: Counts a worker's uncounted steps, and returns how many steps were cut off.
 
     Attributes:
         steps_cut: Number of steps that may have been applied in part.
@@ -94,7 +93,7 @@ class MappedWorkers:
         task.add_done_callback(self._tasks.discard)
 
     async def _attend(self, mapped: _Mapped, request: Request) -> None:
-        """Follow a worker until it writes no more; then let those go on that wait for the end of its writes.
+        """Follow a worker until its last write, then release the waiters for the end of its writes.
 
         Raises:
             DeadlineExceeded: The process of the worker does not end.

@@ -3,13 +3,13 @@
 At each tick, with the heartbeat, the watch strikes out or invites members through the core, or takes over
 from a silent primary. The core decides which of these changes take effect.
 
-A server that cannot take up its copy, for example for lack of memory, leaves the joining members by itself.
-The primary strikes out a server that takes no piece for `JOIN_S`. It invites neither server again for
-`PAUSE_S`, during which another server may join instead.
+A server that cannot take its copy, for example for lack of memory, leaves the joining members on its own. The
+primary strikes out a server that takes no piece for `JOIN_S`. For `PAUSE_S` the primary invites neither of
+these servers again, so another server may join instead.
 
 A member that was struck out for its silence is *away*: the primary dials it, and invites it soon after it
-answers. A member that falls silent again within `STEADY_S` may return only after `UNSTEADY_S`: each return
-costs a copy of the bundle, and each silence stops all commits until the member is struck out.
+answers. A member that falls silent again within `STEADY_S` may return only after `UNSTEADY_S`. Each return
+costs a copy of the bundle, and each silence stops all commits until the primary strikes the member out.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -21,36 +21,35 @@ from adam_async.parameter_server.store_host import StoreHost
 from adam_async.run.store_record import BundleRecord, Member
 
 JOIN_S = 30.0
-"""Time without another piece after which a joining member is struck out, in seconds."""
+"""Time in seconds without a new piece after which a joining member is struck out."""
 
 PAUSE_S = 60.0
-"""Time for which a server that could not join is not invited again, in seconds."""
+"""Time in seconds for which a server that could not join is not invited again."""
 
 STEADY_S = 10.0
 """Minimum time between two silences of a member that may return at once, in seconds."""
 
 MOST_KNOWN = 256
-"""Maximum number of servers that have been members and that the primary remembers."""
+"""Maximum number of past members that the primary remembers."""
 
 UNSTEADY_S = 5.0
-"""Time for which a member that fell silent again within `STEADY_S` is not invited, in seconds."""
+"""Time in seconds for which a member that fell silent twice within `STEADY_S` is not invited."""
 
 
 class JoiningMembers:
-    """The joining members of one bundle, and the pauses of those that could not join.
+    """The joining members of one bundle, and the pauses of servers that could not join.
 
     Args:
-        members: The first members of the bundle.
+        members: Members with which the bundle begins.
     """
 
     def __init__(self, members: Iterable[Member]) -> None:
         self._progress: dict[Member, tuple[int, float]] = {}
-        """Largest number of pieces that each joining member has had, and the time at which it reached this
-        number."""
+        """For each joining member, the most pieces it has had, and when it reached this number."""
         self._paused: dict[Member, float] = {}
         """Time at which the pause of each member ends."""
         self._silences: dict[Member, float] = {}
-        """Time of the last silence of each member, kept for `STEADY_S`."""
+        """Time of each member's last silence, kept for `STEADY_S`."""
         self._silent: set[Member] = set()
         """Members that are to be struck out for their silence."""
         self._incarnations = dict(members)
@@ -59,9 +58,9 @@ class JoiningMembers:
         """Members that were struck out for their silence and have not been invited since."""
 
     def stalled(self, pieces: Mapping[Member, int], whole: int, now: float) -> list[Member]:
-        """Note the number of pieces of each joining member. Pause and return those without progress.
+        """Record how many pieces each joining member has. Pause and return those without progress.
 
-        A session begins with no piece, so only a larger number than ever before is progress.
+        A session begins without pieces, so only a new maximum counts as progress.
 
         Args:
             whole: Number of all pieces. A member with all of them only waits for entries.
@@ -89,12 +88,12 @@ class JoiningMembers:
         self._silent.update(members)
 
     def members_changed(self, members: Set[Member], now: float) -> Set[Member]:
-        """Follow the members. Return those struck out for silence; pause those silent twice in `STEADY_S`."""
+        """Return the members struck out for silence; pause those silent twice within `STEADY_S`."""
         nodes = {node for node, _ in members}
         known = {node: each for node, each in self._incarnations.items() if node not in nodes} | dict(members)
         self._incarnations = dict(list(known.items())[-MOST_KNOWN:])
         left = self._silent - members
-        # A member is no longer away, nor is an earlier incarnation of its server.
+        # A member is not away; nor is an earlier incarnation of its server.
         away = self.away | left
         self.away = {(node, each) for node, each in away if node not in nodes and node in self._incarnations}
         for member in left:
@@ -111,7 +110,7 @@ class JoiningMembers:
         return server in self.away or self._incarnations.get(node, incarnation) != incarnation
 
     def barred(self, now: float, answers: Callable[[Member], bool]) -> Set[Member]:
-        """Return the servers that the primary must not invite now: in a pause, or away without an answer."""
+        """Return the servers that the primary must not invite now: paused, or away without an answer."""
         self._paused = {member: until for member, until in self._paused.items() if until > now}
         return self._paused.keys() | {member for member in self.away if not answers(member)}
 
@@ -123,20 +122,19 @@ TAKE_OVER_S = 1.3
 """Silence of the primary after which the first member in sync takes over, in seconds."""
 
 RANK_S = 0.2
-"""Additional silence after which a later member takes over, for each secondary before it, in seconds."""
+"""Additional silence in seconds, for each earlier secondary, after which a later member takes over."""
 
 INVITE_S = 5.0
-"""Time for which a bundle lacks a member before its primary invites a new server, in seconds."""
+"""Time in seconds for which a bundle lacks a member before its primary invites a new server."""
 
 RETURN_S = 0.3
-"""Time for which a bundle lacks a member before its primary invites a member that has come back, in
-seconds."""
+"""Time in seconds for which a bundle lacks a member before its primary invites a returned member."""
 
 HAND_OVER_S = 1.0
 """Maximum time for which a primary stops ordering for a handover, in seconds."""
 
 LOG_BYTES = 256 << 20
-"""Size of the log above which a primary strikes out the members that still need its entries, in bytes."""
+"""Log size in bytes above which a primary strikes out the members that still need the entries."""
 
 STUCK_TICKS = 10
 """Number of heartbeats without a commit after which the primary refuses questions and names the reason."""
@@ -146,7 +144,7 @@ STALLED_TICKS = 50
 
 
 class MembersWatch:
-    """The watch of one member of a bundle.
+    """The watch of one member over the bundle's other members.
 
     Args:
         core: The member.
@@ -169,7 +167,7 @@ class MembersWatch:
         """Number of ticks in a row at which entries waited and none was committed."""
         self._lacks_since: float | None = None
         self._home_since: float | None = None
-        """Time since which the home could become the primary again; None if it cannot, or is the primary."""
+        """Time since which the home can become primary again; None if it cannot, or is primary already."""
 
     @property
     def away(self) -> Set[Member]:
@@ -188,7 +186,7 @@ class MembersWatch:
     def record_changed(self, record: BundleRecord) -> None:
         """Follow the bundle's record in the cluster map, before the core does."""
         now, before = self._host.now(), self._core.record
-        # A live server that was not struck out has left by itself, because it cannot hold its copy.
+        # A live server that was not struck out has left on its own: it cannot hold its copy.
         left = {*before.joining} - {*record.members} - self._struck_out
         self._joining.pause(filter(self._host.is_live, left), now)
         self._struck_out.intersection_update(record.members)
@@ -244,7 +242,7 @@ class MembersWatch:
         self._committed = log.committed
 
     def _invite(self, primary: Primary) -> None:
-        """Invite another server if the bundle has lacked a member for a while."""
+        """Invite another server if the bundle has lacked a member long enough."""
         now, record = self._host.now(), self._core.record
         if len(record.members) >= self._copies:
             self._lacks_since = None
@@ -252,8 +250,8 @@ class MembersWatch:
             self._lacks_since = now
         elif now - self._lacks_since > RETURN_S:
             barred = self._joining.barred(now, self._host.links.answers)
-            # A server that was lost returns at once. Another one would take the place of the lost one, so it
-            # is invited after a while, or at once if pushes wait for it.
+            # A server that was lost returns at once. Another server would replace the lost one, so wait a
+            # while; invite at once if pushes wait.
             takes_all = now - self._lacks_since > INVITE_S or len(record.in_sync) < self._facts.min_in_sync
 
             def may_join(server: Member) -> bool:

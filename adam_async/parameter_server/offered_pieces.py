@@ -1,22 +1,22 @@
-"""The pieces of a bundle that a joining server has on its disk, so that the primary need not send them.
+"""The pieces of a bundle that a joining server already has on its disk, so the primary need not send them.
 
 Theory of operation
 -------------------
 With each acknowledgement a joining member names the position at which its disk has the next piece. The
-primary knows a position after which no entry has changed the arrays of that piece. If the offered position is
-this one or a later one, the primary sends the piece without its arrays: the tables, the pending pushes, and
-the digest of its own arrays. The member reads the arrays from its disk, compares the digest, and then gives
-its core the whole piece. For the core the piece only arrives later, as on a slow link.
+primary knows a position after which no entry has changed that piece's arrays. If the offered position is not
+before this one, the primary sends the piece without its arrays: the tables, the pending pushes, and a digest
+of the primary's arrays. The member reads the arrays from its disk, compares the digest, and then hands the
+whole piece to its core. For the core the piece only arrives later, as on a slow link.
 
 *Why the digest decides.* Equal digests mean equal bits, whichever primary, generation or entries led to them.
-Positions only save the primary the digests of pieces that have changed, so a wrong position costs bytes, but
-never changes a value. Pieces on a disk have committed entries only, but their values may come from another
+Positions only spare the primary the digests of changed pieces. A wrong position costs bytes, but never
+changes a value. A disk has only committed entries in its pieces, but the values may come from another
 arithmetic: see "Numerics" in decision 30.
 
-The primary digests a piece in one round of its loop, so it sends a very large one with its arrays.
+The primary digests a piece in one round of its loop, so it sends a very large piece with its arrays.
 
 *If the arrays cannot be read or their digest differs*, the member ends the link. The next session begins with
-an empty copy, as always, and the member offers nothing in it.
+an empty copy, as always, and in it the member offers no piece.
 
 *Bounds.* An offer is one number. A member reads at most one piece at a time, and the primary keeps at most
 one offer per member.
@@ -38,14 +38,14 @@ from adam_async.run.store_record import Member
 from transport import RemoteProtocolError
 
 READ_S = 20.0
-"""Maximum time to open the store and to read a piece, in seconds; after it the primary sends all pieces."""
+"""Maximum time in seconds to open the store and read a piece; after it the primary sends all pieces."""
 
 
 class OfferedPieces:
-    """The offers of pieces in one bundle, from this member and to it.
+    """The offers of pieces in one bundle, both from this member and to it.
 
     Args:
-        saver: Follows the changes of the pieces for the disk; None without a disk.
+        saver: Follows the changed pieces for the disk; None without a disk.
         spawn: Starts a task of the server, by name.
 
     Attributes:
@@ -67,7 +67,7 @@ class OfferedPieces:
     # --- of this member ----------------------------------------------------------------------
 
     def with_offer(self, message: Message) -> Message:
-        """Return a message; add the position of the next piece on the disk if it is an acknowledgement."""
+        """Return a message; to an acknowledgement, add the position of the next piece on the disk."""
         if self._saver is None or not self._is_offering or not isinstance(message, Held):
             return message
         if not message.pieces:
@@ -81,7 +81,7 @@ class OfferedPieces:
         """Read the arrays of a piece from the disk, and compare their digest with the primary's.
 
         Args:
-            arrays: Number of arrays of the piece.
+            arrays: Number of arrays in the piece.
             then: Called with the arrays.
             failed: Called with the reason if the disk lacks these arrays.
 
@@ -127,7 +127,7 @@ class OfferedPieces:
     # --- to this member ----------------------------------------------------------------------
 
     def received(self, sender: Member, message: Message) -> None:
-        """Note the offer in a message that the core has accepted, if it is an acknowledgement."""
+        """Record the offer in an accepted message, if the message is an acknowledgement."""
         if isinstance(message, Held):
             self._offers[sender] = message
 
@@ -150,5 +150,5 @@ class OfferedPieces:
 
 
 def _is_same(mine: bytes, theirs: bytes) -> bool:
-    """Return whether the arrays on the disk are those of the primary, by their digests."""
+    """Return whether the arrays on the disk have the digest of the primary's arrays."""
     return mine == theirs

@@ -1,16 +1,15 @@
-"""The link on which pieces of the state reach a joining server, and the times at which pieces wait.
+"""The link on which a joining server receives pieces of the state, and the times at which pieces wait.
 
-Theory of operation
--------------------
-A client waits until all members in sync hold its entry, and a piece on the same interface delays the entry.
-Bytes that the kernel has cannot be held back. Three rules limit the number of these bytes:
+Theory of operation ------------------- A client waits until all members in sync have its entry, and a piece
+on the same interface delays the entry. Bytes that the kernel has cannot be held back. Three rules limit the
+number of these bytes:
 
-- The send buffer is small. It counts the bytes that the peer's kernel has not confirmed, so it bounds the
-  bytes on the wire and in the queue of the interface.
+- The send buffer is small. The limit counts the bytes that the peer's kernel has not confirmed: those on the
+  wire and in the queue of the interface.
 - The link writes a piece in small chunks, and the loop buffers no more than the kernel.
-- While an entry of this server waits for its members, no further chunk leaves. Under a constant stream of
-  entries pieces would never arrive. So after a wait of `YIELD_S` pieces are sent for `GO_S`, which gives them
-  a fifth of the time.
+- While an entry of this server waits for its members, the server sends no further chunk. Under a constant
+  stream of entries pieces would never arrive. So after each wait of `YIELD_S` the server sends pieces for
+  `GO_S`, a fifth of the time.
 """
 
 import asyncio
@@ -51,10 +50,10 @@ class PieceTurns:
         self._later = later
         self._waits = False
         self._timer: asyncio.TimerHandle | None = None
-        """Timer for the end of the wait of pieces, or of their turn beside entries; None without either."""
+        """Timer that ends the pieces' wait, or their turn beside entries; None if neither runs."""
 
     def update(self) -> None:
-        """Let pieces wait if entries wait, unless pieces have a turn; let pieces go on if no entry waits."""
+        """Make pieces wait while entries wait, unless it is the pieces' turn."""
         if self._waits:
             if not self._entries_wait():
                 self._end_turn()
@@ -86,12 +85,12 @@ class PieceTurns:
 
 
 class PieceLink:
-    """Pieces on their way to another server, and their link."""
+    """Pieces that are being sent to another server, and their link."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue: deque[Message] = deque()
-        """Parts that wait: at most one piece of each bundle that the other server joins."""
+        """Waiting parts: at most one piece of each bundle that the other server joins."""
         self.has_queue = asyncio.Event()
         self._waits = False
 

@@ -1,10 +1,10 @@
-"""Pure: pieces of a bundle as states on a disk, and the record of their store beside them.
+"""Pure: a bundle's pieces as states on a disk, and the record of their store beside them.
 
-A state has the tensors of a piece (`shard_pieces.py`), one part each, and before them a head with their types
-and shapes. In bsp the last tensor has the replicas and the epoch at the time of the copy, because the sums
-that later entries complete depend on them. The store's own record and its list of arrays are the state
-`CATALOGUE`, and for the store of a run the record of the run is the state `RUN`, so that a folder alone tells
-which arrays and which run its shards belong to.
+A state begins with a head, which has types and shapes. One part for each tensor of the piece
+(`shard_pieces.py`) follows. In bsp the last tensor has the replicas and the epoch at the time of the copy:
+the sums that later entries complete depend on them. The state `CATALOGUE` has the store's record and its list
+of arrays. In the store of a run the state `RUN` has the run's record. So a folder alone tells which arrays
+and which run its shards belong to.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,13 +48,13 @@ CATALOGUE = StateName(LEADING, 0)
 """Name of the state with the record of the store."""
 
 RUN = StateName(LEADING, 1)
-"""Name of the state with the record of the run, in the store of a run."""
+"""Name of the state with the run's record, in the store of a run."""
 
 PIN = StateName(LEADING, 2)
-"""Name of the state with the facts of a pin, in its folder."""
+"""Name of the state with the facts of a pin, in the pin's folder."""
 
 _TYPES = frozenset(np.dtype(name).str for name in ("f4", "f8", "i8", "u1"))
-"""Types of the tensors of pieces and entries."""
+"""Types that tensors of pieces and entries may have."""
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -124,7 +124,7 @@ def read_run(parts: Sequence[memoryview], origin: str) -> RunRecord:
 
 
 def pieces_by_name(record: StoreRecord, table: Sequence[ShardSpec]) -> dict[StateName, tuple[ShardSpec, ...]]:
-    """Return the shards of each piece of a placed store, without the pieces 0.
+    """Return the shards of each piece of a placed store, except pieces 0.
 
     Args:
         table: All shards of the store, by number.
@@ -141,7 +141,7 @@ def pieces_by_name(record: StoreRecord, table: Sequence[ShardSpec]) -> dict[Stat
 
 
 def new_bundle(record: StoreRecord, specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> Bundle:
-    """Return a bundle with new shards and their vectors, for the pieces of a store on a disk."""
+    """Return a bundle with new shards and vectors, for the pieces of a store on a disk."""
     shards = own_shards(specs, rules)
     set_vectors(shards, record.vectors)
     return bundle_of(record, shards)
@@ -159,7 +159,7 @@ def bundle_of(record: StoreRecord, shards: Iterable[Shard]) -> Bundle:
 def kept_state(
     kept: KeptShards, store: StoreRecord, home: str, piece: int, specs: Sequence[ShardSpec], *, order: Order
 ) -> State | None:
-    """Return a piece of kept shards, which are then taken; None if they have ended."""
+    """Return a piece of kept shards, which counts as taken; None if the kept shards have ended."""
     shards = []
     for spec in specs:
         if (copy := kept.take(spec.id)) is None:
@@ -252,12 +252,12 @@ def read_entry(parts: Sequence[memoryview], origin: str) -> list[Part]:
 
 
 def chunks_of(shards: Sequence[ShardSpec], arrays: int) -> list[tuple[int, ...]]:
-    """Cut the shards of a piece into messages of one rule and one type, of about `PART_BYTES` each.
+    """Cut the shards of a piece into messages of one rule and one type, each of about `PART_BYTES`.
 
     Returns the shards' numbers by message.
 
     Args:
-        arrays: Number of arrays of a rule.
+        arrays: Number of arrays that a rule has.
     """
     most = max(MOST_IN_A_META // 16 // (1 + arrays), 1)
     chunks: list[tuple[int, ...]] = []

@@ -1,9 +1,9 @@
 """The pins on the disk of one parameter server: a folder for each bundle of a pin, written once.
 
-A folder has the files of a checkpoint (`persistence/written_once.py`), apart from those of the store, whose
-rounds and repairs it does not touch. An unfinished folder has the prefix of removed folders, so after a crash
-the next start removes it; it gets its own name once all files are synced. A damaged folder costs the pin on
-this server alone.
+A folder has the files of a checkpoint (`persistence/written_once.py`). The rounds and repairs of the store do
+not touch it. An unfinished folder has the prefix of removed folders, so the next start after a crash removes
+it. The folder gets its final name once all its files are synced. A damaged folder costs the pin on this
+server alone.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ from adam_async.runtime.clock import Within
 from transport import RemoteProtocolError
 
 PINNED, REMOVED = "pin-", "removed-"
-"""Prefixes of the names of the folders of pins, and of folders that are being written or removed."""
+"""Prefixes of the names of pin folders, and of folders that are being written or removed."""
 
 NO_MEMORY = "no memory is left"
-"""Reason why a server without memory has not saved a pin."""
+"""Reason why a server that lacked memory has not saved a pin."""
 
 PIECE_S = 60.0
 """Maximum time for a piece of a pin, in seconds. After it the pin is given up, because pushes may wait for
@@ -60,7 +60,7 @@ Key = tuple[int, str]
 
 
 def store_of(pin: int) -> str:
-    """Return the id under which the states of a pin are read, as those of a store."""
+    """Return the store id under which a pin's states are read."""
     return f"pin-{pin:014x}"
 
 
@@ -71,7 +71,7 @@ class _Saved(NamedTuple):
     """Name of the store."""
     facts: PinFacts
     listed_bytes: int
-    """Memory of its entry in the answer to `ListSaved`, in bytes."""
+    """Memory of the pin's entry in the answer to `ListSaved`, in bytes."""
 
 
 class _Opened(NamedTuple):
@@ -118,7 +118,7 @@ class Pins:
         return self._folder / f"{PINNED}{digest}"
 
     async def reopen(self, folder: Path) -> None:
-        """Read a folder of an earlier start; a damaged one gets a line in the log, and does not count."""
+        """Read a folder of an earlier start; log a damaged folder, which then does not count."""
         try:
             head = await read_head(self._ports.states, folder, contents=CONTENTS)
             facts = _facts_of(head, str(folder))
@@ -145,7 +145,7 @@ class Pins:
             task.cancel()
 
     def fail(self, name: str, facts: PinFacts, why: str) -> None:
-        """Note why a bundle of a pin is not saved, unless it is."""
+        """Record why a bundle of a pin is not saved, unless it is saved."""
         key = facts.pin, facts.home
         if key not in self._found:
             state = PinState(facts=facts, fault=why[:MOST_PIN_FAULT] or "it failed")
@@ -154,7 +154,7 @@ class Pins:
                 del self._faults[old]
 
     def refusal(self, name: str, pin: int) -> str:
-        """Return why this server saves no further pin of the stores of a name; empty if it does."""
+        """Return why this server saves no further pin of the stores with a name; empty if it does."""
         known = [(id, saved.store) for (id, _), saved in self._found.items()]
         known += [(id, writing.store) for (id, _), writing in self._writing.items()]
         # A client may forge an id: the folder of a pin has no name of a store.
@@ -174,7 +174,7 @@ class Pins:
         order: Order,
         taken: Callable[[], None],
     ) -> None:
-        """Write a bundle of a pin; a failure is noted, and removes what was written.
+        """Write a bundle of a pin; on a failure, record it and remove the written files.
 
         Args:
             pieces: The shards of the bundle, cut into pieces.
@@ -182,7 +182,7 @@ class Pins:
             taken: Called when the copies have room again.
         """
         key = facts.pin, facts.home
-        if key in self._writing:  # by a store that has left, or whose client has drawn the same id
+        if key in self._writing:  # by a store that has left, or one whose client has drawn the same id
             self.fail(catalogue.name, facts, "the server still removes an earlier one of this id")
             copies.end()
             return
@@ -240,7 +240,7 @@ class Pins:
         taken: Callable[[], None],
         limit: asyncio.Timeout,
     ) -> AsyncGenerator[State, None]:
-        """Yield the pieces of a pin until it is given up. Each piece has `PIECE_S`, which `limit` counts."""
+        """Yield the pieces of a pin until it is given up. `limit` gives each piece `PIECE_S`."""
         left = {number: specs for number, specs in enumerate(pieces) if specs}
         while left:
             number = copies.next_of(left)
@@ -257,7 +257,7 @@ class Pins:
             yield state
 
     async def remove(self, pin: int, store: str = "") -> None:
-        """Remove a pin, or all pins of the stores of a name, from the disk; give up those being written."""
+        """Remove a pin, or all pins of the stores with a name, from the disk; stop writing them, too."""
         for key, writing in self._writing.items():
             if writing.store == store or key[0] == pin:
                 writing.copies.end()
@@ -282,9 +282,9 @@ class Pins:
     # --- reading -----------------------------------------------------------------------------
 
     def states(self, name: str) -> list[PinState]:
-        """Return the bundles of the pins of all stores of a name.
+        """Return the bundles of all pins of the stores with a name.
 
-        Those that could not be saved, or are being written, are among them.
+        The result includes failed bundles and bundles that are being written.
         """
         found = [PinState(facts=saved.facts) for saved in self._found.values() if saved.store == name]
         found += [state for store, state in self._faults.values() if store == name]
@@ -326,11 +326,11 @@ class Pins:
         return list(found.values())
 
     def has(self, store: str, home: str) -> bool:
-        """Return whether the disk has a bundle of a pin, by the id of its states."""
+        """Return whether the disk has a bundle of a pin, given the id of its states."""
         return any((store_of(pin), at) == (store, home) for pin, at in self._found)
 
     async def bytes_of(self, store: str, home: str, piece: int) -> int:
-        """Return the memory to read a piece of a pin, in bytes; errors as in `read`."""
+        """Return the memory needed to read a piece of a pin, in bytes; errors as in `read`."""
         opened = await self._open(store, home, piece)
         specs = opened.pieces[StateName(home, piece)]
         return sum([spec.nbytes for spec in specs]) * opened.record.arrays_per_value
@@ -341,7 +341,7 @@ class Pins:
         """Read some shards of a piece, which have one rule.
 
         Raises:
-            DataError, ConfigError: The disk has no such shards, or the files are damaged or too large.
+            DataError, ConfigError: The disk has no such shards, or their files are damaged or too large.
         """
         key, head, record, table, pieces, places = await self._open(store, home, piece)
         name, origin = StateName(home, piece), f"piece {piece} of bundle {home} of {store}"

@@ -1,17 +1,19 @@
-"""Pure: numbers of pushes, and the queue of a bundle: pushes per group of shards (AD-42), and other requests.
+"""Pure: the numbers of pushes, and the queue of a bundle: pushes by group of shards (AD-42), and other
+requests.
 
-Pushes for different shards may pass each other, so that those for the same shards join: of the messages
-A0 A1 B0 B1 of two clients, A0 and B0 are one batch, and A1 and B1 are the next one. No push passes one of
-another group with which it shares a shard, or another kind of request.
+Pushes for different shards may pass each other, so that pushes for the same shards join. Of the messages A0
+A1 B0 B1 of two clients, A0 and B0 form one batch, and A1 and B1 the next. A push passes no other kind of
+request, and no push of another group that shares a shard with it.
 
 A shard takes a session's numbers from 1 without gaps, each once. The primary *orders* a push on a shard if
-its number follows the last ordered one; a lower number is a repetition, and a higher one leaves a gap. A
-repetition of a refused push is refused again, also by a later primary, because the tables of a shard keep the
-numbers of refused pushes.
+its number follows the last ordered number. A lower number is a repetition, and a higher number leaves a gap.
+A shard's tables keep the numbers of refused pushes. So a later primary, too, refuses a repetition of a
+refused push.
 
-A shard also takes each group of an epoch once, whichever session sends it: a push whose groups the shard has
-uses up its number, and counts as a tick. A sum cannot be taken in part. So a push of which a shard has some
-groups must wait until the map names its replica generation as lost: no live replica sends such a push.
+A shard takes each group of an epoch once, whichever session sends it. A push whose groups the shard has
+already uses up its number and counts as a tick. A sum cannot be taken in part. So a push waits if a shard has
+only some of its groups, until the map names its replica generation as lost: no live replica sends such a
+push.
 """
 
 from collections import deque
@@ -64,7 +66,7 @@ def order_apart(
 def order_step(
     shards: Sequence[Shard | None], session: Session, numbers: OfEach
 ) -> tuple[Sequence[int], list[Problem]]:
-    """Order commands for all shards of a bundle, which go on sharing their tables; see `order_apart`."""
+    """Order commands for all shards of a bundle, which go on sharing tables; see `order_apart`."""
     ours = [shard for shard in shards if shard is not None]
     if len(ours) < len(shards):
         return order_apart(shards, session, each_of(numbers, len(shards)))
@@ -85,7 +87,7 @@ def order_step(
 
 
 def has_new_number(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-    """Return whether a push has a number that one of its shards has not ordered."""
+    """Return whether at least one shard has not yet ordered the push's number."""
     numbered = zip(shards, each_of(push.numbers, len(shards)), strict=True)
     return any(shard is not None and shard.tables.ordered[session] < number for shard, number in numbered)
 
@@ -109,9 +111,9 @@ def _with_verdict(problem: Problem, queued: QueuedPush, session: Session) -> Pro
 
 
 def knows_a_part(push: Push, shards: Sequence[Shard | None], session: Session) -> bool:
-    """Return whether a shard would take the push by its number, and has some of its groups, but not all."""
+    """Return whether a shard expects the push's number, and has some of its groups, but not all."""
     tables = {id(shard.tables): shard.tables for shard in shards if shard is not None}
-    # Usually no shard has any of the groups, so the numbers need no look.
+    # Usually no shard has any of the groups; then the numbers need no check.
     has = has_groups_each([each.ordered_groups for each in tables.values()], push.groups)
     parts = {key for key, found in zip(tables, has, strict=True) if found is None}
     if not parts:
@@ -121,12 +123,12 @@ def knows_a_part(push: Push, shards: Sequence[Shard | None], session: Session) -
 
 
 def order_groups(queued: QueuedPush, tables: ShardTables | None) -> None:
-    """Order the groups of a push; set the accepted places apart whose shards have them already.
+    """Order the groups of a push; set apart the accepted places whose shards have the groups already.
 
     A group counts once on a shard, whichever session and replica sends it.
 
     Args:
-        tables: Tables of all shards of the push, and of no others; None if they have several tables.
+        tables: Tables of exactly the shards of the push; None if the shards have several tables.
     """
     named, known = queued.push.groups, queued.accepted
     if tables is None:
@@ -162,19 +164,19 @@ def refuse_places(queued: QueuedPush, places: Sequence[int]) -> None:
 
 
 MAX_BATCH = 32
-"""Maximum number of pushes of a batch, so that the first of them is not acknowledged too late."""
+"""Maximum number of pushes in a batch, so that the acknowledgement of the first is not too late."""
 
 SHARD_VALUES = 1 << 21
-"""Maximum number of values of the largest shard of a batch times the number of its pushes: eight pushes to a
-shard of 2^18 values, the default size with float32."""
+"""Maximum of the largest shard's values times the number of pushes in a batch: eight pushes to a shard of
+2^18 values, the default size with float32."""
 
 BATCH_VALUES = 1 << 22
-"""Maximum number of values that a push asks for times the number of pushes of a batch: one round of the loop
+"""Maximum of the values that a push asks for times the number of pushes in a batch: one round of the loop
 copies the answers."""
 
 BATCH_BYTES = 512 << 20
-"""Maximum size of the gradients of a batch of several pushes, in bytes. The other copies take an entry of at
-most `log_entries.MOST_BYTES`, with its details."""
+"""Maximum size of the gradients in a batch of several pushes, in bytes. The other copies take an entry of at
+most `log_entries.MOST_BYTES`, including its details."""
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """The shards of a push, and the indexes of the shards to which the server will apply the push."""
@@ -184,7 +186,7 @@ Other = QueuedPull | QueuedSets | QueuedTick
 
 @dataclass(slots=True)
 class _Pushes:
-    """Groups without a common shard; the one that has waited longest comes first."""
+    """Groups of pushes without a common shard; the group that has waited longest comes first."""
 
     groups: dict[Group, deque[QueuedPush]] = field(default_factory=dict)
     shards: set[int] = field(default_factory=set)
@@ -229,7 +231,7 @@ class PushQueue:
     def take(
         self, joins: Callable[[QueuedPush, QueuedPush], bool], most: Callable[[QueuedPush], int]
     ) -> list[QueuedPush] | Other:
-        """Take the next item: pushes of one group, in their order, or another request.
+        """Take the next item: the pushes of one group, in order, or another request.
 
         The rest of the group waits behind the other groups.
 
@@ -264,7 +266,7 @@ class PushQueue:
 
 
 def shards_named(head: list[QueuedPush] | Other) -> int:
-    """Return the number of shards that an item of the queue names; each push of a batch counts its own."""
+    """Return the number of shards that an item of the queue names, summed over the pushes of a batch."""
     if isinstance(head, QueuedTick):
         return len(head.tick.shards)
     return sum([len(each.shards) for each in head]) if isinstance(head, list) else len(head.shards)

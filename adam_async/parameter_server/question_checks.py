@@ -1,25 +1,26 @@
-"""Pure: checks of questions to a parameter server; it refuses those that contradict themselves or the run.
+"""Pure: checks of questions to a parameter server, which refuse questions that contradict themselves or the
+run.
 
-`messages.body` limits each field for every run. The checks here need the state of this run: a question
-names each shard once and an epoch at most one ahead, no version is newer than its shard, and the answer fits
-into a message. A refused question changes nothing. The server may receive an epoch later than workers do, so
-it also refuses a correct question that comes too early, and the client sends it again.
+`messages.body` limits each field for every run. The checks here need the state of this run. A question names
+each shard once and an epoch at most one ahead; no version is newer than its shard; and the answer fits into a
+message. A refused question changes nothing. The server may learn of an epoch later than workers do, so it
+also refuses a correct question that comes too early. The client sends the question again.
 
 `SenderChecks` binds each push session to one peer and one replica. A session belongs to the link identity
-(node and incarnation) that used it first: push numbers of another peer would turn this peer's pushes into
-duplicates. It also belongs to one replica. If the session's generation is the live one of that replica, the
-peer must be a worker that the cluster map names as a member of the replica. In a store without a program each
-client is a replica. A server may receive the map later than workers do. So it accepts and remembers sessions
-of a generation that it does not know to be live, and checks the members once it knows the generation.
+(node and incarnation) that used it first. Otherwise push numbers of another peer would turn this peer's
+pushes into duplicates. A session also belongs to one replica. If the session has the replica's live
+generation, the cluster map must name the peer as a worker of the replica. In a store without a program each
+client is a replica. A server may receive the map later than workers do. So the server accepts and remembers
+sessions of a generation that it does not know to be live. It checks the members once it knows the generation.
 
 In bsp the server acknowledges a push before it applies it, and keeps its gradients until the sum is complete.
-So the checks bound the clocks of these contributions. A replica pushes clock c only after it has received the
-values of clock c - 1, and the server sends these only after all live replicas have reached that clock. So a
-correct push is at most one clock ahead of each of its shards, also at the end of an epoch and after a join. A
-replica that reports a wrong clock within the bound harms mainly itself. If the clock is too high, no other
-replica waits for this one: in bsp the server refuses its later contributions as late, in ssp it runs ahead
-with old values. If the clock is too low, the others wait, as for a replica that trains nothing. The clocks of
-the others stay correct, because only the workers of a live generation may report the clock of their replica
+So the checks bound the clocks of pending contributions. A replica pushes clock c only after it has received
+the values of clock c - 1, which the server sends only after all live replicas have reached it. So a correct
+push is at most one clock ahead of each of its shards, even at the end of an epoch and after a join. A replica
+that reports a wrong clock within the bound harms mainly itself. If a replica's clock is too high, no other
+replica waits for it. In bsp the server refuses its later contributions as late; in ssp it runs ahead with old
+values. If a replica's clock is too low, the others wait, as for a replica that trains nothing. The clocks of
+other replicas stay correct, because only the workers of a live generation may report their replica's clock
 (`SenderChecks`). In asp no replica waits for a clock.
 """
 

@@ -11,16 +11,16 @@ A log is one run of bytes, all numbers little-endian:
     for each step of which a push arrived, in the order of arrival:
                    uint32 clock, uint16 client, uint16 zero, uint32 size, and its reads, so many bytes
 
-A *client* is a pushing replica generation with its session (`ReplicaGeneration`); (client, clock) names a
-push. The workers make the reads (`worker/pusher.py`), and each message of a step has them: a worker may
-be lost before another bundle gets the step.
+A *client* is a pushing replica generation with its session (`ReplicaGeneration`); the pair (client, clock)
+names a push. The workers make the reads (`worker/pusher.py`). Each message of a step has them, because a
+worker may be lost before another bundle gets the step.
 
 Flags: `JOINED`: applied in one batch with the entry before. `NOT_APPLIED`: refused; the shard did not change.
-`SUMMED` (in bsp): a contribution to a sum; the entries of one sum are joined, in the order of addition. A sum
-is one version, and so is each other applied push. `SKIPPED`: not applied whatever the gradient is, because
-the shard had the groups already, or the contribution came too late for its sum.
+`SUMMED` (in bsp): a contribution to a sum. Entries of one sum are adjacent, in the order of addition. A sum
+is one version, and so is each other applied push. `SKIPPED`: not applied, whatever the gradient is, because
+the shard had the groups already or the contribution came too late for its sum.
 
-The log is a function of the entries of the bundle, so each copy of the bundle has the same one. Only in bsp
+The log depends only on the entries of the bundle, so every copy of the bundle has the same log. Only in bsp
 copies may note a refused contribution before or after a sum in progress.
 """
 
@@ -38,14 +38,14 @@ MAGIC = b"adamord2"
 JOINED, NOT_APPLIED, SUMMED, SKIPPED = 1, 2, 4, 8
 
 MOST_LOG_BYTES = 512 << 20
-"""Maximum size of the log of a bundle, in bytes; the run of a larger one has no record. It is half of what a
-piece may have, so a server that joins can take the log."""
+"""Maximum size of a bundle's log, in bytes; a run with a larger log has no record. A piece may be twice as
+large, so a joining server can take the log."""
 
 MOST_PACKED_BYTES = MOST_LOG_BYTES + (8 << 20)
 """Maximum size of a packed log, in bytes: a log, and its tables of clients and shards."""
 
 MOST_CLIENTS = 1 << 16
-"""Maximum number of clients of a log."""
+"""Maximum number of clients in a log."""
 
 MOST_CLOCK = (1 << 32) - 1
 """Highest clock that an entry holds."""
@@ -90,7 +90,7 @@ class OrderLog:
     """The log of one bundle on one server.
 
     Attributes:
-        fault: Reason why the log has ended before the run; empty if it has not.
+        fault: Reason why the log ended before the run; empty if it has not ended.
     """
 
     def __init__(self, shards: Sequence[int]) -> None:
@@ -99,7 +99,7 @@ class OrderLog:
         self._entries: dict[int, bytearray] = {shard: bytearray() for shard in shards}
         self._steps = bytearray()
         self._clocks: dict[int, int] = {}
-        """Clock of the last step of each client whose reads are in the log."""
+        """For each client whose reads are in the log, the clock of its last step."""
         self._nbytes = 0
         self._packed = b""
         self._packed_bytes = -1
@@ -119,7 +119,7 @@ class OrderLog:
             self._entries[shard] += _ENTRY.pack(clock, client, flags)
 
     def note_reads(self, clock: int, client: int, reads: NDArray[Any]) -> None:
-        """Append the reads of a step, with the first of its messages to the bundle."""
+        """Append the reads of a step when the first of its messages reaches the bundle."""
         # Push numbers have no gaps, so the steps of a client begin in the order of their clocks.
         if clock > self._clocks.get(client, -1) and self._has_room(clock, _STEP.size + reads.nbytes):
             self._clocks[client] = clock
@@ -147,11 +147,11 @@ class OrderLog:
             entries.clear()
 
     def take(self, part: LogContent | None) -> None:
-        """Take the log of some shards, or the steps, from a piece of the primary; see `part`."""
+        """Take the log of some shards, or the steps, from a piece that the primary sent; see `part`."""
         if part is None:
             self.end("it had ended on the primary that this copy was taken from")
             return
-        # Each copy numbers the clients in the order in which it met them.
+        # Each copy numbers clients in the order in which it saw them.
         numbers = np.array([self.client(*astuple(each)) for each in part.clients], "<u2")
         for shard, entries in part.entries.items():
             if self._has_room(0, entries.nbytes - len(self._entries[shard])):
@@ -162,7 +162,7 @@ class OrderLog:
             self.note_reads(step.clock, int(numbers[step.client]), np.frombuffer(step.reads, np.uint8))
 
     def part(self, shards: Sequence[int]) -> bytes:
-        """Return the log of some shards, for a joining server; without shards the steps.
+        """Return the log of some shards for a joining server; without shards, the steps.
 
         Empty if the log has ended.
         """
@@ -171,7 +171,7 @@ class OrderLog:
         return self._pack({shard: self._entries[shard] for shard in shards}, b"" if shards else self._steps)
 
     def packed(self) -> bytes:
-        """Return the log so far, in the layout above; the same object until the next entry."""
+        """Return the log so far, in the layout above; until the next entry, always the same object."""
         if self._nbytes != self._packed_bytes:
             self._packed, self._packed_bytes = self._pack(self._entries, self._steps), self._nbytes
         return self._packed
@@ -187,11 +187,11 @@ class OrderLog:
 
 
 def most_read_bytes(groups: Sequence[int], *, shards: int, arrays: int) -> int:
-    """Return the maximum size of the reads of a step, in bytes; see `worker/pusher.py`.
+    """Return the maximum size of a step's reads, in bytes; see `worker/pusher.py`.
 
     Args:
-        groups: Groups of the step, as in `Push.groups`; a step without groups counts as one of one group.
-        shards: Number of shards of the store.
+        groups: Groups of the step, as in `Push.groups`; a step without groups counts as one group.
+        shards: Number of shards in the store.
         arrays: Number of its arrays.
     """
     count = sum(groups[2::2]) - sum(groups[1::2])
@@ -202,8 +202,8 @@ def read_order_log(data: bytes) -> LogContent:
     """Read a log.
 
     Raises:
-        ValueError: The data are no log, or a log of another version or of another length than its tables
-            give, or they name a client that they do not list.
+        ValueError: The data are not a log, have another version, or have a length that does not fit their
+            tables; or they name a client that they do not list.
     """
     if data[: len(MAGIC)] != MAGIC:
         raise ValueError(f"an order log begins with {MAGIC!r}, not {bytes(data[: len(MAGIC)])!r}")

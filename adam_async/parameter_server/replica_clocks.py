@@ -1,16 +1,16 @@
-"""Pure: the clocks of the replicas on a server's shards, and the replica generations that they belong to.
+"""Pure: the clocks of the replicas on a server's shards, and the replica generations behind these clocks.
 
 The server refuses pushes and ticks of a *replica generation* that has ended: other replicas have its groups.
-Its worker repeats the refused messages, at growing intervals, until the map gives the worker another
-generation. The worker reports no group without an acknowledgement. Earlier pushes stay applied, and their
-repetitions are answered.
+The worker of such a generation repeats the refused messages, at growing intervals, until the map gives the
+worker another generation. The worker reports a group only after an acknowledgement. Earlier pushes stay
+applied, and their repetitions are answered.
 
-A run may have any number of replica generations, with numbers unique over all replicas, and the server
-remembers them in bounded memory (`EndedGenerations`). It drops the push numbers of a generation when
-`REMEMBERED` later generations of its replica have ended. From then on it refuses every push of that
-generation, even an applied one, so it applies none twice. The server remembers the newest `OVER_KEPT` ended
-generations. A client repeats an open push for `patience_s` only, or for `copies_s` while no push is applied,
-so no push comes from an older generation.
+A run may have any number of replica generations, numbered uniquely over all replicas. The server remembers
+them in bounded memory (`EndedGenerations`). The server drops a generation's push numbers when `REMEMBERED`
+later generations of its replica have ended. From then on it refuses every push of that generation, even an
+applied one, so it applies no push twice. The server remembers the newest `OVER_KEPT` ended generations. A
+client repeats an open push for at most `patience_s`, or for `copies_s` while the server applies no push. So
+no push comes from an older generation.
 """
 
 from collections import deque
@@ -26,14 +26,14 @@ from adam_async.parameter_server.shard_group import ShardGroup, each_tables, tab
 from adam_async.run.ids import Replica
 
 REMEMBERED = 8
-"""Maximum number of ended generations of one replica whose push numbers the server keeps."""
+"""Number of ended generations of a replica whose push numbers the server keeps."""
 
 OVER_KEPT = 1 << 14
 """Maximum number of ended generations that the server remembers, over all replicas."""
 
 
 class EndedGenerations:
-    """The newest ended generations; ``(replica, replica_generation) in ended`` is true for one of them."""
+    """The newest ended generations; ``(replica, replica_generation) in ended`` tests one."""
 
     def __init__(self) -> None:
         self._over: dict[tuple[Replica, int], None] = {}
@@ -53,7 +53,7 @@ class EndedGenerations:
         return ended
 
     def state(self) -> tuple[list[tuple[int, int]], dict[int, list[int]]]:
-        """Return the ended generations, and by replica those whose push numbers the server keeps."""
+        """Return the ended generations, and for each replica those whose push numbers the server keeps."""
         over = [(int(replica), number) for replica, number in self._over]
         return over, {int(replica): list(numbers) for replica, numbers in self._newest.items()}
 
@@ -103,7 +103,7 @@ class EndedGenerations:
 
 
 class ClocksState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of `ReplicaClocks`, for another server."""
+    """The state of `ReplicaClocks`, as it is sent to another server."""
 
     live: dict[ReplicaNumber, DrawnId]
     known: dict[ReplicaNumber, DrawnId]
@@ -149,7 +149,7 @@ class ReplicaClocks:
         """Raise the clocks of a replica on these shards, if the clock of its generation counts.
 
         Args:
-            tables: Tables of all these shards, and of no others, if the caller has them.
+            tables: Tables of exactly these shards, if the caller has them.
         """
         if tables is None and isinstance(shards, ShardGroup):
             tables = shards.own_tables()
@@ -169,7 +169,7 @@ class ReplicaClocks:
                 each.note_early(replica, incarnation, clock)
 
     def _counts(self, replica: Replica, incarnation: int) -> bool:
-        """Return whether a generation is live, or the last live one if none is; True before any was live."""
+        """Return whether a generation is live or, if none is, was the last live one; True at the start."""
         live = self.live or self._known
         return live.get(replica) == incarnation or not live
 
@@ -190,7 +190,7 @@ class ReplicaClocks:
         if not live:
             # The tables stay: the next replica to join starts at the slowest clock of the last ones.
             return forgotten
-        # A new generation starts at the slowest clock of the others; the clock of its predecessor is void.
+        # A new generation starts at the slowest clock of the other replicas; its predecessor's clock is void.
         reborn = {replica for replica, number in live.items() if self._known.get(replica, number) != number}
         self._known = live
         for tables in each_tables(shards):
@@ -202,7 +202,7 @@ class ReplicaClocks:
                 r: max(staying.get(r, slowest), tables.early.get((r, number), 0))
                 for r, number in live.items()
             }
-            # Clocks of other generations of these replicas are void.
+            # Clocks of these replicas' other generations are void.
             tables.early = {key: clock for key, clock in tables.early.items() if key[0] not in live}
         return forgotten
 
@@ -228,7 +228,7 @@ class ReplicaClocks:
         )
 
     def restore(self, state: ClocksState) -> None:
-        """Take over a state of another server."""
+        """Take over the state of another server."""
         self.live = {Replica(replica): number for replica, number in state.live.items()}
         self._known = {Replica(replica): number for replica, number in state.known.items()}
         self._first_clock, self.newest_clock = state.first_clock, state.newest_clock

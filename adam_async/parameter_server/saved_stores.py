@@ -1,9 +1,9 @@
 """The part of a server that keeps stores on its disk: it follows the map, and answers reads of saved stores.
 
 The server writes a store from its placement on. When all pieces of the store were written once, the server
-reports the store in the cluster map. Once the primaries of all bundles of a store have reported it, the
-servers remove the earlier stores that it replaces: those of another run, or of the same name. The first
-durable push waits for these reports, too: after a loss without them, the earlier store would come back.
+reports the store in the cluster map. When the primaries of all bundles have reported a store, the servers
+remove the saved stores that it replaces: those of another run, or of the same name. The first durable push
+also waits for these reports; otherwise a loss could bring the earlier store back.
 """
 
 import asyncio
@@ -44,14 +44,14 @@ from transport import LinkClosed, Message, Request
 logger = logging.getLogger(__name__)
 
 LATER_S = 0.002
-"""Minimum time between the beginning of a store and that of its replacement, in seconds."""
+"""Minimum time between the beginnings of a store and of its replacement, in seconds."""
 
 
 class SavedStores:
     """The stores on the disk of one server.
 
     Args:
-        disk: The disk; None for a server without one.
+        disk: The disk; None if the server has none.
         node: Name of the server.
         membership: Returns the membership of the server.
         spawn: Starts a task of the server, by name.
@@ -74,7 +74,7 @@ class SavedStores:
         self._seen: ClusterMap | None = None
         self._removing: set[StoreDisk] = set()
         self._unreported = asyncio.Event()
-        """Event that is set while the map lacks changes of cuts."""
+        """Event that is set while the map lacks some changes of cuts."""
         self._reporting: asyncio.Task[None] | None = None
         if disk is not None:
             disk.ports.notice = notice
@@ -82,7 +82,7 @@ class SavedStores:
     # --- stores that are served --------------------------------------------------------------
 
     def begin(self, name: str, store: StoreRecord, cluster: ClusterMap) -> StoreDisk | None:
-        """Return the disk of a store that the server takes up; None without a disk."""
+        """Begin the disk of a store that the server takes up, and return it; None without a disk."""
         if self._disk is None:
             if store.durable:
                 raise ConfigError("its pushes go to disks, and this server has none: start it with --dir DIR")
@@ -101,8 +101,8 @@ class SavedStores:
     def note_run(self, cluster: ClusterMap) -> None:
         """Take the record of the run from the map.
 
-        Call this before a bundle sees the same version, so that no shard on the disk has groups of an epoch
-        that the record does not know.
+        Call this before a bundle sees the same version. Otherwise shards on the disk could have groups of an
+        epoch that the record lacks.
         """
         run = cluster.run
         found = self._disk.find(run.id) if self._disk is not None and run is not None else None
@@ -110,9 +110,9 @@ class SavedStores:
             found.note_run(followed(found.run, cluster, is_whole=found.is_whole), cluster.version)
 
     def _begins(self, name: str, store: StoreRecord) -> float:
-        """Return the time at which a store begins, in seconds since 1970: after the stores that it replaces.
+        """Return the beginning of a store in seconds since 1970: a time after the stores that it replaces.
 
-        The newest of the whole stores of a name counts, and the clock may have been set back in between.
+        The newest whole store of a name counts; the clock may have been set back in between.
         """
         assert self._disk is not None
         began = self._disk.ports.wall_clock()
@@ -141,7 +141,7 @@ class SavedStores:
                 return
 
     def _cut_changed(self) -> None:
-        """Report the cuts of all stores in the map; several changes together if they come fast."""
+        """Report all stores' cuts in the map, several quick changes together."""
         self._unreported.set()
         if self._reporting is None or self._reporting.done():
             self._reporting = self._spawn("cuts", self._report_cuts())
@@ -203,22 +203,22 @@ class SavedStores:
         if cluster.version <= before.version or cluster.placements < before.placements:
             return []
         ids = {store.id for store in cluster.stores.values()}
-        # Between distant versions a client may have replaced a failed store, to read its states, and left.
+        # Between two distant versions, a client may have replaced a failed store, read its states, and left.
         is_next = cluster.version == before.version + 1
         found: list[StoreDisk] = []
         for name, store in before.stores.items():
             if store.program or store.id in ids:
                 continue
             if store.phase == "open" and before.pushers(store):
-                # Until a restored store is whole on the disks, the one that it replaces is there too.
+                # Until the disks have all of a restored store, they keep the store that it replaces.
                 found += [each for each in self._disk.of_name(name) if each.id not in ids]
                 self._spawn(f"pins-{store.id}", self._disk.pins.remove(-1, name))
-            # A store that was deleted while it loaded has values for a part of its shards.
+            # A store deleted during its loading has values for only some of its shards.
             elif store.phase == "open" or (
                 store.phase in ("loading", "failed") and is_next and name not in cluster.stores
             ):
                 found += [each for each in self._disk if each.id == store.id]
-                # A restoration that ended early leaves the pins to the store that it should have replaced.
+                # A restoration that ended early leaves the pins to the store that it was to replace.
                 if store.phase == "open" and is_saved(before, store):
                     self._spawn(f"pins-{store.id}", self._disk.pins.remove(-1, name))
         return found
@@ -229,7 +229,7 @@ class SavedStores:
             await self._disk.end()
 
     def counts(self, id: str) -> DiskCounts | None:
-        """Return the counts of a store; None if the disk does not follow it."""
+        """Return the counts of a store; None if the disk does not follow the store."""
         found = self._disk.find(id) if self._disk is not None else None
         if found is None or not found.is_serving:
             return None
@@ -250,7 +250,7 @@ class SavedStores:
 
     @property
     def pins(self) -> Pins | None:
-        """The pins on the disk; None without a disk."""
+        """Pins on the disk; None without a disk."""
         return self._disk.pins if self._disk is not None else None
 
     # --- stores that were lost, and pins -------------------------------------------------------
@@ -302,7 +302,7 @@ class SavedStores:
             if not each.is_saved and _is_over(cluster, each.id):
                 await each.retire(is_over=True)
         found = [each for each in found if each.id not in body.known]
-        # The list comes into memory when it is packed, so it is charged before.
+        # Packing brings the list into memory, so charge it before.
         nbytes = sum([each.saved_bytes for each in _listed(found)])
         reply_when_room(request, nbytes, lambda: self._packed_list(found))
 
@@ -352,7 +352,7 @@ class SavedStores:
 
 
 def _listed(stores: Sequence[StoreDisk]) -> list[StoreDisk]:
-    """Return the newest saved stores that fit into one list, at least one."""
+    """Return as many of the newest saved stores as one list has room for, at least one."""
     listed: list[StoreDisk] = []
     room = MOST_SAVED_BYTES
     for each in sorted([each for each in stores if each.is_saved], key=lambda each: -each.began):

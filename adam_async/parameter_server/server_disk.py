@@ -1,4 +1,4 @@
-"""The disk of one parameter server: a folder with the states of each store that it serves or has served."""
+"""The disk of one parameter server: a folder with the states of all stores that it serves or has served."""
 
 import asyncio
 import logging
@@ -27,15 +27,15 @@ _NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{24}")
 _PIN = re.compile(re.escape(PINNED) + "[0-9a-f]{24}")
 
 SAVED = "saved"
-"""Key in `NodeRecord.info` of a server. Its value has the placements of the stores that are whole on the
-server's disk, as texts."""
+"""Key in `NodeRecord.info` of a server. The value lists, as texts, the placements of the stores that the
+server's disk has whole."""
 
 
 class ServerDisk:
     """The stores in one folder, for one server.
 
     Args:
-        folder: Folder of this server alone; it is made if absent.
+        folder: Folder that only this server uses; made if absent.
         ports: Services of the process.
     """
 
@@ -49,10 +49,10 @@ class ServerDisk:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["ServerDisk"]:
-        """Open the folder with all its stores, for as long as the block lasts.
+        """Open the folder with all its stores until the block ends.
 
         Raises:
-            ConfigError: Another server has the folder, it cannot be used, or a newer release has written it.
+            ConfigError: Another server uses the folder, the folder is unusable, or a newer release wrote it.
             DataError: A store cannot be read.
         """
         states = self.ports.states
@@ -95,18 +95,18 @@ class ServerDisk:
         await store.reopen()
 
     def of(self, id: str) -> StoreDisk:
-        """Return the disk of a store, by its id; an absent one begins with nothing."""
+        """Return the disk of the store with an id; make an empty one if absent."""
         store = self._stores.get(id)
         if store is None:
             store = self._stores[id] = StoreDisk(id, folder_of(self.folder, id), self.ports)
         return store
 
     def find(self, id: str) -> StoreDisk | None:
-        """Return the disk of a store; None if there is none."""
+        """Return the disk of a store; None if the store has none."""
         return self._stores.get(id)
 
     def of_name(self, name: str) -> list[StoreDisk]:
-        """Return the disks of all stores of a name; with an empty name those of all runs."""
+        """Return the disks of all stores with a name; with an empty name those of all runs."""
         known = [(each.catalogue, each) for each in self if each.catalogue is not None]
         return [each for found, each in known if (found.name == name if name else found.record.program)]
 
@@ -156,7 +156,7 @@ class ServerDisk:
 
 
 def is_saved(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Return whether the primaries of all bundles of a store have reported it to be on their disks."""
+    """Return whether all primaries of a store's bundles have reported the bundles on their disks."""
     word = served_word(store)
     for home in set(store.buckets):
         primary = cluster.primary(store.id, home)
@@ -184,9 +184,9 @@ async def opened_disk(
     """Open the disk of a server for as long as the block lasts.
 
     Args:
-        folder: Folder of this server alone; it is made if absent.
+        folder: Folder that only this server uses; made if absent.
         flush_s: Time between two rounds of writing, in seconds.
-        rules: The rules of users that the server may apply; None: none.
+        rules: User rules that the server may apply; None: none.
 
     Raises:
         ConfigError, DataError: See `ServerDisk.opened`.

@@ -2,18 +2,18 @@
 
 Theory of operation
 -------------------
-A primary dials the other members of its bundles. Entries and their acknowledgements travel on that link, in
-order. Each server also dials each other server for heartbeats, so that a beat never waits behind an entry. A
-server counts another one as silent if no beat arrives, and as gone if `GONE_DIALS` dials in a row fail,
-because its process has probably ended. After a stall of its own, a server counts no other one as silent,
-because unread beats may be in its sockets.
+A primary dials the other members of its bundles. This link carries entries and their acknowledgements, in
+order. Each server also dials every other server for heartbeats, so that no beat waits behind an entry. A
+server counts another server as silent if no beat arrives. It counts it as gone if `GONE_DIALS` dials in a row
+fail, because the process has probably ended. After its own stall, a server counts no other server as silent,
+because its sockets may have unread beats.
 
 *A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only. The
-cluster map has the address of this listener. Other servers dial that address for all their links to the
-server; clients dial the address of the first listener. Pieces of the state for a joining server are sent on a
-third link, a `PieceLink`, and wait for entries there. The core sends a piece only after the member holds all
-entries in it, and lets the member apply no later entry before the piece, so the order of the two links does
-not matter. If the link for pieces ends, the link for entries ends too, and the next one begins a new session.
+cluster map has the address of this listener. Other servers dial that address for all links to this server;
+clients dial the address of the first listener. Pieces of the state for a joining server are sent on a third
+link, a `PieceLink`, and wait for entries there. The core sends a piece only once the member has all entries
+in it, and the member applies no later entry before the piece. So the order of the two links does not matter.
+If the link for pieces ends, the link for entries ends too, and its successor begins a new session.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ BEAT_S = 0.1
 """Interval of the heartbeats, in seconds."""
 
 LATE_S = 0.3
-"""Delay of a tick, beyond `BEAT_S`, above which this process has stalled, in seconds."""
+"""Delay of a tick in seconds, beyond `BEAT_S`, above which this process has stalled."""
 
 DIAL_S = 1.0
 """Maximum time of one attempt to dial another server, in seconds."""
@@ -58,13 +58,13 @@ GONE_DIALS = 2
 """Number of failed dials in a row after which a server counts as gone."""
 
 OnMessage = Callable[[Member, ReplicationMessage, Sequence[Any]], None]
-"""Callback with a message of another server and its tensors. It raises `ProtocolError` for an invalid one."""
+"""Callback with another server's message and its tensors. Raises `ProtocolError` for an invalid message."""
 
 MOST_ANSWERS = 1 << 16
-"""Maximum number of answers that wait for a primary that does not read; beyond it the link ends."""
+"""Maximum number of answers that wait for a primary that does not read; more of them end the link."""
 
 MOST_BEGUN = 1 << 12
-"""Maximum number of bundles that a link notes; a link with so many counts as having begun all."""
+"""Maximum number of bundles that a link notes as begun; from then on all bundles count as begun."""
 
 _ONCE = RetrySchedule(attempts=1)
 """Schedule of a single attempt, because each failed dial counts for `GONE_DIALS`."""
@@ -74,11 +74,11 @@ _DIALS = RetrySchedule(first_s=0.05, longest_s=0.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopiesPath:
-    """The path of a server to the other servers, apart from that of its clients.
+    """The path of a server to the other servers, separate from its clients' path.
 
     Attributes:
         address: Address to listen on; the cluster map gets the address that the listener has bound.
-        network: Its listener, which accepts only servers.
+        network: Listener of the path, which accepts only servers.
         pieces: Links for pieces, with `PIECES_CONFIG`.
     """
 
@@ -88,10 +88,10 @@ class CopiesPath:
 
 
 class _Peer:
-    """One other server: its address, the link for entries if this server is a primary, and its beats.
+    """One other server: its address, its beats, and the link for entries if this server is a primary.
 
     Args:
-        pieces: Endpoint of the link for pieces; None: they travel on the link for entries.
+        pieces: Endpoint of the link for pieces; None: pieces use the link for entries.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class _Peer:
         self.entries = Channel(endpoint, peer=member[0], address=address, peer_role="ps")
         self.beats = Channel(endpoint, peer=member[0], address=address, peer_role="ps", pauses=_DIALS)
         self.is_wanted = asyncio.Event()
-        """Event that is set while this server has entries for the other one."""
+        """Event that is set while this server has entries for the other server."""
         self.heard = now
-        """Time of the last beat of the other server, moved later by the stalls of this process since then."""
+        """Time of the other server's last beat, moved later by each stall of this process since then."""
         self.failed_dials = 0
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -205,7 +205,7 @@ class ServerLinks:
         return peer
 
     def silent_s(self, member: Member) -> float:
-        """Return the seconds since the last beat of a server; infinite if it is gone, 0 if it is unknown."""
+        """Return the seconds since a server's last beat; infinite for a lost server, 0 for an unknown one."""
         peer = self._peers.get(member)
         if peer is None:
             return 0.0
@@ -222,7 +222,7 @@ class ServerLinks:
             self._peers[member].heard = self._now()
 
     def answers(self, member: Member) -> bool:
-        """Return whether the link for beats to a server is up; `dial_again` drops it."""
+        """Return whether the link for a server's beats is up; `dial_again` drops it."""
         peer = self._peers.get(member)
         return peer is not None and peer.beats.link is not None
 
@@ -275,7 +275,7 @@ class ServerLinks:
             await peer.entries.pause()
 
     async def _send_pieces(self, peer: _Peer, pieces: PieceLink) -> None:
-        """Send the queued pieces on a link of their own, which begins with the first of them."""
+        """Send the queued pieces on their own link, which the first piece opens."""
         channel = pieces.channel
         try:
             while True:
@@ -295,7 +295,7 @@ class ServerLinks:
             pieces.drop()
 
     def yield_pieces(self) -> None:
-        """Let pieces wait if a member lacks an entry, or go on if all entries are held."""
+        """Make pieces wait while a member lacks an entry; let them go on after that."""
         if self._pieces is not None:
             self._turns.update()
 
@@ -305,7 +305,7 @@ class ServerLinks:
                 peer.pieces.hold(waits)
 
     async def attend(self, link: Link) -> None:
-        """Take the messages of a link that another server dialled, until it ends."""
+        """Take the messages on a link that another server dialled, until the link ends."""
         member = (link.peer.node, link.peer.incarnation)
         outgoing = _Outgoing(link, most=MOST_ANSWERS)
         try:
@@ -348,7 +348,7 @@ class ServerLinks:
             outgoing.begun.add(bundle)
 
     def begin_again(self, member: Member, bundle: tuple[str, str]) -> None:
-        """End the link of a primary that has begun a session of a bundle, which this server now takes up.
+        """End the primary's link that has begun a session of a bundle which this server now takes up.
 
         The new copy has not taken the `Begin`: the message came before the map, or an earlier copy took it.
         The primary begins again on its next link.
@@ -368,7 +368,7 @@ class ServerLinks:
             self._peers[member].heard = self._now()
 
     def send(self, to: Member, body: Body, tensors: Sequence[Any] = (), *, as_primary: bool) -> None:
-        """Send a message to another member; without a link it is lost. A piece may have a link of its own."""
+        """Send a message to another member; it is lost without a link. A piece may use a separate link."""
         outgoing = (self._out if as_primary else self._into).get(to)
         if outgoing is None:
             return
@@ -383,11 +383,11 @@ class ServerLinks:
 
 
 class _Outgoing:
-    """Messages on their way to another server, in order.
+    """Messages that are being sent to another server, in order.
 
     Args:
-        most: Number of waiting messages beyond which the link ends; None for no bound, because the log of a
-            primary bounds its entries.
+        most: Number of waiting messages beyond which the link ends; None for no bound, because the primary's
+            log already bounds its entries.
     """
 
     def __init__(self, link: Link, *, most: int | None = None) -> None:
@@ -396,7 +396,7 @@ class _Outgoing:
         self._queue: deque[Message] = deque()
         self._has_queue = asyncio.Event()
         self.begun: set[tuple[str, str]] = set()
-        """Store and home of the bundles of which the other server has begun a session."""
+        """Store and home of each bundle of which the other server has begun a session."""
 
     def send(self, message: Message) -> None:
         if self._queue or not self._try(message):

@@ -1,10 +1,10 @@
 """The parameter-server role: the bundles of stores that the controllers place on this server.
 
 The server takes up a bundle when the bundle's record in the cluster map names the server as a member. The
-server drops the bundle when the store leaves the map, or when the server is no member any more. The client or
-the driver loads the values of a new store into the primaries, and each primary then reports that it serves
-the store. A server that joins later gets the values from the primary. `ServedStore` has the shards of a
-bundle and answers questions; the bundles of a server take turns in rounds of the loop.
+server drops the bundle when the store leaves the map, or when the server is no longer a member. The client or
+driver loads a new store's values into the primaries. Each primary then reports that it serves the store. A
+server that joins later gets the values from the primary. `ServedStore` has the shards of a bundle and answers
+questions. A server's bundles take turns in rounds of the loop.
 """
 
 import asyncio
@@ -68,10 +68,10 @@ NO_MEMORY = "it has no memory for them"
 """Reason of a server that could not allocate its shards."""
 
 STORES_COUNTED = 16
-"""Maximum number of stores in the metrics of a server."""
+"""Maximum number of stores in a server's metrics."""
 
 TURN_WORK = 1 << 20
-"""Work after which a round of the loop ends, see `PIECE_WORK`: four gradients of a shard of 2^18 values."""
+"""Work that ends a round of the loop, see `PIECE_WORK`: four gradients of a shard of 2^18 values."""
 
 STORE_TYPES = (
     *(Push, Pull, Tick, ReportSteps, ReadShards, LoadShards, GetRecord, ReadGroupSets, PinShards),
@@ -81,25 +81,25 @@ STORE_TYPES = (
 
 
 class ParameterServer(Role):
-    """One parameter server, from `async with` to its end.
+    """One parameter server, for the duration of its `async with`.
 
     Args:
         settings: Place of the server in the cluster. The timeline also gets the applied batches and step
             reports.
         buffers: Memory for the copies of values in answers.
         storage_pool: Memory of the shards, which roles of one process may share.
-        make_pool: Makes the pool that loads kernels of rules; without it, NumPy applies them.
-        make_memory_pool: Makes the pool that allocates memory which clients read.
-        available_bytes: Returns the memory that shards could use, in bytes; None: it is not reported, and not
+        make_pool: Makes the pool that loads compiled kernels of rules; without it, NumPy applies the rules.
+        make_memory_pool: Makes the pool for memory that clients read.
+        available_bytes: Returns the memory in bytes that shards could use; None: it is neither reported nor
             checked.
-        numerics: Facts that the last bits of its results depend on; see `cluster_map.NUMERICS`.
+        numerics: Facts that decide the last bits of the server's results; see `cluster_map.NUMERICS`.
         observe: Follows the entries of bundles with a log.
-        copies: Path to the other servers; None: they share the listener of the clients.
-        elsewhere: Address of a second listener, for data servers of other processes if they cannot reach the
+        copies: Path to the other servers; None: they use the clients' listener.
+        elsewhere: Address of a second listener, for data servers in other processes that cannot reach the
             first one; empty: they can.
-        disk: Disk of the states of its stores, which is open; None: they are in memory only.
+        disk: Open disk for the states of the server's stores; None: the states are only in memory.
         at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
-        rules: The rules of users that it may apply; None: none.
+        rules: User rules that the server may apply; None: none.
 
     Cancelling the block ends the server between two rounds of work; queued pushes are not acknowledged.
     """
@@ -139,7 +139,7 @@ class ParameterServer(Role):
         self._rules = rules or RuleSource()
         self._storage_pool = storage_pool or StoragePool()
         self.served: dict[tuple[str, str], ServedStore] = {}
-        """Bundles of stores by the id of the store and the home of the bundle."""
+        """Bundles by store id and home."""
         self._without: dict[str, tuple[str, str]] = {}
         """Stores of the map that this server cannot hold, by id, with code and text of the refusals."""
         self._busy: deque[ServedStore] = deque()
@@ -203,7 +203,7 @@ class ParameterServer(Role):
         await super()._goodbye()
 
     def unready(self) -> str:
-        """Return the reason why the server is not ready; empty if it serves, with all its copies in sync."""
+        """Return why the server is not ready; empty if it serves, with all its copies in sync."""
         if reason := super().unready():
             return reason
         home = self._membership.unready_copy()
@@ -215,12 +215,12 @@ class ParameterServer(Role):
 
     @property
     def state(self) -> ServerState | None:
-        """State of the newest run's store; None before it has values for all shards."""
+        """State of the newest run's store; None until all shards have values."""
         states = self._states()
         return states[-1] if states else None
 
     def _states(self) -> list[ServerState]:
-        """Return the states of the bundles of the newest run's store whose primary is this server."""
+        """Return the states of the bundles that this server leads in the newest run's store."""
         of_runs = [each for each in self.served.values() if each.store.program and each.complete]
         return [each.state for each in of_runs if each.store.id == of_runs[-1].store.id]
 
@@ -281,9 +281,9 @@ class ParameterServer(Role):
     def _take_up(
         self, name: str, store: StoreRecord, home: str, record: BundleRecord, cluster: ClusterMap
     ) -> ServedStore | None:
-        """Allocate the shards of a bundle; None if this server cannot hold them.
+        """Allocate the shards of a bundle; None if this server has no room for them.
 
-        Other stores are not affected, and the client that loads this store gets the reason.
+        Other stores are not affected, and the client that loads this store learns the reason.
         """
         try:
             arrays = joined_arrays(name, store, cluster.arrays)
@@ -514,7 +514,7 @@ class ParameterServer(Role):
         return self._bundle_of(request, id, of_store.home_of(shards) if of_store is not None else "")
 
     def _bundle_of(self, request: Request, id: str, home: str) -> ServedStore | None:
-        """Return the bundle of a store by its home; without it, refuse the request and return None."""
+        """Return the bundle of a store by its home; if there is none, refuse the request and return None."""
         served = self.served.get((id, home))
         if served is not None:
             return served
@@ -547,7 +547,7 @@ class ParameterServer(Role):
             self._loop.call_soon(self._callbacks.run, self._drain)
 
     def _drain(self) -> None:
-        """Do one round's work for the store that has waited longest; the next round goes on with others."""
+        """Do one round's work for the store that has waited longest; the next round takes the others."""
         served = self._busy.popleft()
         self._draining = False
         if self.served.get((served.store.id, served.home)) is served and served.apply_some(TURN_WORK):
@@ -559,7 +559,7 @@ class ParameterServer(Role):
     # --- inspection ----------------------------------------------------------------------------
 
     def statistics(self) -> ServerCounts:
-        """Return the counts of the server, and of its shards in the run in progress or just ended."""
+        """Return the counts of the server, and of its shards in the current or last run."""
         states = self._states()
         counts = count_server(states) if states else ServerCounts()
         if states:
@@ -572,7 +572,7 @@ class ParameterServer(Role):
         return self._with_common(counts)
 
     def store_counts(self) -> Mapping[str, StoreCounts]:
-        """Return the counts of the stores of clients whose bundles this server leads, by name."""
+        """Return, by store name, the counts of the client stores whose bundles this server leads."""
         found: dict[str, StoreCounts] = {}
         for name, store in sorted(self._membership.map.stores.items()):
             led = [each for each in self.served.values() if each.store.id == store.id and each.is_primary]
@@ -592,7 +592,8 @@ def _is_for_disk(body: Body) -> TypeGuard[PinShards]:
 
 
 def _is_needed(cluster: ClusterMap, store: StoreRecord) -> bool:
-    """Return whether a server keeps a store: the map has it with the same placement, and it has not failed.
+    """Return whether a server keeps a store: the map has the store with the same placement, and the store has
+    not failed.
 
     The store of a failed run is kept too, because a driver reads it. A store that was created again under the
     same id has another placement.

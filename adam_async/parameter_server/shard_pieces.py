@@ -1,20 +1,19 @@
 """Pure: the state of a bundle in pieces, for a server that joins.
 
 Piece 0 has the state that belongs to no shard: replica generations and the epoch. Each other piece has one
-shard, or several of `PIECE_BYTES` together at most: their values, rule state, tables and pending
+shard, or several shards of at most `PIECE_BYTES` together: values, rule state, tables and pending
 contributions. The pushes of these contributions are in the piece, too, cut to its shards. All members cut the
-shards into the same pieces. A piece is a copy, taken between two entries, so it is the state at one position
-of the log. If pending pushes make a piece too large for a member, the primary copies it after the next
-complete sum.
+shards into the same pieces. A piece is a copy taken between two entries: the state at one position of the
+log. If pending pushes make a piece too large for a member, the primary copies it after the next complete sum.
 
 In a recorded run a piece for a server also has the log of its shards (`replay_log.py`), and piece 0 has the
 reads of all steps.
 
 In place a bundle has one piece of shards, which goes to the disk only. So all shards there have the same
-groups: a run that continues in place can refuse none.
+groups, and a run that continues in place can refuse none of them.
 
-The first tensor of a piece is its details (msgpack); then come the values of each shard and its rule's
-arrays, in the order of their names, then the tensors of the pushes, and then the log in parts.
+A piece begins with the tensor of its details (msgpack). Then come each shard's values and rule arrays, sorted
+by name, then the tensors of the pushes, and last the log in parts.
 """
 
 from collections import Counter
@@ -71,20 +70,20 @@ from adam_async.run.store_record import MOST_VECTORS, VectorRecord, is_vector_ke
 from transport import RemoteProtocolError
 
 PART_BYTES = 8 << 20
-"""Maximum size of a part of a piece in bytes, unless a single tensor is larger."""
+"""Maximum size in bytes of a part of a piece, unless a single tensor is larger."""
 
 PART_TENSORS = 256
-"""Maximum number of tensors of a part of a piece."""
+"""Maximum number of tensors in a part of a piece."""
 
 PIECE_BYTES = 1 << 20
-"""Maximum size of the values of a piece of several shards, in bytes; one round of the loop copies a piece."""
+"""Maximum size in bytes of the values in a piece of several shards; one round of the loop copies a piece."""
 
 IN_PLACE_BYTES = 1 << 29
-"""Maximum size of the values of the one piece in place, in bytes: with the arrays of the rule a state on a
-disk has at most 4 GiB. A larger bundle has the usual pieces."""
+"""Maximum size in bytes of the values in the single piece in place: a state on a disk, with the rule's
+arrays, has at most 4 GiB. A larger bundle has the usual pieces."""
 
 PIECE_SHARDS = 1024
-"""Maximum number of shards of a piece."""
+"""Maximum number of shards in a piece."""
 
 
 MOST_ENTRIES = 1 << 16
@@ -100,7 +99,7 @@ _Ranges = Annotated[tuple[GroupNumber, ...], Meta(max_length=2 * MOST_BOUNDS)]
 
 
 class TablesState(msgspec.Struct, frozen=True, array_like=True):
-    """The tables of some shards, as `ShardTables` has them."""
+    """The tables of some shards, as in `ShardTables`."""
 
     version: VersionNumber
     last_number: Annotated[list[tuple[_SessionIds, PushNumber]], Meta(max_length=MOST_ENTRIES)]
@@ -117,7 +116,7 @@ class TablesState(msgspec.Struct, frozen=True, array_like=True):
     duplicates: Count
     known: Count
     sets: Count
-    """Index of its sets of groups in the piece: many tables share long ones."""
+    """Index of the tables' group sets in the piece: many tables share long sets."""
     losses: Annotated[list[tuple[Epoch, Count, _Units]], Meta(max_length=KEPT_EPOCHS)]
     """Losses of each epoch: number of images, and `LossSum.packed`."""
 
@@ -142,22 +141,22 @@ class ShardDetails(msgspec.Struct, frozen=True, array_like=True):
     reached: Clock = 0
     contributions: list[ContributionState] = []
     vectors: Annotated[list[VectorNumber], Meta(max_length=MOST_VECTORS)] = []
-    """Numbers of its vectors, whose arrays follow those of its rule, in the order of `vector_key`."""
+    """Numbers of the vectors, whose arrays follow the rule's arrays, in the order of `vector_key`."""
     dots: Annotated[list[_Dots], Meta(max_length=MOST_DOTS)] = []
     """Dot products of its newest steps, oldest first."""
 
 
 class ShardsState(msgspec.Struct, frozen=True, array_like=True):
-    """Details of a piece of shards."""
+    """Details of a piece with shards."""
 
     shards: list[ShardDetails]
     tables: list[TablesState]
     pushes: list[tuple[PushDetails, Count]]
-    """Each push with pending contributions, and the number of its tensors."""
+    """Each push with pending contributions, and its number of tensors."""
     sets: list[Annotated[list[tuple[Epoch, _Ranges]], Meta(max_length=KEPT_EPOCHS)]]
-    """Counted groups of each epoch, for tables with the same ones."""
+    """Counted groups of each epoch, shared by tables with equal sets."""
     log: Count = 0
-    """Number of tensors with the log of the shards."""
+    """Number of tensors that hold the shards' log."""
 
 
 class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
@@ -166,7 +165,7 @@ class ReplicasState(msgspec.Struct, frozen=True, array_like=True):
     epoch: Epoch
     clocks: ClocksState
     log: Count = 0
-    """Number of tensors with the reads of all steps."""
+    """Number of tensors that hold the reads of all steps."""
     pins: Annotated[list[tuple[DrawnId, bool]], Meta(max_length=MOST_KNOWN_PINS)] = []
     """Ids of the newest pins, each with whether it was given up."""
     vectors: Annotated[list[VectorRecord], Meta(max_length=MOST_VECTORS)] = []
@@ -178,7 +177,7 @@ _shards = msgspec.msgpack.Decoder(ShardsState)
 
 
 def pieces_of(shards: Sequence[ShardSpec], *, in_place: bool) -> list[tuple[ShardSpec, ...]]:
-    """Cut the shards of a bundle into pieces, from piece 1 on; piece 0 has none of them."""
+    """Cut a bundle's shards into pieces 1, 2, and so on; piece 0 has no shards."""
     if in_place and 0 < sum([spec.nbytes for spec in shards]) <= IN_PLACE_BYTES:
         return [(), tuple(shards)]
     pieces: list[tuple[ShardSpec, ...]] = [()]
@@ -200,7 +199,7 @@ def copy_piece(
     """Copy the shards of a piece; without shards, copy piece 0.
 
     Args:
-        has_arrays: Whether the copy has the arrays, and shares no memory with the bundle, so that another
+        has_arrays: Whether the copy has the arrays and shares no memory with the bundle, so that another
             thread may read it. Otherwise `with_arrays` adds the arrays, and the pushes are not copied.
         has_log: Whether the copy has the log of a recorded run. A state on a disk has none.
     """
@@ -231,7 +230,7 @@ def copy_piece(
         for shard in shards
     ]
     parts = [push_part(_of_places(queued, kept), sums=True) for queued, kept in places.values()]
-    # By identity, because a comparison of values would search a set once for each table that shares it.
+    # By identity: comparing values would search a set once for each table that shares it.
     sets = {_ids(each.groups): each.groups for each in tables.values()}
     set_at = {key: at for at, key in enumerate(sets)}
     encoded = ShardsState(
@@ -257,17 +256,17 @@ def _cut(log: bytes) -> Part:
 
 
 def piece_arrays(bundle: Bundle, specs: Sequence[ShardSpec]) -> list[NDArray[Any]]:
-    """Return the arrays of a piece, in the order of its tensors; not copies."""
+    """Return the arrays of a piece, in tensor order; not copies."""
     return [array for spec in specs for array in _arrays(bundle.shards[spec.id])]
 
 
 def with_arrays(tensors: Part, arrays: Part) -> Part:
-    """Return the tensors of a piece from those without its arrays, and the arrays."""
+    """Return all tensors of a piece, given its arrays and its other tensors."""
     return [*tensors[:1], *arrays, *tensors[1:]]
 
 
 def digest_of(arrays: Part) -> bytes:
-    """Return the SHA-256 digest of the bytes of some arrays; their shapes are known to both sides."""
+    """Return the SHA-256 digest of some arrays' bytes; both sides know the shapes."""
     digest = sha256()
     for array in arrays:
         if array.size:
@@ -286,20 +285,20 @@ class Piece:
     """Vectors of each shard."""
     pushes: Sequence[QueuedPush] = ()
     log: LogContent | None = None
-    """The log of the shards, or the reads of all steps; None if there is none, or it has ended."""
+    """Log of the shards, or the reads of all steps; None if there is no log, or the log has ended."""
 
 
 def read_piece(
     bundle: Bundle, specs: Sequence[ShardSpec], table: Sequence[ShardSpec], tensors: Part
 ) -> Piece:
-    """Return a piece from its tensors; the bundle stays as it is until `load_piece`.
+    """Return a piece from its tensors; the bundle does not change before `load_piece`.
 
     Args:
         specs: The shards of the piece.
         table: All shards of the store, by number.
 
     Raises:
-        RemoteProtocolError: The piece is of other shards, or a tensor of another shape or type.
+        RemoteProtocolError: The piece is of other shards, or a tensor has another shape or type.
     """
     try:
         if not specs:
@@ -320,7 +319,7 @@ def read_piece(
     vectors: list[dict[str, NDArray[Any]]] = []
 
     def next_like(target: NDArray[Any], shard: Shard) -> NDArray[Any]:
-        """Return the next array, of the shape and type of another one."""
+        """Return the next array, which must have the shape and type of a given array."""
         source = next(rest, None)
         if source is None:
             raise RemoteProtocolError("piece", f"it lacks arrays of shard {shard.spec.id}")
@@ -382,7 +381,7 @@ def _check_shard(
 
 
 def load_piece(bundle: Bundle, piece: Piece) -> None:
-    """Set the shards of a piece, or the state of piece 0."""
+    """Set the shards of a piece, or the state in piece 0."""
     details = piece.details
     if bundle.log is not None:
         bundle.log.take(piece.log)
@@ -423,7 +422,7 @@ def _arrays(shard: Shard) -> list[NDArray[Any]]:
 
 
 def count_arrays(bundle: Bundle, specs: Sequence[ShardSpec], tensors: Part) -> int:
-    """Return the number of arrays of a piece from its details. Raises RemoteProtocolError: they are none."""
+    """Return how many arrays a piece has according to its details. Raises RemoteProtocolError."""
     try:
         details = _shards.decode(tensors[0].tobytes())
     except (*UNREADABLE, IndexError) as error:
@@ -451,7 +450,7 @@ def _places(shards: Sequence[Shard]) -> dict[int, tuple[QueuedPush, list[int]]]:
 
 
 def _of_places(queued: QueuedPush, places: Sequence[int]) -> QueuedPush:
-    """Return the part of a push at some indices; the pieces of its other shards have the rest."""
+    """Return the part of a push at some indices; the pieces with its other shards have the rest."""
     push = queued.push
     if len(places) == len(push.shards):
         return queued
@@ -483,7 +482,7 @@ def _load_contributions(shard: Shard, details: ShardDetails, pushes: Sequence[Qu
 
 
 def _ids(groups: GroupSets) -> tuple[tuple[int, int], ...]:
-    """Return the identity of sets of groups."""
+    """Return the identity of group sets."""
     return tuple([(epoch, id(ranges)) for epoch, ranges in groups.items()])
 
 

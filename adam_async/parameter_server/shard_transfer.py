@@ -1,8 +1,9 @@
 """Pure: shards with their whole state as one message, read from one server and loaded into another.
 
-The message has tables of versions, clocks, sets of groups and their losses, then for each shard its values
-(flat) and the rule's arrays: the elementwise ones, as long as the values, then those of one number per shard,
-and then the vectors of the store, which are empty for a shard without them. A reader gets copies.
+The message has tables of versions, clocks, group sets and their losses. Then come, for each shard, its flat
+values and the rule's arrays: first the elementwise arrays, as long as the values, then the arrays with one
+number per shard. Last come the store's vectors, which are empty for a shard without them. A reader gets
+copies.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -24,7 +25,7 @@ from transport import RemoteProtocolError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardCopy:
-    """A copy of a shard at one moment, with the arrays of its rule."""
+    """A copy of a shard at one moment, with its rule's arrays."""
 
     state: ShardState
     values: NDArray[Any]
@@ -43,8 +44,8 @@ def copy_shard(
     Args:
         clock: In bsp, the clock of the values: higher clocks of replicas are lowered to it. None to copy the
             replicas' clocks unchanged.
-        state: Tables that were copied before; None to copy them now.
-        without: Names of the arrays of its state to leave out.
+        state: Tables that the caller has already copied; None to copy them now.
+        without: Names of the state's arrays to leave out.
     """
     return ShardCopy(
         state=state or state_of(shard, clock=clock),
@@ -60,7 +61,7 @@ def state_of(shard: Shard, *, clock: int | None = None) -> ShardState:
 
 
 def read_states(shards: Sequence[Shard], rule: Rule) -> tuple[ShardStates, list[NDArray[Any]]]:
-    """Copy shards, with the arrays of their rule; return the body and the tensors of a message."""
+    """Copy shards with their rules' arrays; return the body and the tensors of a message."""
     return states_message([copy_shard(shard) for shard in shards], rule)
 
 
@@ -83,19 +84,20 @@ def load_states(
     *,
     is_new: bool = False,
 ) -> set[ShardId]:
-    """Load the shards of a message: all of them, or none if one does not fit.
+    """Load all shards of a message, or none if one does not fit.
 
     Args:
         shards: The shards of this process. The message must have the arrays of their rule.
         body: Message with the names of the arrays.
         tensors: Tables and arrays, see `ShardStates`.
-        is_new: Whether the store is new: its shards have version 0, no clocks, no groups and finite values.
+        is_new: Whether the store is new: its shards have version 0, finite values, and neither clocks nor
+            groups.
 
     Returns the numbers of the loaded shards.
 
     Raises:
         RemoteProtocolError: A shard belongs to another server; a table is malformed; an array is missing, or
-            has another shape or type; or a shard of a new store is not new.
+            has the wrong shape or type; or a shard of a new store is not new.
     """
     states, tensors = read_state_tables(tensors, most_shards=len(shards), is_new=is_new)
     arrays = len(body.arrays) + 1
@@ -140,7 +142,7 @@ def load_states(
 
 
 def _absent(values: NDArray[Any]) -> NDArray[Any]:
-    """Return an empty array, which stands for a vector that a shard does not have."""
+    """Return an empty array, which represents a vector that a shard lacks."""
     return values[:0]
 
 
@@ -158,7 +160,7 @@ def set_state(shard: Shard, state: ShardState) -> None:
     """Set the tables of a shard before its first push."""
     loaded = {Replica(replica): clock for replica, clock in state.clocks.items()}
     slowest = min(loaded.values(), default=0)
-    # The live replicas of this run replace those of the checkpoint.
+    # The live replicas of this run replace the checkpoint's replicas.
     clocks = {r: loaded.get(r, slowest) for r in shard.clocks} if shard.clocks else loaded
     version = Version(state.version)
     # The shards of a new store keep the tables that they share.

@@ -5,38 +5,39 @@ Theory of operation
 The state of a server has two parts. The `Bundle` (`bundle.py`) has the shards, a function of the log. The
 front is volatile: the numbers of ordered pushes that are not yet applied, the queue, and waiting requests.
 
-Pushes and pulls wait in one queue, in the order of their arrival. For each shard that a push names, the front
-*orders* the push if its number is the session's last one + 1, answers a lower number again, and answers a gap
-with the number that it expects. `take_batch` takes the push that has waited longest, and those behind it for
+Pushes and pulls wait in one queue, in order of arrival. For each shard that a push names, the front *orders*
+the push if its number is the session's last number + 1. The front answers a lower number again, and answers a
+gap with the number that it expects. `take_batch` takes the push that has waited longest, and later pushes for
 the same shards (opportunistic batching, AD-42); pushes for other shards do not split a batch
-(`push_queue.py`). The batch becomes an entry of the log, the bundle applies it, and then the front
-acknowledges its pushes. In bsp an ordered push of gradients does not queue: it becomes an entry at once, a
-*pending contribution*, and is acknowledged when the entry is committed. The sum of a step queues once it is
-complete (`bsp_barrier.py`).
+(`push_queue.py`). The batch becomes an entry of the log, the bundle applies it, and the front then
+acknowledges its pushes. In bsp an ordered push of gradients skips the queue: it becomes an entry at once, a
+*pending contribution*, and the front acknowledges it when the entry is committed. The sum of a step queues
+once it is complete (`bsp_barrier.py`).
 
 Without other copies and durable pushes an entry is committed at once. Otherwise `Propose` hands it to the
-shell, and `committed` takes it back; up to `MOST_IN_FLIGHT` batches may be between the two calls.
+shell, and `committed` takes it back. Up to `MOST_IN_FLIGHT` batches may be between the two calls.
 
-No request passes a pull in the queue, so a pull contains all earlier queued pushes, and a duplicate of a
-queued push is not acknowledged before that push is applied. A tick waits in the queue too, so that no clock
+No request passes a pull in the queue, so a pull contains all pushes queued before it. The front acknowledges
+a duplicate of a queued push only after that push is applied. A tick waits in the queue too, so no clock
 counts a push that is not applied. A batch that is an entry but not yet applied counts as queued: the server
-sends no values of a shard to which a batch is applied in part.
+sends no values of a shard whose batch is only partly applied.
 
 A pull or a reading may need a *clock*: values with all pushes of live replicas up to this clock. The request
-waits until these pushes are applied, or until its deadline; in bsp a reading gets exactly that clock
-(`kept_shards.py`). The controllers name the live replicas, perhaps after a worker has begun. The begin of
-an epoch names all replicas, so pushes and ticks of a later epoch wait for it, and later messages of the same
-session wait behind them. Clocks of a replica that is not in the map are kept until it is.
+waits until these pushes are applied, or until its deadline. In bsp a reader gets exactly that clock
+(`kept_shards.py`). The controllers name the live replicas, perhaps after a worker has begun. The begin of an
+epoch names all replicas. So pushes and ticks of a later epoch wait for it, and later messages of their
+sessions wait behind them. The server keeps the clocks of a replica until the map has the replica.
 
-A data server may ask for the groups that the shards have (`SetsAsked`). The question waits in the queue
-behind all pushes before it, and the front orders no groups of a generation that the newest map does not
-name. So the answer is final for the generations that have ended in the map.
+A data server may ask for the groups that the shards have (`SetsAsked`). The question waits behind all pushes
+queued before it, and the front orders no groups of a generation that the newest map does not name. So the
+answer is final for all generations that have ended in the map.
 
 The staleness of a push on a shard is the number of pushes applied since the oldest version that its groups
-read, minus the client's own pushes that local steps had already applied to the copy that the groups read.
+read. It does not count the client's own pushes if local steps had already applied them to the copy that the
+groups read.
 
-The front never waits, sends, reads the time or touches a value, and does not read gradients. Deadlines are
-absolute seconds on the caller's clock.
+The front never waits, sends, reads the time, or touches values or gradients. Deadlines are absolute seconds
+on the caller's clock.
 """
 
 from collections import deque
@@ -134,7 +135,7 @@ MOST_NAMED = 1 << 13
 """Number of shards after which a batch takes no further tick, pull or push."""
 
 MOST_IN_FLIGHT = 4
-"""Number of proposed entries that are not applied; no new batch is formed while there are so many."""
+"""Number of unapplied proposed entries at which the front forms no new batch."""
 
 
 class ServerState:
@@ -143,7 +144,7 @@ class ServerState:
     Args:
         generation: Version of the assignment of the store's buckets.
         shards: The shards of the bundle. Events arrive only at its primary, entries at each member.
-        clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes carry a clock.
+        clocked: Whether workers wait for one another (ssp, bsp), so that answers to pushes have a clock.
         summed_weight: Weight of a sum in bsp, where pushes are added up; 0 in other modes.
         scale_by_staleness: Whether a push's rate is divided by 1 + its staleness.
         log: Log of the order in which pushes are applied.
@@ -151,9 +152,9 @@ class ServerState:
             names contribute to sums.
 
     Attributes:
-        alone: Whether entries need neither other copies nor a disk, so that they are committed at once.
-        joins: Whether a batch may have several pushes. A rule of the user may refuse any of them, so there
-            each is a batch of its own.
+        alone: Whether entries need neither other copies nor a disk, and so are committed at once.
+        joins: Whether a batch may have several pushes. A user's rule may refuse any push, so there each push
+            is a separate batch.
     """
 
     def __init__(
@@ -187,9 +188,9 @@ class ServerState:
         self._pending = PendingBytes(sum([shard.values.nbytes for shard in self.shards.values()]))
         self._replicas = self.bundle.replicas
         self._named: Mapping[Replica, int] = {}
-        """Live generation of each replica in the newest map; its entry may not be applied yet."""
+        """Live generation of each replica in the newest map, perhaps not yet in an applied entry."""
         self.vectors: Set[int] = frozenset()
-        """Numbers of the vectors in the newest map; their entry may not be applied yet."""
+        """Numbers of the vectors in the newest map; the entry that names them may not be applied yet."""
         self._queue = PushQueue()
         self._in_flight: deque[InFlight] = deque()
         self.waiting = WaitingRequests()
@@ -198,7 +199,7 @@ class ServerState:
         self.epoch_gate = EpochGate()
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take one event; returns the effects to perform now."""
+        """Take one event; return the effects to perform now."""
         match event:
             case PushArrived():
                 return self._order(event)
@@ -232,8 +233,9 @@ class ServerState:
 
     @property
     def is_free(self) -> bool:
-        """Whether no request waits for anything, so that a push may be applied in the call of its arrival."""
-        # Not by `idle`: every push on the short way asks, and a call for each part would be most of its time.
+        """Whether no request waits, so that a push may be applied in the call of its arrival."""
+        # Does not call `idle`: every push on the short way asks, and one call per part would take most of its
+        # time.
         bundle = self.bundle
         return not (
             bundle.taken is not None
@@ -274,17 +276,17 @@ class ServerState:
         return [Propose(entry)]
 
     def committed(self, entry: Entry) -> list[Effect]:
-        """Take the next committed entry, of this primary or of another one."""
+        """Take the next committed entry, from this or another primary."""
         return self._finish(self.bundle.commit(entry))
 
     def _finish(self, done: Sequence[Entry]) -> list[Effect]:
-        """Answer the requests of applied entries, and the requests behind them."""
+        """Answer the requests of applied entries, and the requests that waited for them."""
         effects: list[Effect] = []
         for entry in done:
             effects += self._answer(entry) if self.alone else self._land(entry)
             if isinstance(entry, QueuedPin):
                 effects.append(KeepPin(entry.pin))
-            # Messages of the new epoch come now, in their order; one of a still later epoch waits again.
+            # Messages of the new epoch proceed now, in order; a message of a later epoch waits again.
             if isinstance(entry, EpochBegan):
                 effects += [effect for waiting in self.epoch_gate.take() for effect in self.handle(waiting)]
         self._clocks_moved |= self.synchronous or any(map(moves_clocks, done))
@@ -293,7 +295,7 @@ class ServerState:
         return effects
 
     def _land(self, entry: Entry) -> list[Effect]:
-        """Answer the requests of an applied entry if this primary proposed it, and the requests behind it."""
+        """Answer the requests that waited for an applied entry, and its own if this primary proposed it."""
         effects: list[Effect] = []
         # Entries of another primary have no requests here.
         for each in self._in_flight:
@@ -301,7 +303,7 @@ class ServerState:
                 each.done = True
                 effects += self._answer(entry)
                 break
-        # In bsp a contribution may be done before an assignment in front of it, so requests behind both wait.
+        # In bsp a contribution may finish before an earlier assignment, so later requests wait for both.
         while self._in_flight and self._in_flight[0].done:
             for behind in self._in_flight.popleft().behind:
                 effects += self._answer_behind(behind)
@@ -337,9 +339,9 @@ class ServerState:
         assert_never(item)
 
     def take_batch(self) -> tuple[Apply | ApplySum | None, list[Effect]]:
-        """Take the batch or sum that has waited longest, and the answers to all requests in front of it.
+        """Take the batch or sum that has waited longest, and the answers to all requests before it.
 
-        The next batch or sum may be taken when this one is reported; see `MOST_NAMED`.
+        The caller may take the next batch or sum when it has reported this one; see `MOST_NAMED`.
         """
         effects: list[Effect] = []
         named = 0
@@ -357,7 +359,7 @@ class ServerState:
             if pushes and (pushes[0].accepted or pushes[0].unapplied):
                 effects += self._enter(Apply(tuple(pushes)))
                 continue
-            # Duplicates queue so that their answer follows their push.
+            # Duplicates queue, so that each is answered after its push.
             items = head if isinstance(head, list) else [head]
             if self._in_flight:
                 self._in_flight[-1].behind += items
@@ -406,7 +408,7 @@ class ServerState:
             if has_new_number(push, shards, session):
                 return [Refuse(event.request, "busy", text)]
         if push.groups and knows_a_part(push, shards, session):
-            # In a run the map may end the generation that pushed them; no client of a store takes them back.
+            # In a run the map may end the generation that pushed them; no store's client takes them back.
             code = "busy" if self.program else "partly-known"
             return [Refuse(event.request, code, f"a shard has some of the groups {push.groups[:9]}")]
         # Usually all shards of a push share one table and one number: a single comparison orders the push.
@@ -428,12 +430,12 @@ class ServerState:
             order_groups(queued, tables if group is not None else None)
         if event.finite is not None:
             set_apart(queued, event.finite)
-        # A number that was never given did not come here: `served_store.py` refuses it.
+        # A number that was never given does not get here: `served_store.py` refuses it.
         if (push.vector or push.commands is not None) and not push.named_vectors() <= self.vectors:
             refuse_places(queued, queued.accepted)
         if self.synchronous and not push.assign:
             return self._contribute(queued)
-        # A duplicate waits behind the queued push that it repeats; with an empty queue there is none.
+        # A duplicate waits behind the queued push that it repeats; an empty queue has no such push.
         if not queued.accepted and not queued.unapplied and self.idle:
             return [self._acknowledgement(queued)]
         self._queue.add(queued)
@@ -442,10 +444,10 @@ class ServerState:
     def applied_at_once(
         self, push: Push, session: Session, group: ShardGroup, tables: ShardTables, read: int
     ) -> Pushed:
-        """Order, enter and count a push that was applied in the call of its arrival; returns its answer.
+        """Order, enter and count a push that was applied in the call of its arrival; return its answer.
 
-        The same steps as `_order`, `_enter` and `_finish`, for a push that `is_free` allows. `at_once.py` has
-        checked that its number is the next one on all shards of the group.
+        The steps of `_order`, `_enter` and `_finish`, for a push that `is_free` allows. `at_once.py` has
+        checked that all shards of the group expect the push's number.
         """
         tables.ordered[session] += 1
         self.bundle.count_at_once(push, session, group, tables, read)
@@ -454,10 +456,10 @@ class ServerState:
         return Pushed(versions=int(tables.version), problems=(), clock=clock)
 
     def may_queue(self, push: Push) -> bool:
-        """Return whether a push on a lane may be queued: its generation is live, and no message waits for an
+        """Return whether a lane's push may be queued: its generation is live, and no message waits for an
         epoch.
 
-        A change of the live replicas may be in the queue; until it is applied, lanes do not end.
+        The queue may contain a change of live replicas; until it is applied, lanes do not end.
         """
         return not self.epoch_gate.events and self.is_named(push)
 
@@ -470,7 +472,7 @@ class ServerState:
         tables: ShardTables,
         gradients: PushGradients,
     ) -> None:
-        """Order and queue a push behind other work: the steps of `_order` for the checks of `at_once.py`."""
+        """Order and queue a push that `at_once.py` has checked, with the steps of `_order`."""
         tables.ordered[session] += 1
         if push.groups:
             tables.ordered_groups = with_groups(tables.ordered_groups, push.groups)
@@ -483,7 +485,7 @@ class ServerState:
         return not self.program or self.is_named(push)
 
     def is_over(self, message: Push | Tick) -> bool:
-        """Return whether the generation of a message has ended; False if the map has not named it yet."""
+        """Return whether a message's generation has ended; False if the map has not named it yet."""
         if self.is_named(message):
             return False
         pair = replica, generation = Replica(message.replica), message.incarnation
@@ -494,9 +496,9 @@ class ServerState:
         return self._named.get(Replica(message.replica)) == message.incarnation
 
     def _is_unnamed(self, message: Push | Tick | ReportSteps) -> bool:
-        """Return whether the map names generations, and this one neither now nor before.
+        """Return whether the map names generations, but has never named this one.
 
-        Such a message may be that of a client that the map names soon, or of one that invents generations.
+        The message may come from a client that the map names soon, or from one that invents generations.
         Tables that it splits would stay split, and slow all later pushes.
         """
         clocks, replica = self._replicas, Replica(message.replica)
@@ -509,7 +511,7 @@ class ServerState:
         return Refuse(request, "busy", f"{text} yet, and its {type(message).__name__} names shards apart")
 
     def _contribute(self, queued: QueuedPush) -> list[Effect]:
-        """Put a contribution to sums into the log. A repetition of one in flight is answered after it."""
+        """Put a contribution to sums into the log. It answers a repetition after the original."""
         if queued.accepted or queued.unapplied:
             self._pending.add(self._contributor(queued.push), queued)
             return self._enter(Contribute(queued))
@@ -519,13 +521,13 @@ class ServerState:
         return [self._acknowledgement(queued)]
 
     def _contributor(self, push: Push) -> int | None:
-        """Return the live replica of a push; None for each generation that the map does not name."""
+        """Return the live replica of a push; None if the map does not name the push's generation."""
         return push.replica if self.live.get(Replica(push.replica)) == push.incarnation else None
 
     # --- acknowledge -------------------------------------------------------------------------
 
     def _acknowledgement(self, queued: QueuedPush) -> Answer:
-        """Answer a push with the current versions, and with values only if no shard of it is open."""
+        """Answer a push with the current versions; add the values only if no push to its shards is open."""
         problems = problems_of(queued)
         if queued.push.commands is not None:
             return Answer(queued.request, answer_to_step(queued, problems))
@@ -542,12 +544,12 @@ class ServerState:
     # --- reports of steps applied in place ---------------------------------------------------
 
     def _report_steps(self, event: StepsArrived) -> list[Effect]:
-        """Order steps applied in place, also those of an ended generation: the values have them already."""
+        """Order steps applied in place, even of an ended generation: the values have them already."""
         report, request = event.report, event.request
         assert request is not None, "a report came on a link"
         if report.store != self.store or report.generation != self.generation:
             return [self._wrong_run(request, report)]
-        # Every report is counted on all its shards or on none, so that they agree in number.
+        # All shards of a report count it or none does, so that they agree in number.
         shards = [self.shards.get(ShardId(number)) for number in report.shards]
         session: Session = (report.session, report.incarnation)
         last_step = report.number + len(report.steps) - 1
@@ -555,7 +557,7 @@ class ServerState:
         if len(ours) < len(shards) or not ours:
             return [Refuse(request, "not-primary", f"not the primary of all of {report.shards[:8]}")]
         if self._replicas.ended.is_forgotten(Replica(report.replica), report.incarnation):
-            # Without its numbers a repeated report cannot be told from a new one.
+            # Without its numbers a repeated report looks like a new one.
             return [_refuse_over(request, report)]
         seen = [tables.ordered[session] for tables in each_tables(ours)]
         # The answer to this report was lost: the values have its steps already.
@@ -568,13 +570,13 @@ class ServerState:
             return [Refuse(request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
         if self._is_unnamed(report) and (any(step.refused for step in report.steps) or partly_named(ours)):
             return [self._refuse_split(request, report)]
-        if not (self.alone and self.bundle.idle):  # else the entry is applied now, with its number
+        if not (self.alone and self.bundle.idle):  # else apply the entry now, with its number
             for tables in tables_of(ours):
                 tables.ordered[session] = last_step
         return self._enter(event)
 
     def count_steps(self, report: ReportSteps) -> list[Effect]:
-        """Count steps of a worker that has ended, in its name; a late report of them is a repetition."""
+        """Count steps in the name of a worker that has ended; its late report of them is a repetition."""
         session: Session = (report.session, report.incarnation)
         for tables in tables_of([self.shards[ShardId(number)] for number in report.shards]):
             tables.ordered[session] = report.number + len(report.steps) - 1
@@ -609,14 +611,14 @@ class ServerState:
             if shard is not None and shard.tables.ordered[session] < last:
                 text = f"push {last} on shard {number} has not arrived, and a tick behind it cannot count"
                 return [Refuse(event.request, "gap", text)]
-        # In bsp gradients do not queue, so none of the session can be in front of the tick.
+        # In bsp gradients skip the queue, so none of this session's gradients can precede the tick.
         if self.idle or self.synchronous:
             return self._enter_tick(QueuedTick(event.request, tick))
         self._queue.add(QueuedTick(event.request, tick))
         return []
 
     def _enter_tick(self, queued: QueuedTick) -> list[Effect]:
-        """Put a tick into the log; a repetition of one in flight is answered with it."""
+        """Put a tick into the log; a repetition shares the answer of the tick in flight."""
         for each in self._in_flight:
             if isinstance(each.entry, QueuedTick) and each.entry.tick == queued.tick:
                 each.behind.append(queued)
@@ -624,7 +626,7 @@ class ServerState:
         return self._enter(queued)
 
     def _wait_for_epoch(self, event: PushArrived | TickArrived, session: Session) -> list[Effect]:
-        """Let an event wait until its epoch begins; later events of its session wait behind it."""
+        """Make an event wait until its epoch begins; later events of its session wait behind it."""
         if self.epoch_gate.full:
             return [Refuse(event.request, "busy", f"{MOST_WAITING} pushes and ticks wait for the next epoch")]
         self.epoch_gate.add(session, event)
@@ -657,14 +659,14 @@ class ServerState:
     def _sets_of(self, queued: QueuedSets) -> SendSets | Refuse:
         """Answer a question for groups from the counted pushes."""
         epoch, kept = queued.epoch, [*dict.fromkeys([shard.tables for shard in queued.shards])]
-        # By identity, because a comparison of values would search a set once for each table that shares it.
+        # By identity: comparing values would search a set once for each table that shares it.
         by_id = {id(ranges): ranges for each in kept for ranges in (groups_of(each.groups, epoch),)}
         several = tuple(by_id.values())
         if sum(map(len, several)) > MOST_SETS_BOUNDS:
             text = f"{len(several)} sets of groups are too scattered, {MOST_SETS_BOUNDS} bounds are the most"
             return Refuse(queued.request, "too-large", text)
         clock = self._replicas.newest_clock if self.clocked else 0
-        # In a cut replica only the part that computes the loss sends it, to the shards that it pushes.
+        # In a cut replica only the part that computes the loss sends it, to the shards that this part pushes.
         losses = [each.losses.get(epoch, LossSum()) for each in kept]
         most = max(losses, key=attrgetter("images"), default=LossSum())
         body = BundleSets(trainable=bool(several), clock=clock, images=most.images, loss_sum=most.total)
@@ -679,7 +681,7 @@ class ServerState:
         if isinstance(shards, Refuse):
             return [shards]
         if is_reading and not self.clocked:
-            clock = 0  # in asp no clock bounds the replicas, so no reading waits for one
+            clock = 0  # in asp no clock bounds the replicas, so no reader waits for a clock
         if is_reading and clock and self.synchronous:
             # From here on a sum changes a shard only after the snapshot or the reader has a copy of it.
             if passed := self.bundle.keep_clock(clock, event.link, event.until):
@@ -712,7 +714,7 @@ class ServerState:
         return self.waiting.answer()
 
     def give_up(self, *, now: float) -> list[Effect]:
-        """Answer the waiting requests whose deadline has passed, without values; end an old snapshot."""
+        """Answer requests past their deadline without values; end an old snapshot."""
         if self.bundle.snapshot_until <= now:
             self.bundle.end_snapshot()
         return self.waiting.give_up(now)
@@ -736,7 +738,7 @@ class ServerState:
         return [Refuse(request, code, text) for request in requests]
 
     def next_deadline(self) -> float | None:
-        """Return the next deadline for `give_up`; None if there is none."""
+        """Return the next deadline for `give_up`; None without a deadline."""
         deadline, until = self.waiting.next_deadline(), self.bundle.snapshot_until
         return min(inf if deadline is None else deadline, until) if until < inf else deadline
 

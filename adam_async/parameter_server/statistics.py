@@ -1,4 +1,4 @@
-"""The counts of the shards of a store, or of a run, on one server, and the reports of them to peers."""
+"""The shard counts of a store or run on one server, and their reports to peers."""
 
 import asyncio
 from collections import Counter
@@ -27,7 +27,7 @@ def count_store(states: Sequence[ServerState], total: _Total) -> Generator[None,
     Shards may change between two pieces.
 
     Args:
-        total: Counts to fill in; the generator returns them. Keys are text, as in JSON.
+        total: Counts that the generator fills in and returns. Keys are text, as in JSON.
     """
     shards = _shards_of(states)
     total.shards = len(shards)
@@ -80,7 +80,7 @@ def count_server(states: Sequence[ServerState]) -> ServerCounts:
 
 
 def most_updates(states: Sequence[ServerState]) -> int:
-    """Return the number of updates of a run on the shard that has most of them, with the refused ones."""
+    """Return the update count of the run's most updated shard; refused updates count."""
     tables = [shard.tables for shard in _shards_of(states)]
     return max([each.version - each.loaded + each.refused for each in tables], default=0)
 
@@ -100,13 +100,13 @@ def _as_text(counts: Mapping[int, int]) -> Histogram:
 
 
 KEPT_S = 1.0
-"""Time for which a report that took several rounds of the loop answers further requests, in seconds."""
+"""Time in seconds for which a report that took several rounds of the loop answers further requests."""
 
 Counting = Generator[None, None, StoreCounts]
 
 
 class StoreReports:
-    """Counts a store when a peer asks, in pieces between which the loop runs.
+    """Counts a store when a peer asks; the loop runs between the pieces of the count.
 
     Args:
         sender: The server.
@@ -129,7 +129,7 @@ class StoreReports:
         """Requests that wait for the report in progress."""
 
     def answer(self, request: Request, counting: Callable[[], Counting]) -> None:
-        """Answer a request with the current counts; for a large store, with a report of the last second.
+        """Answer a request with the current counts; for a large store, with a report from the last second.
 
         Args:
             counting: Returns a generator that counts in pieces.

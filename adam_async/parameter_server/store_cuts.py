@@ -1,24 +1,22 @@
-"""The cuts of a run in bsp on the disk of one server: all bundles of the store at one clock.
+"""The cuts of a bsp run on one server's disk: all bundles of the store at one clock.
 
-Theory of operation
--------------------
-The primary of the first bundle with trainable shards names the next clock in the cluster map, once per
-`flush_s` (`CutNaming`). Each server then keeps its bundles at this clock (`kept_shards.py`) and writes
-each of them into a folder of its own (`cut_folder.py`), while training goes on. It reports its cuts in the
-map (`CutReport`). A cut is *complete* once each bundle is on enough disks.
+Theory of operation ------------------- Once per `flush_s`, the primary of the first bundle with trainable
+shards names the next clock in the cluster map (`CutNaming`). Each server keeps its bundles at this clock
+(`kept_shards.py`) and writes each bundle into a separate folder (`cut_folder.py`), while training goes on.
+The server reports its cuts in the map (`CutReport`). A cut is *complete* once each bundle is on enough disks.
 
-Each naming has the newest complete clock, as the primary saw it. A server removes other cuts only when it
-follows a naming, and never the complete one that the naming has. So all servers keep the same cut until all
-of them have a newer one, and a loss of all servers at any moment leaves a clock that all bundles have. A disk
-has at most two cuts; at the end of a server the last values of the run may be a third.
+Each naming has the newest clock that the primary saw complete. A server removes old cuts only when it follows
+a naming, and never the complete cut that the naming has. So all servers keep the same cut until all have a
+newer one. If all servers are lost at any moment, their disks share a clock at which they have every bundle. A
+disk has at most two cuts; when a server ends, the run's last values may be a third.
 
-While the clock moves, the next cut is some steps ahead of the bundles, so that no bundle has passed it when
-the other servers learn it. If one had passed it nevertheless, the next naming is twice as far ahead in time.
-If the clock stands still, as between two epochs, the cut is at it.
+While the clock moves, the next cut is some steps ahead, so that no bundle has passed it when the other
+servers learn of it. If a bundle has passed it nevertheless, the next naming is twice as far ahead in time. If
+the clock stands still, as between two epochs, the cut is at it.
 
-A cut is given up if a bundle had passed its clock, if the clock is named anew because training stands still,
-if the shards of a bundle are replaced, or if the disk is full or takes no piece for `PIECE_S`. The cut before
-it stays.
+A server gives a cut up if a bundle had passed its clock, if training stands still and the primary names a new
+clock, if the shards of a bundle are replaced, or if the disk is full or takes no piece for `PIECE_S`. The cut
+before it stays.
 """
 
 import asyncio
@@ -58,10 +56,10 @@ from adam_async.run.store_record import StoreRecord, served_word
 from adam_async.runtime.clock import Within
 
 CUTS = "cuts"
-"""Key in `NodeRecord.info` of a server. Its value has a `CutReport` of each store, by its `served_word`."""
+"""Key in `NodeRecord.info` of a server. The value has one `CutReport` per store, by `served_word`."""
 
 MOST_CUTS = 8
-"""Maximum number of cuts of a bundle in a report; a disk has two, at the end of a server perhaps three."""
+"""Maximum number of a bundle's cuts in a report; a disk has two, perhaps three when its server ends."""
 
 NO_CLOCK = -1
 """Clock of a cut that does not exist."""
@@ -70,14 +68,14 @@ ClockOrNone = Annotated[int, msgspec.Meta(ge=NO_CLOCK, le=(1 << 48) - 1)]
 
 
 class NamedCut(msgspec.Struct, frozen=True, array_like=True):
-    """The next cut, as the primary of the first bundle names it."""
+    """The next cut, as named by the primary of the first bundle."""
 
     number: Count
-    """Number of this naming, from 1; the newest one in the map counts."""
+    """Number of this naming, from 1; the newest naming in the map counts."""
     clock: Clock
     complete: ClockOrNone
-    """Newest clock at which the disks had all bundles; `NO_CLOCK` if there was none. It never decreases. The
-    disks keep this cut until a later naming has a later one."""
+    """Newest clock at which the disks had all bundles; `NO_CLOCK` if there was no such clock. It never
+    decreases. The disks keep this cut until a later naming has a later one."""
 
 
 class CutReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,13 +86,13 @@ class CutReport(msgspec.Struct, frozen=True, kw_only=True):
     handled: Count = 0
     """Number of the last naming that this server has taken, or given up."""
     passed: Clock = 0
-    """Clock of a shard that had passed the clock of this naming; 0 if none had."""
+    """Clock of a shard that had passed this naming's clock; 0 if no shard had."""
     on_disk: dict[NodeId, Annotated[tuple[Clock, ...], msgspec.Meta(max_length=MOST_CUTS)]] = {}
     """Clocks of the cuts on the disk, by the home of the bundle."""
 
 
 def report_of(node: NodeRecord, store: StoreRecord) -> CutReport | None:
-    """Return the report of a server on a store; None if it has none that is valid."""
+    """Return a server's report on a store; None without a valid report."""
     reports = node.info.get(CUTS)
     found: Any = reports.get(served_word(store)) if isinstance(reports, dict) else None
     try:
@@ -113,7 +111,7 @@ def newest_named(cluster: ClusterMap, store: StoreRecord) -> NamedCut | None:
 def reports_in_sync(
     cluster: ClusterMap, store: StoreRecord, homes: Collection[str]
 ) -> dict[str, dict[str, CutReport]]:
-    """Return the reports of the members in sync, by home and server; without one the report is empty."""
+    """Return the reports of the members in sync, by home and server; a missing report counts as empty."""
     found: dict[str, dict[str, CutReport]] = {home: {} for home in homes}
     for home in homes:
         record = cluster.bundle(store.id, home)
@@ -125,7 +123,7 @@ def reports_in_sync(
 
 
 def complete_clock(reports: Mapping[str, Mapping[str, CutReport]], *, disks: int) -> int:
-    """Return the newest clock at which each bundle is on enough disks; `NO_CLOCK` if there is none.
+    """Return the newest clock at which enough disks have every bundle; `NO_CLOCK` without such a clock.
 
     Args:
         reports: See `reports_in_sync`.
@@ -141,17 +139,17 @@ def complete_clock(reports: Mapping[str, Mapping[str, CutReport]], *, disks: int
 
 
 FIRST_AHEAD_S, MOST_AHEAD_S = 0.02, 10.0
-"""First and longest time between the naming of a cut and its clock, in seconds."""
+"""First and longest time between naming a cut and reaching its clock, in seconds."""
 
 MOST_AHEAD = 1 << 20
 """Maximum number of steps between a clock and the cut that is named at it."""
 
 LATE_S = 60.0
-"""Time after which a cut is named although a server has not handled the one before, in seconds."""
+"""Time in seconds after which the next cut is named even if a server has not handled the last one."""
 
 
 class CutNaming:
-    """The names of the cuts of one store.
+    """The names of a store's cuts.
 
     Args:
         now: Time in seconds of the caller's clock.
@@ -165,7 +163,7 @@ class CutNaming:
         self._ahead_s = FIRST_AHEAD_S
 
     def _observe(self, now: float, clock: int) -> bool:
-        """Take the present clock; returns whether it has moved since the last call."""
+        """Take the present clock; return whether it has moved since the last call."""
         if clock == self._clock:
             return False
         if NO_CLOCK < self._clock < clock:
@@ -185,15 +183,16 @@ class CutNaming:
         passed: int,
         complete: int,
     ) -> NamedCut | None:
-        """Return the next cut; None if none is due.
+        """Return the next cut; None if no cut is due.
 
         Args:
             now: Time in seconds of the caller's clock.
-            clock: Clock of the bundle of this server.
+            clock: Clock of this server's bundle.
             period_s: Time between two cuts, in seconds.
             newest: Newest naming in the map, perhaps of another server.
             handled: Least number that all servers have handled.
-            passed: Highest clock that a shard had passed when the last naming arrived; 0 if none had.
+            passed: Highest clock of a shard that had passed it when the last naming arrived; 0 if no shard
+                had.
             complete: Newest clock at which the disks have all bundles.
         """
         is_moving = self._observe(now, clock)
@@ -246,8 +245,8 @@ class StoreCuts:
 
     Args:
         folder: Folder of the store.
-        savers: The bundles on this server by home; the caller changes it.
-        flush: Writes the records of store and run; returns whether they are on the disk. No cut is newer than
+        savers: Bundles on this server by home; the caller changes the mapping.
+        flush: Writes the records of store and run; returns whether the disk has both. No cut is newer than
             these records.
 
     Attributes:
@@ -269,7 +268,7 @@ class StoreCuts:
         self._flush_records = flush
         self._catalogue: Catalogue | None = None
         self._leads = ""
-        """Home of the first bundle with trainable shards; its primary names the cuts."""
+        """Home of the first bundle with trainable shards, whose primary names the cuts."""
         self._homes: frozenset[str] = frozenset()
         self._found: dict[tuple[str, int], CutFolder] = {}
         """The cuts on the disk, by home and clock."""
@@ -278,7 +277,7 @@ class StoreCuts:
         self._named: NamedCut | None = None
         """Newest naming in the map."""
         self._news = asyncio.Event()
-        """Event that is set when a cut is named, a clock has moved, or a bundle has been replaced."""
+        """Event that is set when a cut is named, a clock moves, or a bundle is replaced."""
         self._writing = asyncio.Lock()
         self._is_ending = False
         self.report = CutReport()
@@ -290,7 +289,7 @@ class StoreCuts:
         self._reached_at = inf
         """Time at which a piece had reached the clock of the cut in progress; infinite before."""
         self._as_of: dict[int, tuple[float, int]] = {}
-        """Time at which the bundles had reached a clock, in seconds since 1970; their updates until then."""
+        """Time in seconds since 1970 at which the bundles reached a clock, and their updates until then."""
 
     # --- the life of the store ---------------------------------------------------------------
 
@@ -321,7 +320,7 @@ class StoreCuts:
         """Take a version of the map.
 
         Args:
-            is_primary: Returns whether this server is the primary of a bundle, by its home.
+            is_primary: Returns, for the home of a bundle, whether this server is the bundle's primary.
         """
         assert self._catalogue is not None
         store = cluster.store(self._catalogue.record.id)
@@ -421,7 +420,8 @@ class StoreCuts:
         await self._news.wait()
 
     async def _take(self, named: NamedCut) -> int:
-        """Take a cut of the bundles here. Returns the clock of a shard that has passed its clock; 0: none."""
+        """Take a cut of the bundles here. Returns the clock of a shard that has passed the cut; 0: none
+        has."""
         savers = {
             home: saver
             for home, saver in self._savers.items()
@@ -447,8 +447,8 @@ class StoreCuts:
     async def _make_room(self, home: str, named: NamedCut) -> None:
         """Remove the cuts of a bundle beside the complete one.
 
-        A member that lacks the complete one, because its disk was full, keeps its own newest; before any cut
-        is complete, the first one stays.
+        A member that lacks the complete cut, because its disk was full, keeps its newest cut. Before any cut
+        is complete, the first cut stays.
         """
         clocks = self._clocks(home)
         kept = [clock for clock in clocks if clock == named.complete]
@@ -468,7 +468,7 @@ class StoreCuts:
     async def _write_all(self, begun: Sequence["_Begun"], is_given_up: Callable[[], bool]) -> None:
         self._reached_at = inf
         async with asyncio.TaskGroup() as group:
-            # Together, because copies of one bundle must not wait until another one is written.
+            # Together, because one bundle's copies must not wait until another bundle is written.
             tasks = [
                 group.create_task(self._write(each, is_given_up), name=f"cut-{each.saver.home}")
                 for each in begun
@@ -522,8 +522,8 @@ class StoreCuts:
         """Yield the pieces of a bundle as they reach the clock, until the cut is given up.
 
         Args:
-            left: The pieces that are not written; the generator removes each before it yields it.
-            limit: Deadline of the disk for the next piece; there is none while a piece waits for its clock.
+            left: Unwritten pieces; the generator removes each before it yields it.
+            limit: Deadline of the disk for the next piece; none while a piece waits for its clock.
         """
         assert self._catalogue is not None
         loop, (saver, bundle, cut) = asyncio.get_running_loop(), begun
@@ -561,7 +561,7 @@ class StoreCuts:
             yield state
 
     async def flush(self) -> None:
-        """Write the present values, if all bundles here are at one clock; end the cut in progress before."""
+        """If all bundles here are at one clock, write the present values; end the cut in progress first."""
         self._is_ending = True
         self._news.set()
         async with self._writing:
@@ -585,7 +585,7 @@ class StoreCuts:
     # --- reading -----------------------------------------------------------------------------
 
     async def reopen(self, generation: int) -> None:
-        """Read the cuts of a placement of the store from the disk; damaged ones do not count."""
+        """Read the cuts of a store's placement from the disk; damaged cuts do not count."""
         self._found.clear()
         self._complete, self._named = NO_CLOCK, None
         disk = self._ports.states
@@ -605,11 +605,11 @@ class StoreCuts:
         return [cut for cut in self._found.values() if cut.places is not None]
 
     async def read(self, home: str, clock: int, piece: int) -> list[memoryview]:
-        """Read the parts of a piece. Raises KeyError: there is no such cut; DataError: it is damaged."""
+        """Read the parts of a piece. Raises KeyError: the cut does not exist; DataError: it is damaged."""
         return await read_cut_piece(self._ports.states, self._found[home, clock], piece)
 
     def statistics(self, of_records: SegmentStatistics) -> SegmentStatistics:
-        """Return the counts of the cuts, with the files of the records of store and run."""
+        """Return the counts of the cuts, and the files with the records of store and run."""
         newest = self._as_of.get(self._complete)
         found, counts = of_records, self._counts
         found.updates, found.writes, found.rounds = counts.updates, counts.writes, counts.rounds

@@ -1,8 +1,8 @@
-"""The states of one store on the disk of one server: written while it is served, read after a loss.
+"""One store's states on the disk of one server: written while the server serves the store, read after a loss.
 
 The disk follows the changes of a store from its placement on the server until it leaves the server. Beside
 the states of a run's shards it has the record of the run, which is never older than they are. Then the states
-are *saved*: a driver or client may read them for a new store, until the new store is on the disks too.
+are *saved*: a driver or client may read them for a new store, until the disks have the new store too.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ from adam_async.run.store_record import StoreRecord
 from adam_async.runtime.disk import Disk
 
 PREFIX, REMOVED = "store-", "removed-"
-"""Prefixes of the names of the folders of stores, and of folders that are being removed."""
+"""Prefixes of the names of store folders, and of folders that are being removed."""
 
 FIRST_S = 0.02
 """Maximum pause between two checks whether a store with durable pushes was written once, in seconds."""
@@ -70,7 +70,7 @@ FLUSH_END_S = 5.0
 
 
 def folder_of(folder: Path, id: str) -> Path:
-    """Return the folder of a store, by its id."""
+    """Return the folder of the store with an id."""
     return folder / f"{PREFIX}{blake2b(id.encode(), digest_size=12).hexdigest()}"
 
 
@@ -91,24 +91,24 @@ class StoreDisk:
         self._segments = self._new_segments()
         self._savers: dict[str, BundleSaver] = {}
         self._left: set[BundleSaver] = set()
-        """Bundles that have left the server and whose last changes are not written yet."""
+        """Bundles that have left the server before their last changes are written."""
         self.catalogue: Catalogue | None = None
-        """The record of the store; None if it is not on the disk yet."""
+        """The store's record; None until the disk has it."""
         self.run: RunRecord | None = None
-        """The record of the run; None if the store is that of a client, or the record is not on the disk."""
+        """The run's record; None in a client's store, and until the disk has it."""
         self._run_order: Order = 0, 0
-        """Order of the record of the run."""
+        """Order of the run's record."""
         self._has_records = True
         """Whether the disk has the present records of store and run; only a store with durable pushes keeps
         this up to date."""
         self._served = asyncio.Event()
-        """Event that is set while states and entries are written."""
+        """Event that is set while states and entries are being written."""
         self._complete: set[str] = set()
         """Homes of the bundles that have each of their pieces on the disk."""
         self.is_whole = False
         """Whether the primaries of all bundles have reported the store as whole on their disks."""
         self._completed = asyncio.Event()
-        """Event that is set, and replaced, when `_complete` grows, or `is_whole` or `_has_records` is
+        """Event that is set, and replaced, when `_complete` grows or when `is_whole` or `_has_records` is
         set."""
         self._joined = asyncio.Event()
         """Event that is set while the disk may lack pieces of a bundle on this server."""
@@ -128,21 +128,21 @@ class StoreDisk:
         self._rules: Sequence[Rule] = ()
         self._pieces: dict[str, list[tuple[ShardSpec, ...]]] = {}
         self._replays: dict[str, EntryReplay] = {}
-        """Replays of the bundles with entries that their pieces on the disk lacked, by home."""
+        """By home, the replays of bundles with entries that their pieces on the disk lacked."""
         self._last: tuple[tuple[StateName, int], EntryReplay] | None = None
-        """Piece that was read last, with the clock of its cut, for further requests of its shards."""
+        """The piece read last, with its cut's clock, for further requests of its shards."""
         self.cuts: StoreCuts | None = None
         """The cuts of a run in bsp (`StoreRecord.takes_cuts`); None if rounds write the pieces."""
         self.is_complete = False
-        """Whether the disk has each piece of the bundles on this server; with cuts, whether the disks have
-        all bundles at one clock."""
+        """Whether the disk has each piece of this server's bundles; with cuts, whether the disks have all
+        bundles at one clock."""
         self.is_saved = False
         """Whether the states can be read: the folder was read after the last write."""
         self.on_complete: Callable[[], object] = lambda: None
         self.on_cut: Callable[[], object] = lambda: None
         """Callback that reports the cuts on the disk in the map."""
         self.still: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-        """Callback that keeps the values still for a block, in place; then all steps in them are counted."""
+        """Callback that, in place, keeps the values still for a block; it first counts all steps in them."""
 
     def _new_segments(self) -> SegmentStore:
         ports = self._ports
@@ -173,7 +173,7 @@ class StoreDisk:
     def begin(
         self, catalogue: Catalogue, spawn: Callable[[str, Coroutine[Any, Any, None]], "asyncio.Task[None]"]
     ) -> None:
-        """Begin to write the store; with several bundles only the first call has an effect."""
+        """Begin to write the store; only the first call has an effect, also with several bundles."""
         if self._serving is None:
             found = self.catalogue
             if found is None or found.record.generation != catalogue.record.generation:
@@ -195,7 +195,7 @@ class StoreDisk:
         self.on_complete()
 
     async def _flush_records(self) -> bool:
-        """Write the records of store and run; returns whether they are on the disk. Raises DiskFailed."""
+        """Write the records of store and run; return whether the disk has both. Raises DiskFailed."""
         if self._segments.is_dirty(CATALOGUE) or self._segments.is_dirty(RUN):
             await self._segments.flush()
         return not (self._segments.is_dirty(CATALOGUE) or self._segments.is_dirty(RUN))
@@ -210,7 +210,7 @@ class StoreDisk:
             return
         _, position = self._run_order
         self.run = record
-        # Also records of other servers are compared by their order.
+        # The order also compares records of other servers.
         self._run_order = 1 + self.catalogue.record.generation, max(version, position + 1)
         if self.is_serving:
             self._mark_run()
@@ -282,7 +282,7 @@ class StoreDisk:
     def left(self, saver: BundleSaver) -> bool:
         """Note that a bundle left the server.
 
-        Returns whether it was the last one: if so, call `retire`, otherwise `part`.
+        Returns whether this bundle was the last one: if so, call `retire`, otherwise `part`.
         """
         self._left.add(saver)
         if not saver.is_ready():
@@ -290,10 +290,10 @@ class StoreDisk:
         return self._left.issuperset(self._savers.values())
 
     async def part(self, saver: BundleSaver) -> None:
-        """Forget the saver and the marks of a bundle that left while others stay, after one more write.
+        """After one more write, forget the saver and marks of a bundle that left while others stay.
 
         Marks that no saver can take would leave every later round incomplete, and an incomplete round frees
-        no file of entries. The last changes are written if the bundle still has its values.
+        no entry file. The last changes are written if the bundle still has its values.
         """
         # `_serve` reports a failure of the disk; otherwise the disk has stopped following the store.
         with suppress(DiskFailed):
@@ -366,13 +366,13 @@ class StoreDisk:
             return True
 
     async def append(self, key: EntryKey, parts: Sequence[Part], *, of_primary: bool) -> None:
-        """Append an entry of a bundle's log; it is on the disk on return.
+        """Append an entry to a bundle's log and return once it is on the disk.
 
         Args:
             of_primary: Whether this server orders the entries. If so, the first entry waits until the disks
-                have all pieces of the store: entries alone restore no state, and an earlier store is
-                preferred to one that lacks pieces. The entries after a change of the run's record wait until
-                it is on the disk.
+                have all pieces of the store. Entries alone restore no state, and a reader prefers an earlier
+                store to an incomplete one. The entries after a change of the run's record wait until it is on
+                the disk.
 
         Raises:
             DiskFailed: See `SegmentStore.append_durably`.
@@ -414,14 +414,15 @@ class StoreDisk:
         is_durable = self.catalogue.record.durable
         pause_s = min(self._ports.settings.flush_s / 4, FIRST_S if is_durable else math.inf)
         rounds: dict[str, int] = {}
-        """Number of rounds, also the one in progress, when all pieces of a bundle were taken, by its home."""
+        """By home, the number of rounds, with the current one, when a bundle's pieces were all taken."""
         while True:
             await self._joined.wait()
             await asyncio.sleep(pause_s)
             if is_durable and any(saver.is_ready() for saver in self._savers.values()):
                 await self._segments.flush()
             counts = self._segments.statistics()
-            # A round in progress has taken states that are not on the disk, and a full disk ends it early.
+            # A round in progress has taken states that the disk does not have yet, and a full disk ends it
+            # early.
             is_clean = not counts.dirty and not counts.in_round
             here = {home for home, saver in self._savers.items() if saver not in self._left}
             for home in here - self._complete:
@@ -514,7 +515,7 @@ class StoreDisk:
             serving = self._serving
             if serving is not None:
                 await self._flush()
-            self._served.clear()  # so that no entry is appended from here on
+            self._served.clear()  # so that no later call appends an entry
             self._complete.clear()
             for task in tuple(self._appending):  # their entries are not acknowledged
                 task.cancel()
@@ -532,7 +533,7 @@ class StoreDisk:
             return True
 
     async def _wait_opening(self) -> None:
-        """Wait for a folder that is being opened, for `FLUSH_END_S` at most; then stop the opening."""
+        """Wait at most `FLUSH_END_S` for a folder that is being opened; then stop the opening."""
         try:
             async with asyncio.timeout(FLUSH_END_S), self._changing:
                 return
@@ -546,13 +547,13 @@ class StoreDisk:
         return found if self.cuts is None else self.cuts.statistics(found)
 
     def age_s(self) -> float | None:
-        """Return the age of the oldest update not on the disk, in seconds; None if pieces are missing."""
+        """Return the age in seconds of the oldest update that the disk lacks; None if pieces are missing."""
         counts = self.statistics()
         if not self.is_complete or counts.on_disk_as_of is None:
             return None
         if not counts.in_round:
             return counts.dirty_age_s
-        # The updates of a round in progress are neither marked nor on the disk.
+        # The updates of a round in progress are no longer marked, but not yet on the disk.
         return max(self._ports.wall_clock() - counts.on_disk_as_of, counts.dirty_age_s)
 
     # --- reading -----------------------------------------------------------------------------
@@ -563,11 +564,11 @@ class StoreDisk:
         return self._segments.recovery
 
     def position_of(self, name: StateName) -> int | None:
-        """Return the position of a piece that is on the disk or is being written; None if there is none."""
+        """Return the position of a piece that the disk has or is writing; None without such a piece."""
         return self._positions.get(name)
 
     async def read_arrays(self, name: StateName, arrays: int) -> tuple[Part, bytes]:
-        """Read the arrays of a piece of a store that is served; see `BundleDisk`."""
+        """Read the arrays of a served store's piece; see `BundleDisk`."""
         await self._served.wait()
         origin = f"piece {name.shard} of bundle {name.home} in {self.folder}"
         found = (await self._read_piece(name, origin))[1][1 : 1 + arrays]
@@ -576,7 +577,7 @@ class StoreDisk:
         return found, await self._ports.states.run(digest_of, found)
 
     async def _read_piece(self, name: StateName, origin: str, clock: int = 0) -> tuple[Order, Part]:
-        """Read a piece; return its order and its tensors. Raises DataError: it is absent or damaged.
+        """Read a piece; return its order and tensors. Raises DataError: it is absent or damaged.
 
         Args:
             clock: Clock of the cut with the piece, in a store with cuts.
@@ -626,8 +627,8 @@ class StoreDisk:
             if name.home == home:
                 self.specs_of(home, name.shard)  # raises for a piece that the store does not have
                 (generation, position), tensors = await self._read_piece(name, origin)
-                # A complete round drops entries, and has each piece that one of them changes. After damage
-                # an older piece may count.
+                # A complete round drops entries, and has every piece that they change. After damage an older
+                # piece may count.
                 floor = recovery.floors.get(home, 0) if name not in lost else 0
                 found[name.shard] = (generation, max(position, floor)), tensors
         if not found or keys[-1].position <= min(at for (_, at), _ in found.values()):
@@ -643,7 +644,7 @@ class StoreDisk:
         self._replays[home] = replay
 
     async def _open(self) -> Catalogue | None:
-        """Open the folder again; returns its catalogue, None if there is none."""
+        """Open the folder again; return its catalogue, None without one."""
         await self._close()
         self._segments = self._new_segments()
         await self._stack.enter_async_context(self._segments.opened())
@@ -724,7 +725,7 @@ class StoreDisk:
         """Return the shards of a piece.
 
         Raises:
-            DataError: There is no store, or no such piece.
+            DataError: The store does not exist, or has no such piece.
         """
         catalogue = self.catalogue
         if catalogue is None:
@@ -743,7 +744,8 @@ class StoreDisk:
         return pieces[piece]
 
     def bytes_of(self, home: str, piece: int, numbers: Collection[int]) -> int:
-        """Return the memory to read some shards of a piece, in bytes: that of the piece, or in place of them.
+        """Return the memory in bytes to read some shards of a piece: that of the piece or, in place, of the
+        shards.
 
         Raises:
             DataError: See `specs_of`.
@@ -751,7 +753,7 @@ class StoreDisk:
         specs = self.specs_of(home, piece)
         assert self.catalogue is not None
         record = self.catalogue.record
-        if record.in_place:  # its one piece has all shards, and is read once
+        if record.in_place:  # its single piece has all shards, and is read once
             specs = tuple([spec for spec in specs if spec.id in numbers])
         return sum([spec.nbytes for spec in specs]) * record.arrays_per_value
 
@@ -764,7 +766,7 @@ class StoreDisk:
             clock: Clock of the cut with the piece, in a store with cuts.
 
         Raises:
-            DataError: The disk has no such piece or shard, or the state is damaged.
+            DataError: The disk has no such piece or shard, or its state is damaged.
         """
         catalogue = self.catalogue
         self.specs_of(home, piece)  # raises for a piece that the store does not have
@@ -795,7 +797,7 @@ class StoreDisk:
 
 
 def _saved_store(catalogue: Catalogue, orders: Mapping[StateKey, Order], run: bytes, at: Order) -> SavedStore:
-    """Return the list of the pieces of a store.
+    """Return a store's list of pieces.
 
     Args:
         orders: Generation and position of each piece.
@@ -815,7 +817,7 @@ def _saved_store(catalogue: Catalogue, orders: Mapping[StateKey, Order], run: by
 
 
 async def read_saved_store(folder: Path, disk: Disk) -> SavedStore | None:
-    """List the pieces in the folder of a store that a server may have open; None before its first write.
+    """List the pieces in a store's folder, which a server may have open; None before its first write.
 
     Raises:
         ConfigError, DataError: The folder is of another release, damaged, or has no readable record of its

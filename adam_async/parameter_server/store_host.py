@@ -1,4 +1,4 @@
-"""The services of a server that its stores and their copies need, and the memory and rules of a store."""
+"""The server's services for its stores and their copies, and the memory and rules of a store."""
 
 import asyncio
 import logging
@@ -39,8 +39,8 @@ from transport import BufferPool
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 120.0
-"""Deadline of a compilation in seconds. The end of a store kills a child that compiles, and waits for a
-thread, which compiles if the disk cannot keep kernels."""
+"""Deadline of a compilation in seconds. The end of a store kills a child process that compiles, but waits for
+a thread, which compiles if the disk cannot keep kernels."""
 
 MODULE = "adam_async.model.fast.compiling"
 
@@ -66,7 +66,7 @@ class BundleShards(Protocol):
         ...
 
     def took_pins(self) -> None:
-        """Remove the pins from the disk that were given up while this server was away."""
+        """Remove pins from the disk that clients removed while this server was away."""
         ...
 
     def lead(self) -> None:
@@ -92,9 +92,9 @@ class StoreHost:
         buffers: Memory for the copies of values in answers.
         storage_pool: Memory of runs in place.
         timeline: Notes applied batches, step reports and messages.
-        make_pool: Makes the pool that loads kernels of rules; without it, NumPy applies them.
-        make_memory_pool: Makes the pool that allocates memory which clients read.
-        compiling: Held during a compilation, so that the next bundle finds the kernel on the disk.
+        make_pool: Makes the pool that loads compiled kernels of rules; without it, NumPy applies the rules.
+        make_memory_pool: Makes the pool for memory that clients read.
+        compiling: Lock for the time of a compilation, so that the next bundle finds the kernel on the disk.
         now: Returns the time of the loop's clock, in seconds.
         spawn: Starts a task of the server, by name.
         drain_soon: Called with the `ServedStore` if it has work for a later round of the loop.
@@ -108,12 +108,12 @@ class StoreHost:
         call_soon: Calls a function in the next iteration of the loop.
         set_record: Sets the bundle's record in the map if the map still has the expected version; returns
             None if the server ends.
-        next_member: Returns the server to invite, of those that may join; None if there is none.
+        next_member: Returns which of the possible servers to invite; None if there is none.
         is_live: Whether a server is live in the cluster map.
         notice: Reports a text to the operator: the controllers log it, and it is an event of a run.
         observe: Called before a committed entry is applied, with its copy, the entry and its parts.
-        disk: The store on the disk of the server; None without one.
-        pins: The pins on the disk of the server; None without one.
+        disk: The store on the server's disk; None without a disk.
+        pins: The pins on the server's disk; None without a disk.
         at_once: Whether pushes that meet idle shards take the short way; see `at_once.py`.
         rules: The rules of users that the server may apply.
     """
@@ -160,7 +160,7 @@ def shards_of(
     rules: Sequence[Rule],
     host: StoreHost,
 ) -> tuple[ShardStorage | None, list[Shard]]:
-    """Return the shards with one home, and the storage that the server has to keep for workers in place."""
+    """Return the shards with one home, and the storage that the server must keep for workers in place."""
     specs = [spec for spec in table.shards if store.buckets[spec.bucket] == home]
     if not store.in_place:
         return None, own_shards(specs, rules)
@@ -184,7 +184,7 @@ def kernels_of(store: StoreRecord) -> str:
 async def compile_kernels(
     appliers: Mapping[tuple[int, str], Applier], host: StoreHost, *, of_vectors: bool = False
 ) -> None:
-    """Change to compiled kernels of the rules, or of vectors, once they are ready. The bits are the same."""
+    """Switch to compiled kernels for rules or vectors once they are ready. The bits are the same."""
     assert host.make_pool is not None
     try:
         async with host.make_pool(threads=1, name=f"{host.node}-kernels", close_timeout_s=COMPILE_S) as pool:

@@ -27,7 +27,7 @@ class StoreWork:
     """Whether the rule may refuse some of the pushes."""
 
     def leave_lent(self) -> None:
-        """Move the values that other processes read before they change; see `leave_lent`."""
+        """Move values that other processes read before changing them; see `leave_lent`."""
         if isinstance(self.shards, ShardGroup):
             self.shards.leave_lent()
         else:
@@ -46,7 +46,7 @@ def begin_work(
     """Begin a batch or a sum.
 
     Args:
-        applier_of: Returns the applier of the family of a shard.
+        applier_of: Returns the applier for a shard's family.
         begin: Time of the begin, on the timeline's clock.
     """
     if isinstance(batch, ApplySum):
@@ -66,7 +66,7 @@ def begin_work(
         queued.gradients if is_whole else queued.gradients.only(queued.accepted) for queued in batch.pushes
     ]
     targets = shards if not head.vector else _vectors_of(shards, head.vector)
-    if len(targets) < len(shards):  # the vector lacks an array: nothing of the batch takes effect
+    if len(targets) < len(shards):  # the vector lacks an array: no part of the batch takes effect
         refused: list[Sequence[bool]] = [(False,) * len(gradients)] * len(shards)
         return StoreWork(batch, shards, Work(iter([(0, refused)])), begin, True)
     if head.assign:
@@ -79,6 +79,6 @@ def begin_work(
 
 
 def _vectors_of(shards: Sequence[Shard], number: int) -> Sequence[Shard]:
-    """Return a vector of these shards, as targets of a push; those that lack it are left out."""
+    """Return a vector of these shards as targets of a push, without the shards that lack it."""
     found = [(shard.spec, shard.vector(number)) for shard in shards]
     return [Shard(spec=spec, values=values, rule_state={}) for spec, values in found if values is not None]

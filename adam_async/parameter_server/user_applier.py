@@ -1,8 +1,8 @@
 """Pure: apply pushes by a rule of the user, which may fail on any of them.
 
 The rule runs shard by shard and push by push, in ranges of bounded size, between which the event loop runs.
-Its speed is unknown, so a range counts as a whole piece of work. The cuts depend on the shard alone: all
-copies of a shard call the rule with the same arrays, and get the same bits or the same refusal.
+The rule's speed is unknown, so each range counts as a whole piece of work. The cuts depend on the shard
+alone. So all copies of a shard call the rule with the same arrays, and get the same bits or the same refusal.
 
 Results of a range are checked, and kept apart until the rule has passed the last range of the shard. Only
 then they replace values and state. A push that the rule refuses on a shard changes nothing there.
@@ -25,7 +25,7 @@ RANGE_VALUES = 1 << 16
 """Maximum number of values for which a rule of the user is called once. A call counts as `PIECE_WORK`."""
 
 LEAST_VALUES = 1 << 10
-"""Number of values as which a call for fewer ones counts, because the call itself takes time."""
+"""Minimum number of values that a call counts for, because the call itself takes time."""
 
 
 class UserApplier(Applier):
@@ -77,7 +77,7 @@ class UserApplier(Applier):
             else:
                 flat, applied = self.room("products", 1, shard.spec.size)[0], gradient.checked
                 yield from self._product_pieces(shard.spec, gradient, flat)
-            # The primary has checked the gradients of an entry; other copies take its word, not their sums.
+            # The primary has checked an entry's gradients; other copies trust this check, not their own sums.
             applied = applied or is_finite(flat, gradient.rate)
             if applied:
                 try:

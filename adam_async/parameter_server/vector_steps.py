@@ -1,12 +1,12 @@
 """Pure: steps on vectors: sums of scaled vectors and dot products, shard by shard, and their answers.
 
-A step is an entry of its own, as an assignment is. On each shard it takes effect whole or not at all: the
-sums are computed aside, and replace the vectors if all of them are finite. Dot products are of the outcome,
-and the shard keeps them with the number of the step, so that a repetition of the step gets the same answer.
+A step is a separate entry, as an assignment is. On each shard it takes effect whole or not at all: the sums
+are computed aside, and replace the vectors if all of them are finite. Dot products are taken of the outcome.
+The shard keeps them with the step's number, so that a repeated step gets the same answer.
 
-A shard has one rounded number for each dot product. The answer has numbers whose exact sum is that of all
-shards of the bundle, and the client rounds the sum of all bundles once. So the result does not depend on the
-number of servers, and an answer is equally short for any number of shards.
+A shard has one rounded number for each dot product. The numbers in the answer have exactly the sum over all
+shards of the bundle; the client rounds the sum over all bundles once. So the result does not depend on the
+number of servers, and the answer has the same length for any number of shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ MOST_PROBLEMS = 8
 """Maximum number of problems in the answer to a step: the worst ones of all shards."""
 
 LEAST_PARTS = 3
-"""Minimum number of the parts of a sum; zeros fill it up. The sum of many shards has about as many, so the
-answer of a large model is no longer than that of a small one."""
+"""Minimum number of parts of a sum; zeros fill it up. A sum over many shards has about this many parts, so a
+large model's answer is no longer than a small one's."""
 
 MOST_PARTS = 1200
-"""Maximum number of the parts of all sums in one answer, whose meta has 16 KiB. Only numbers of extremely
+"""Maximum number of parts of all sums in one answer, whose meta has 16 KiB. Only numbers of extremely
 different sizes have more than some parts."""
 
 CALL_WORK = 4096
@@ -85,7 +85,7 @@ def _shard_pieces(applier: Applier, shard: Shard, commands: Commands, key: StepK
             yield (len(out[part]) + CALL_WORK) * max(len(terms), 1) // 2, []
         new[command.into] = out
     for number, result in new.items():
-        if number:  # no other object has the memory of a vector, so it is replaced and not written
+        if number:  # no other object has a vector's memory, so replace it without a write
             shard.rule_state[vector_key(number)] = result
             continue
         for start in range(0, size, PIECE_WORK):
@@ -130,7 +130,7 @@ def answer_to_step(queued: QueuedPush, problems: Sequence[Problem]) -> Pushed:
     epoch = max([epoch for each in tables for epoch in each.ordered_groups], default=0)
     # A repetition may ask for other dot products than the step had.
     of_shards = [dots for dots in kept if dots is not None and len(dots) == len(commands.dots)]
-    if not of_shards or len(of_shards) < len(kept):  # no dot products, or they are those of an old step
+    if not of_shards or len(of_shards) < len(kept):  # no dot products, or those of an old step
         return Pushed(versions=0, problems=tuple(worst), epoch=epoch)
     parts = [exact_parts([dots[at] for dots in of_shards]) for at in range(len(commands.dots))]
     if sum(map(len, parts)) > MOST_PARTS:

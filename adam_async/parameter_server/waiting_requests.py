@@ -25,13 +25,13 @@ MOST_WAITING = 4096
 """Maximum number of pushes and ticks that wait for an epoch; the server refuses more, and clients retry."""
 
 MOST_OF_LINK = 1 << 13
-"""Maximum number of pulls and readings of one link that wait for clocks: 16 GiB in pulls of 2 MiB."""
+"""Maximum number of one link's pulls and reads that wait for clocks: 16 GiB in pulls of 2 MiB."""
 
 MOST_PULLS = 1 << 17
-"""Maximum number of pulls and readings of all links that wait for clocks."""
+"""Maximum number of all links' pulls and reads that wait for clocks."""
 
 GIVEN_UP_TOGETHER = 64
-"""Maximum number of requests that are given up, or looked at for statistics, in one round of the loop."""
+"""Maximum number of requests that one round of the loop gives up, or counts for statistics."""
 
 MOST_STALE = 1024
 """Number by which the answered requests in the heaps may exceed the waiting ones."""
@@ -42,14 +42,14 @@ EpochEvent = PushArrived | TickArrived
 class WaitingRequests:
     """Waiting pulls and readings of one bundle. Deadlines are absolute seconds on the caller's clock.
 
-    A request waits for one shard at a time, so the cost of an event depends on the number of shards that
-    requests wait for, and not on the number of requests. Requests for a clock that no replica reaches cost
+    A request waits for one shard at a time. So an event costs in proportion to the number of shards with
+    waiting requests, not to the number of requests. Requests for a clock that no replica reaches cost
     nothing.
     """
 
     def __init__(self) -> None:
         self.requests: dict[int, QueuedPull] = {}
-        """Waiting requests by number, in the order of their arrival."""
+        """Waiting requests by number, in order of arrival."""
         self._next_number = 0
         self._by_shard: dict[Shard, list[tuple[int, int]]] = {}
         """Heaps by shard: the clock that a request waits for, and the number of the request."""
@@ -66,7 +66,7 @@ class WaitingRequests:
         return len(self.requests)
 
     def take(self, queued: QueuedPull) -> list[Effect]:
-        """Answer a request if its values are ready; otherwise let it wait, or refuse it if too many do."""
+        """Answer a request if its values are ready; otherwise make it wait, or refuse it if too many wait."""
         answer = _answer(queued)
         if answer is not None:
             return [answer]
@@ -87,7 +87,7 @@ class WaitingRequests:
         heappush(self._by_shard.setdefault(behind, []), (queued.clock, number))
 
     def answer(self) -> list[Effect]:
-        """Answer the requests whose values are ready now, in the order of their arrival."""
+        """Answer the requests whose values are ready now, in order of arrival."""
         answers: dict[int, Effect] = {}
         for shard, heap in list(self._by_shard.items()):
             reached = shard.applied_clock()
@@ -108,7 +108,7 @@ class WaitingRequests:
         return [answers[number] for number in sorted(answers)]
 
     def give_up(self, now: float) -> list[Effect]:
-        """Answer requests whose deadline has passed, without values; with very many, only some per call."""
+        """Answer requests past their deadline without values; with very many, only some per call."""
         late: list[Effect] = []
         while self._deadlines and self._deadlines[0][0] <= now and len(late) < GIVEN_UP_TOGETHER:
             _, number = heappop(self._deadlines)
@@ -158,13 +158,13 @@ class WaitingRequests:
         return self._deadlines[0][0] if self._deadlines else None
 
     def waiting_for(self) -> tuple[Replica, ...]:
-        """Return the replicas that requests wait for; with very many requests, those of the oldest."""
+        """Return the replicas that requests wait for; with very many requests, only those of the oldest."""
         oldest = islice(self.requests.values(), GIVEN_UP_TOGETHER)
         return tuple(sorted({replica for queued in oldest for replica in _behind(queued)}))
 
 
 class EpochGate:
-    """Pushes and ticks that wait for the beginning of their epoch, in the order of their arrival."""
+    """Pushes and ticks that wait for the beginning of their epoch, in order of arrival."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Session, EpochEvent]] = []
@@ -185,7 +185,7 @@ class EpochGate:
         self._sessions.add(session)
 
     def keep(self, is_open: Callable[[Any], bool]) -> None:
-        """Drop the events whose request is not open: no link's budget counts their memory any more."""
+        """Drop the events whose request is closed: no link's budget counts their memory any more."""
         self.events = [(session, event) for session, event in self.events if is_open(event.request)]
         self._sessions = {session for session, _ in self.events}
 

@@ -66,7 +66,7 @@ class Log:
     def put(self, entry: Entry) -> None:
         """Take an entry of the primary that is not committed here; its position is at most `last` + 1.
 
-        Another entry at this position is dropped, with all entries after it, which depend on it.
+        A different entry at this position is dropped, with all later entries, which depend on it.
         """
         known = self._entries.get(entry.position)
         if known is not None and known.generation == entry.generation:
@@ -81,7 +81,7 @@ class Log:
         return new
 
     def truncate(self, position: int) -> None:
-        """Drop the entries up to a position, as far as they are applied here."""
+        """Drop the entries up to a position, but only those applied here."""
         while self.start < min(position, self.applied):
             self.start += 1
             self.nbytes -= self._entries.pop(self.start).nbytes
@@ -197,7 +197,7 @@ class Bundle:
     home: str
     """Node after which the bundle is named."""
     pieces: int
-    """Number of pieces of its state, such as one for each shard and one for the tables."""
+    """Number of pieces in the member's state, such as one per shard and one for the tables."""
     min_in_sync: int = 1
     """Minimum number of members in sync for a commit."""
 
@@ -213,9 +213,9 @@ class LocalCopy:
     """The newest record that this member has seen in the cluster map."""
     log: Log = field(default_factory=Log)
     pieces: list[int] = field(default_factory=list)
-    """Position of each piece of the state that this member has; it gets the pieces in their order."""
+    """Position of each piece of the state that this member has; it gets the pieces in order."""
     proposed: BundleRecord | None = None
-    """Proposed successor of `record`, which the map may have already; None without a proposal."""
+    """Proposed successor of `record`, perhaps already in the map; None without a proposal."""
     effects: list[Effect] = field(default_factory=list)
 
     @property
@@ -236,7 +236,7 @@ class LocalCopy:
         self.effects.append(Send(to, message, content))
 
     def propose_record(self, record: BundleRecord) -> None:
-        """Propose a record to the map, in place of the present one."""
+        """Propose a record to the map, to replace the present record."""
         assert self.proposed is None, f"{self.proposed} is on its way"
         self.proposed = record
         self.repeat_proposal()

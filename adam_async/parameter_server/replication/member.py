@@ -22,18 +22,18 @@ class BundleMember(LocalCopy):
 
     Args:
         me: Node and incarnation of this server.
-        record: The bundle's record in the cluster map. If this server is in sync, it begins with the first
-            state of the bundle, like all members in sync.
+        record: The bundle's record in the cluster map. If this server is in sync, its copy begins with the
+            bundle's first state, like the copies of all members in sync.
     """
 
     def __init__(self, me: Member, bundle: Bundle, record: BundleRecord) -> None:
         super().__init__(me, bundle, record)
         self._links: set[Member] = set()
         self._waiting: dict[Member, Begin] = {}
-        """Newest `Begin` of each primary, which waits for a newer record. It came on a link that the primary
-        dialled, so the end of a link that this member dialled does not remove it."""
+        """Newest `Begin` of each primary, which waits for a newer record. The `Begin` came on a link that the
+        primary dialled, so it survives the end of a link that this member dialled."""
         self.primary: Primary | None = None
-        """Role of this member, if it is the primary as far as it knows."""
+        """Role of this member; set if the member believes that it is the primary."""
         if me in record.in_sync:
             self.drop(pieces=bundle.pieces)
         self._secondary = Secondary(self)
@@ -47,7 +47,7 @@ class BundleMember(LocalCopy):
 
     @property
     def is_primary(self) -> bool:
-        """Whether this member is the primary, as far as it knows."""
+        """Whether this member believes that it is the primary."""
         return self.primary is not None
 
     @property
@@ -110,8 +110,8 @@ class BundleMember(LocalCopy):
     def conflicted(self, expected: int) -> None:
         """Drop a proposal that never takes effect, although the record still has the expected version.
 
-        The reason is that an invited server is lost, or that the store has failed or was deleted. Another
-        proposal may take effect without the invitation.
+        The map refuses the record if an invited server is lost, or if the store has failed or was deleted.
+        Another proposal may take effect without the invitation.
         """
         proposed, record = self.proposed, self.record
         if proposed is not None and record.changed == expected:
@@ -120,14 +120,14 @@ class BundleMember(LocalCopy):
                 self.primary.drop_invites()
 
     def take_over(self) -> None:
-        """Propose to become the primary, in place of the silent one."""
+        """Propose to become the primary instead of the silent one."""
         if self.primary is None:
             self._secondary.take_over()
 
     # --- entries -----------------------------------------------------------------------------
 
     def propose(self, content: Any, nbytes: int) -> int:
-        """Append an entry, as the primary; return its position. `is_ordering` permits it."""
+        """As the primary, append an entry and return its position. `is_ordering` permits it."""
         assert self.primary is not None, "only the primary proposes entries"
         return self.primary.propose(content, nbytes)
 
@@ -148,13 +148,13 @@ class BundleMember(LocalCopy):
     # --- links and messages ------------------------------------------------------------------
 
     def link_up(self, member: Member) -> None:
-        """Note a new link that this member dialled; it takes the place of an earlier one."""
+        """Record a new link that this member dialled; it replaces an earlier link."""
         self._links.add(member)
         if self.primary is not None:
             self.primary.link_up(member)
 
     def link_lost(self, member: Member) -> None:
-        """Note that a link that this member dialled has ended."""
+        """Record the end of a link that this member dialled."""
         self._links.discard(member)
         if self.primary is not None:
             self.primary.link_lost(member)
@@ -185,7 +185,7 @@ class BundleMember(LocalCopy):
             self._take_from_primary(sender, message, content)
 
     def expects_piece(self, message: PieceCopy) -> bool:
-        """Return whether a piece of the primary is the next one that this member lacks, in this session."""
+        """Return whether a piece of the primary is the next one that this member lacks in this session."""
         is_present = message.generation == self.record.generation and self.primary is None
         return is_present and self._secondary.expects_piece(message)
 
@@ -201,7 +201,7 @@ class BundleMember(LocalCopy):
             self._secondary.received(message, content)
 
     def _begin_waiting(self) -> None:
-        """Take the `Begin` messages that waited for a newer record; drop an invalid one."""
+        """Take the `Begin` messages that waited for a newer record; drop an invalid message."""
         waiting, self._waiting = self._waiting, {}
         for sender, begin in waiting.items():
             try:

@@ -42,10 +42,10 @@ class _Peer:
     sent: int = 0
     """Number of pieces sent in this session."""
     unsent: tuple[PieceCopy, Any] | None = None
-    """Copied piece that waits until the member holds the entries in it; None without one."""
+    """Copied piece that waits until the member has the entries in it; None without a copied piece."""
     piece_at: int | None = None
-    """Position of the copied piece that the member has not confirmed; None without one. The member applies no
-    later entry before it confirms the piece."""
+    """Position of the copied piece until the member confirms the piece; None without a copied piece. The
+    member applies no later entry before it confirms the piece."""
     reported: tuple[int, int] = (0, 0)
     """Last watermarks sent to the member."""
 
@@ -57,14 +57,14 @@ class Primary:
         self._copy = copy
         self._generation = copy.record.generation
         self._tail = copy.log.last
-        """Position of the last entry of earlier generations, which this primary applies before it orders
-        others."""
+        """Position of the last entry of earlier generations; the primary applies these entries before it
+        orders new ones."""
         self._serves = False
         self._links = set(links)
         self._peers: dict[Member, _Peer] = {}
         self._last_session = 0
         self._sessions: dict[Member, int] = {}
-        """Newest session of each member, and of members that have left, whose late answers are valid."""
+        """Newest session of each member, including members that have left: their late answers are valid."""
         self._strikes: set[Member] = set()
         """Members that this primary wants to strike out."""
         self._invites: list[Member] = []
@@ -129,7 +129,7 @@ class Primary:
         committed = log.committed if member in self._counted() else log.applied
         if peer.piece_at is not None:
             committed = min(committed, peer.piece_at)
-        # After a conflict in the map a member may join again, with all pieces: its watermark stays.
+        # After a conflict in the map, a member with all pieces may join again: its watermark stays.
         committed = max(committed, peer.reported[0])
         return committed, min(self._applied_by_all(), committed)
 
@@ -185,7 +185,7 @@ class Primary:
 
     def _begin(self, member: Member, peer: _Peer) -> None:
         self._last_session += 1
-        self._sessions.pop(member, None)  # so that the newest session is the last entry
+        self._sessions.pop(member, None)  # so that the newest session comes last
         peer.session = self._sessions[member] = self._last_session
         for old in list(self._sessions)[:-MOST_SESSIONS]:
             if old not in self._peers:
@@ -309,13 +309,13 @@ class Primary:
             self.advance()
 
     def invite(self, member: Member) -> None:
-        """Let a server join. It must be able to take the whole state."""
+        """Let a server join. The invited server must be able to take the whole state."""
         if member not in self._copy.record.members and member not in self._invites:
             self._invites.append(member)
             self.advance()
 
     def drop_invites(self) -> None:
-        """Invite none of the servers that are not joining yet."""
+        """Withdraw the invitations of servers that have not begun to join."""
         self._invites.clear()
         self.advance()
 
@@ -367,12 +367,12 @@ class Primary:
     # --- questions ---------------------------------------------------------------------------
 
     def waits_for(self) -> tuple[Member, ...]:
-        """Return the members without the last entry that its commit waits for, in order of their names."""
+        """Return the members that the commit of the last entry waits for, sorted by name."""
         last = self._copy.log.last
         return tuple(sorted(member for member in self._counted() if self._peers[member].held < last))
 
     def why_not_committing(self) -> str:
-        """Return why the last entry is not committed, and the members that it waits for; empty if it is."""
+        """Return why the last entry is not committed, and which members it waits for; empty if it is."""
         copy = self._copy
         if copy.log.committed == copy.log.last:
             return ""

@@ -26,7 +26,7 @@ class Secondary:
         self._equal = copy.log.committed
         """Position up to which the log surely equals the log of the primary."""
         self._watermark = 0
-        """Position up to which the primary lets this member apply the entries that it has."""
+        """Position up to which the primary lets this member apply its entries."""
         self._reported: tuple[int, int, int] | None = None
         """Position, applied position and number of pieces in the last `Held`; None before the first."""
 
@@ -37,7 +37,7 @@ class Secondary:
             self._is_open = False
 
     def take_over(self) -> None:
-        """Propose to become the primary, without the present one; only a member in sync can."""
+        """Propose to become the primary and leave the present one out; only a member in sync can."""
         copy, record = self._copy, self._copy.record
         if copy.me not in record.in_sync or copy.proposed is not None:
             return
@@ -77,7 +77,7 @@ class Secondary:
         copy = self._copy
         if begin.anew:
             return copy.me in copy.record.joining
-        # A joining member with all pieces may be in sync already, in a record that it has not received yet.
+        # A joining member with all pieces may already be in sync in a record that it has not received.
         joined = copy.me in copy.record.joining and self._session > 0 and copy.is_whole
         return copy.me in copy.record.in_sync or joined
 
@@ -121,7 +121,7 @@ class Secondary:
         self._equal = message.position
 
     def expects_piece(self, message: PieceCopy) -> bool:
-        """Return whether a piece is the next one that this member lacks, in the present session."""
+        """Return whether a piece is the next one that this member lacks in the present session."""
         is_next = message.piece == len(self._copy.pieces) and not self._copy.is_whole
         return is_next and self._is_open and message.session == self._session
 
