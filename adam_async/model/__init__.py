@@ -1,9 +1,9 @@
 """Pure: networks as numbers. Specs, layers, contexts, rules; no asyncio anywhere.
 
 `network.py` builds the layers that a spec names. A caller loads a group of images into a context
-(`context.py`), and the network runs its layers forward and backward on the arrays there. A rule (`rules/`)
-then turns each gradient into new values: at a parameter server, or at once in the memory that the network
-reads (`in_place.py`).
+(`context.py`). The network then runs its layers forward and backward on the context's arrays. A rule
+(`rules/`) then turns each gradient into new values: at a parameter server, or at once in the memory that the
+network reads (`in_place.py`).
 
     network.py                 start here: forward, backward, gradients, factors, start values, scores
     spec.py, named.py          the specification of a network, also in TOML; the models with a name
@@ -94,7 +94,7 @@ __all__ = [*_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
-    # The first use of a name loads its module, so that text files are read without networks.
+    # The first use of a name loads its module, so reading text files loads no networks.
     if name not in _HOME_OF:
         raise AttributeError(f"module 'adam_async.model' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"adam_async.{_HOME_OF[name]}"), name)

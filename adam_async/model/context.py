@@ -1,12 +1,12 @@
 """Pure: a training context, the arrays of one group in flight.
 
-All arrays are allocated once, for `group_size` images. A smaller group (the last of an epoch) uses the front
-of the same memory: each array is a view of a flat buffer, made once for each number of images.
+A context allocates all arrays once, for `group_size` images. A smaller group (the last of an epoch) uses the
+front of the same memory: each array is a view of a flat buffer, made once per number of images.
 
-An output with several readers has one error gradient per reader; the network adds them up before the layer's
+An output with several readers has one error gradient per reader. The network adds these up before the layer's
 backward. A single reader writes straight into the output's error gradient.
 
-The buffers of a training step, its outcome, and the check of its gradients are here, too.
+A training step's buffers, outcome and gradient check are here, too.
 """
 
 import math
@@ -27,7 +27,7 @@ from adam_async.model.topology import INPUT_INDEX, Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepBuffers:
-    """One thread's gradients, by the name of the tensor, and its scratch for the rule."""
+    """One thread's gradients, by tensor name, and its scratch for the rule."""
 
     gradients: Mapping[str, Array]
     scratch: Array
@@ -41,7 +41,7 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepInput:
-    """One group, to load into a context."""
+    """One group to load into a context."""
 
     images: Array | None
     """Images of shape ``(n, C, H, W)``; None if no layer reads them."""
@@ -58,12 +58,11 @@ class StepOutcome:
     """The result of one step."""
 
     loss: float
-    """Mean loss over the group's images; not finite if the network's scores are not."""
+    """Mean loss over the group's images; not finite if a score of the network is not."""
     staleness: int = 0
-    """Number of steps that other threads finished during this step; 0 if steps are not counted."""
+    """Number of steps that other threads finished during this step; 0 if the steps are not counted."""
     refused: tuple[str, ...] = ()
-    """Tensors with a gradient that is not finite, in backward order; the tensors and their state are
-    unchanged."""
+    """Tensors whose gradient is not finite, in backward order; they and their state did not change."""
 
 
 BEGUN = -1
@@ -72,17 +71,17 @@ BEGUN = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobNotes:
-    """Notes of the steps of one job, in memory that may outlive the process of its thread.
+    """Notes on the steps of one job, in memory that may outlive the thread's process.
 
-    A step writes `BEGUN` before its first change of a weight, and the rest after the last. A reader looks at
-    the notes of a thread that has ended: the processor has then done the writes of the thread in the order of
-    the program, up to one of them. So a note needs no lock.
+    A step writes `BEGUN` before it first changes a weight, and the rest after its last change. A reader looks
+    only at the notes of an ended thread. By then the processor has done the thread's writes in program order,
+    up to some point. So notes need no lock.
     """
 
     done: Array
-    """int64, one for each group: 0 before the step, `BEGUN` during it, 1 plus its staleness after it."""
+    """int64, one per group: 0 before the step, `BEGUN` during it, 1 + staleness after it."""
     losses: Array
-    """float64, one for each group: its mean loss once the step is done."""
+    """float64, one per group: its mean loss once the step is done."""
 
     @classmethod
     def new(cls, groups: int) -> "JobNotes":
@@ -90,7 +89,7 @@ class JobNotes:
         return cls(np.zeros(groups, np.int64), np.zeros(groups))
 
     def part(self, start: int, groups: int) -> "JobNotes":
-        """Return the notes of some groups of the job."""
+        """Return the notes on some groups of the job."""
         return JobNotes(self.done[start : start + groups], self.losses[start : start + groups])
 
 
@@ -98,7 +97,7 @@ class JobNotes:
 def is_finite(values: Array) -> bool:
     """Return whether all values are finite. The call allocates no memory for finite values."""
     flat = values.reshape(-1)
-    # A finite sum of squares proves it at the speed of a dot product; a sum that overflows proves nothing.
+    # A finite sum of squares proves it at the speed of a dot product; an overflowing sum proves nothing.
     return math.isfinite(float(np.dot(flat, flat))) or bool(np.isfinite(values).all())
 
 
@@ -145,13 +144,13 @@ class Engine(Protocol):
         labels: Array,
         gradients: GradientTargets,
     ) -> bool:
-        """Load a group, run forward and backward, and write the gradients, all in one call.
+        """In one call, load a group, run forward and backward, and write the gradients.
 
-        Returns False if compiled kernels cannot do all of this; then nothing is done.
+        Returns False, and does nothing, if compiled kernels cannot do all of this.
         """
 
     def deltas(self, context: "Context", out: Mapping[str, Array]) -> tuple[str, ...]:
-        """Write the gradients of all tensors of layers with compiled kernels; return the other names."""
+        """Write the gradients of tensors in layers with compiled kernels; return the other tensors' names."""
 
     def descend(
         self,
@@ -162,7 +161,7 @@ class Engine(Protocol):
         rule: Sgd,
         rate: float,
     ) -> StepOutcome:
-        """Run forward, backward and the rule in place, in one call if every layer has compiled kernels."""
+        """Run forward, backward and the rule in place; in one call if every layer has compiled kernels."""
 
     def can_descend_groups(self, context: "Context", groups: Sequence[StepInput]) -> bool:
         """Return whether `descend_groups` can train these groups, each of `context.images` images."""
@@ -208,10 +207,9 @@ class RunnableNetwork(Protocol):
 
 
 class Context:
-    """Activations, error gradients and scratch of one group; for one thread at a time.
+    """Activations, error gradients and scratch for one group; only one thread at a time may use it.
 
-    `Network.context` makes contexts. A group runs with the `kernel_set` that the network had when the group
-    was loaded.
+    `Network.context` makes contexts. A group runs with the network's `kernel_set` at the time of loading.
 
     Args:
         network: The network that runs groups in this context.
@@ -250,7 +248,7 @@ class Context:
 
     @property
     def images(self) -> int:
-        """Number of images of the loaded group."""
+        """Number of images in the loaded group."""
         return self._current.images
 
     @property
@@ -274,11 +272,10 @@ class Context:
         """Load a group of 1 to `group_size` images; uint8 becomes 0 to 1, floats are copied.
 
         Args:
-            images: Shape ``(n, C, H, W)``, axes of length 1 optional, or ``(n, C * H * W)``. None in a part
-                of a network that reads no images; then n is the number of labels.
+            images: Shape ``(n, C, H, W)``, axes of length 1 optional, or ``(n, C * H * W)``. None in a
+                network part that reads no images; then n is the number of labels.
             labels: Targets for the loss layer: class numbers ``(n,)``, or target values. None to predict.
-            dice: Random source for layers that draw values in training, such as dropout; None if no layer
-                draws.
+            dice: Random source for layers that draw in training, such as dropout; None if no layer draws.
             keys: The group's name, such as epoch and number: equal keys draw equal values.
 
         Raises:
@@ -318,7 +315,7 @@ class Context:
 
     @property
     def targets(self) -> tuple[Array, ...]:
-        """The arrays in which the loss layer keeps labels; empty if its `TARGETS` names none."""
+        """Arrays in which the loss layer keeps labels; empty if its `TARGETS` names none."""
         loss = self._topology.layers[-1]
         scratch = self._current.slots[-1].scratch
         return (
@@ -343,9 +340,8 @@ class Context:
             raise ModelError(f"images must be uint8 or floating point, not {images.dtype}")
 
     def resize(self, images: int) -> None:
-        """Lay the context out for another number of images; the values in it are lost."""
-        # Kernels change only here, between two groups, because a group ends with the kernels that it began
-        # with.
+        """Lay the context out for another number of images; its values are lost."""
+        # Kernels change only here, between two groups, because a group ends with the kernels that began it.
         if self._network.kernel_set is not self.kernel_set:
             self._take_up(self._network.kernel_set)
         bound = self._bound.get(images)
@@ -371,7 +367,7 @@ class Context:
             np.add(total, part, out=total)
 
     def error_parts(self, number: int) -> tuple[Array, ...]:
-        """Return the error gradients that `gather_error` adds up; empty if the output has one reader."""
+        """Return the error gradients that `gather_error` adds up; empty for an output with one reader."""
         return self._current.merges.get(number, ())
 
     @property
@@ -382,7 +378,7 @@ class Context:
     def _take(self, key: tuple[object, ...], full: Shape, shape: Shape, dtype: Any) -> Array:
         buffer = self._memory.get(key)
         if buffer is None:
-            # Not `zeros`, which writes nothing: the thread that first writes memory gets it on its NUMA node.
+            # `zeros` would write nothing: memory goes to the NUMA node of the thread that first writes it.
             buffer = self._memory[key] = np.full(math.prod(full), 0, dtype)
         return buffer[: math.prod(shape)].reshape(shape)
 
@@ -438,7 +434,7 @@ class Context:
             if not topology.wants_error[number] or isinstance(topology.layers[number], Loss):
                 continue
             shape = topology.layers[number].output_shape
-            # This error gradient may share the memory of the only reader's, as their outputs do.
+            # This error gradient may share memory with the only reader's, as their outputs do.
             if len(readers) == 1 and topology.shares[readers[0][0]]:
                 error = bound.errors[readers[0][0]].reshape(*shape, bound.images)
             elif len(readers) == 1 and (start := topology.layers[readers[0][0]].hosts_at) is not None:
@@ -462,7 +458,7 @@ class Context:
 
 
 def check_layout(shape: Shape, wanted: Shape) -> None:
-    """Refuse images of another shape or order of axes than a network reads.
+    """Refuse images whose shape or axis order differs from the network's input.
 
     Args:
         shape: Shape of one image; axes of length 1 do not count, and a flat image fits.
@@ -485,7 +481,7 @@ def _long_axes(shape: Shape) -> list[int]:
 
 
 class _Bound:
-    """All views of the arrays for one number of images."""
+    """All views of the arrays for a given number of images."""
 
     def __init__(self, images: int, images_in: Array) -> None:
         self.images = images

@@ -1,12 +1,12 @@
-"""Pure: finite-difference checks of gradients, for built-in layers and others.
+"""Pure: finite-difference checks of the gradients of built-in and other layers.
 
 Along a random direction d, a function f of x with gradient g satisfies
 
     f(x + h d) - f(x - h d) = 2 h (g . d)
 
-up to terms of order h cubed. In float64 with h = 1e-6 both sides agree to about nine digits; a wrong
-gradient agrees by accident along one random direction with probability zero. Functions with kinks are
-checked at random points, so a kink within h is unlikely.
+up to terms of order h cubed. In float64 with h = 1e-6 both sides agree to about nine digits. A wrong gradient
+agrees by accident along one random direction with probability zero. Functions with kinks are checked at
+random points, so a kink within h is unlikely.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ STEP = 1e-6
 """Step h along a direction."""
 
 TOLERANCE = 1e-6
-"""Maximum difference between the two sides of a check, relative to the largest of three numbers: the sum of
-the absolute terms of g . d, the finite difference, and 1e-3."""
+"""Maximum difference between the two sides of a check, relative to the largest of three numbers: the sum of g
+. d's absolute terms, the finite difference, and 1e-3."""
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def check_gradient(
         expected = (above - below) / (2.0 * STEP)
         terms = gradient * direction
         found = float(np.sum(terms))
-        # Terms may cancel to almost nothing, while the errors of their finite differences do not.
+        # Terms may cancel to almost nothing, while their finite differences' errors do not.
         if not abs(found - expected) <= tolerance * max(float(np.sum(np.abs(terms))), abs(expected), 1e-3):
             raise GradientMismatchError(
                 f"gradient of {name}: {found:.9g} along direction {number}, "
@@ -77,10 +77,10 @@ def check_network(
     directions: int = 2,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Check each tensor's gradient, and the product of its factors, in a float64 network on one group.
+    """Check each tensor's gradient, and its factors' product, in a float64 network on one group.
 
     Raises:
-        GradientMismatchError: A gradient is wrong; the message has its name.
+        GradientMismatchError: A gradient is wrong; the message has the tensor's name.
         ModelError: The network computes in float32.
     """
     if network.dtype != np.float64:
@@ -180,7 +180,7 @@ def lone_slots(layer: Layer, inputs: Sequence[NDArray[Any]]) -> Slots:
 
     Args:
         layer: Any layer.
-        inputs: Inputs of the layer, batch last, all with one dtype and number of images; not copied.
+        inputs: Inputs of the layer, batch last, all of the same dtype and number of images; not copied.
     """
     images, dtype = inputs[0].shape[-1], inputs[0].dtype
     output_shape = (*layer.output_shape, images)

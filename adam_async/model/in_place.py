@@ -1,8 +1,8 @@
 """Pure: one training step that changes weights in place.
 
-If a worker's weights are the shard's own memory, no push carries a gradient: the thread that computes it
-applies the rule, without a lock. Several threads may change the same weights and rule state at once, so an
-update may be lost, as in Hogwild. The weights stay finite: each gradient is checked before its tensor
+If a worker's weights are the shard's own memory, no push carries a gradient. The thread that computes a
+gradient applies the rule, without a lock. Several threads may change the same weights and rule state at once,
+so an update may get lost, as in Hogwild. The weights stay finite: each gradient is checked before its tensor
 changes.
 """
 
@@ -22,7 +22,7 @@ reader of the weights waits for its end."""
 
 
 class InPlaceStep:
-    """Forward, backward and rule on given memory. Holds no arrays; any number of threads may share it.
+    """Forward, backward and rule on given memory. Holds no arrays, so any number of threads may share it.
 
     Args:
         network: The network to train.
@@ -34,7 +34,7 @@ class InPlaceStep:
         self._rule = rule
 
     def new_scratch(self) -> StepBuffers:
-        """Allocate the buffers that one thread needs beside its context."""
+        """Allocate the buffers that one thread needs in addition to its context."""
         return StepBuffers.of(self._network.trained, self._network.dtype)
 
     def train(
@@ -48,7 +48,7 @@ class InPlaceStep:
     ) -> StepOutcome:
         """Train on the group loaded in `context`, changing `weights` and `state`.
 
-        Each layer's tensors are updated right after its backward, while its arrays are in the cache. No
+        The step updates each layer's tensors right after its backward, while its arrays are in the cache. No
         earlier layer reads these tensors again, so the result of one thread alone equals updates at the end.
 
         Args:
@@ -91,10 +91,10 @@ class InPlaceStep:
         dice: Dice,
         notes: JobNotes | None = None,
     ) -> Iterator[list[StepOutcome]]:
-        """Load groups and train on them, one after the other; see `train`. Yields the outcomes of each call.
+        """Load groups and train on them one after the other; see `train`. Yields the outcomes of each call.
 
-        If `Engine.can_descend_groups` allows it, one call without the interpreter's lock trains
-        neighbouring groups of one size up to `CALL_WORK`, so no thread waits for the lock between them.
+        If `Engine.can_descend_groups` allows it, one call without the interpreter's lock trains neighbouring
+        groups of one size, up to `CALL_WORK`. So no thread waits for the lock between these groups.
 
         Args:
             weights: See `train`.
@@ -104,7 +104,7 @@ class InPlaceStep:
             groups: Groups to train on, in this order.
             steps: int64 ``(1,)``: count of the steps of all threads; each group adds 1.
             dice: Random source of layers such as dropout.
-            notes: Notes of the job, in the order of the groups, all 0; None: no other process reads them.
+            notes: Notes on the job, in group order, all 0; None: no other process reads them.
 
         Raises:
             ModelError: An array has a wrong shape, dtype or layout; earlier groups may be trained.

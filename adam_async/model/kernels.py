@@ -11,11 +11,11 @@ from adam_async.model.rules import RULES, Rule
 from adam_async.model.vectors import Vectors
 
 KERNELS = ("numpy", "numba", "auto")
-"""Known sets of kernels; `auto` is `numba` if that is installed, else `numpy`."""
+"""Known sets of kernels; `auto` is `numba` if numba is installed, else `numpy`."""
 
 
 def available_kernels(kernels: str) -> str:
-    """Return ``"numpy"`` or ``"numba"``, the set of kernels that a name of `KERNELS` selects.
+    """Return ``"numpy"`` or ``"numba"``: the set of kernels that a name in `KERNELS` selects.
 
     Raises:
         SpecError: The set is unknown, or not installed.
@@ -49,7 +49,7 @@ def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
     Raises:
         SpecError: The kernels are unknown, or not installed.
     """
-    # A user's rule has no compiled kernel, even if it is a subclass of a rule with one.
+    # A user's rule has no compiled kernel, even as a subclass of a rule that has one.
     if available_kernels(kernels) == "numpy" or type(rule) not in RULES.values():
         return NumpyBatches(rule, dtype)
     from adam_async.model.fast.batches import CompiledBatches, has_kernel  # importing numba is slow
@@ -58,7 +58,7 @@ def make_batches(rule: Rule, dtype: "np.dtype[Any]", kernels: str) -> Batches:
 
 
 def lacks_vectors(dtype: "np.dtype[Any]") -> bool:
-    """Return whether the disk can keep the compiled kernels of vectors and lacks them; imports numba."""
+    """Return whether the disk can keep the compiled vector kernels but lacks them; imports numba."""
     from adam_async.model.fast.sums import is_missing
 
     return is_missing(dtype)

@@ -1,14 +1,14 @@
 """Pure: keyed random values, which depend only on their purpose and keys.
 
-A draw is a function of (seed, purpose, keys, element index), never of earlier draws. The 128-bit key of a
-Philox generator is a hash of seed, purpose and keys (epoch, image or group, layer); the counter depends on
-the element's index in the uncut tensor, so a slice drawn alone equals the slice of the whole:
+A draw is a function of (seed, purpose, keys, element index), never of earlier draws. A hash of seed, purpose
+and keys (epoch, image or group, layer) is the 128-bit key of a Philox generator. The counter depends on the
+element's index in the uncut tensor, so a slice drawn alone equals the slice of the whole:
 
     Dice(7).normal("init", keys=("fc1.weight",), start=100, count=50)
     == Dice(7).normal("init", keys=("fc1.weight",), count=150)[100:]
 
 Philox gives four 64-bit words per counter value; element ``i`` is word ``i % 4`` of block ``i // 4``.
-Uniform values use only shifts and one exact product, so they have the same bits on every machine. Normal
+Uniform values use only shifts and one exact product, so their bits are the same on every machine. Normal
 values use `log` and `cos`, so they may differ in the last bit between machines with different mathematics
 libraries.
 """
@@ -32,7 +32,7 @@ _WORD, _HALF, _SHIFT = (1 << 64) - 1, np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 class Dice:
-    """Random values keyed by purpose, for one seed.
+    """Random values for one seed, keyed by purpose.
 
     Args:
         seed: Any integer; runs with equal seeds draw equal values.
@@ -95,19 +95,19 @@ class Dice:
         if start < 0:
             raise ValueError(f"start must not be negative, not start={start}")
         words = self._words_from(start, purpose, keys)
-        # NumPy's own doubles are the upper 53 bits of one word each, as in `uniform`.
+        # NumPy's doubles are the upper 53 bits of one word, as in `uniform`.
         np.random.Generator(words).random(out=out)
 
     def normal(
         self, purpose: str, *, keys: tuple[Key, ...] = (), count: int, dtype: DTypeLike = np.float32
     ) -> NDArray[Any]:
-        """Draw ``count`` standard normal values, by Box and Muller from the two halves of one word.
+        """Draw ``count`` standard normal values, by Box and Muller, from the two halves of one word.
 
         Values are computed in float64, and then rounded to ``dtype``. No value is farther than 6.8 from zero.
         """
         kind = _float_dtype(dtype)
         words = self.bits(purpose, keys=keys, count=count)
-        # Half a step is added so that the logarithm never gets zero.
+        # Add half a step so that the logarithm never gets zero.
         radius = np.sqrt(-2.0 * np.log(((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32))
         angle = (words & np.uint64(0xFFFFFFFF)).astype(np.float64) * (2.0 * math.pi * 2.0**-32)
         return (radius * np.cos(angle)).astype(kind)
@@ -140,7 +140,7 @@ class Dice:
 
 
 def philox_words(keys: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Draw with many keys in one call; a call of `Dice.bits` for each would take too long.
+    """Draw with many keys in one call; one call of `Dice.bits` per key would take too long.
 
     Args:
         keys: Shape (m, 2): the result of `Dice.key` for each column.
@@ -161,7 +161,7 @@ def philox_words(keys: NDArray[np.uint64], blocks: NDArray[np.uint64]) -> NDArra
 
 
 def _product(a: NDArray[np.uint64], b: np.uint64) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the upper and the lower word of a product of 128 bits, computed from 32-bit halves."""
+    """Return the upper and lower word of a 128-bit product, computed from 32-bit halves."""
     a_low, a_high, b_low, b_high = a & _HALF, a >> _SHIFT, b & _HALF, b >> _SHIFT
     middle = a_high * b_low + (a_low * b_low >> _SHIFT)
     other = a_low * b_high + (middle & _HALF)

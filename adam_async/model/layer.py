@@ -1,24 +1,24 @@
 """Pure: the interface of a layer.
 
-A layer is one class. A layer has shapes and arithmetic, and neither arrays nor an optimiser or a thread, so
-one object serves any number of contexts at once. The three steps of a layer are separate, so segments,
-partitions and push protocols can combine them:
+A layer is one class. A layer has shapes and arithmetic, but no arrays, optimiser or thread. So one object
+serves any number of contexts at once. The three steps of a layer are separate, so segments, partitions and
+push protocols can combine them:
 
     forward          computes the output from inputs and weights
     backward         computes the inputs' error gradients from the output's
     delta, factors   compute a weight gradient, or its two factors, from the output's error gradient
 
 Arrays come in `Slots`, allocated once per context and reused. **Inside a context the batch is the last
-axis**: an activation is (C, H, W, B) or (F, B), C-contiguous. A row of pixels of all images is then one run
-of memory. Column copies and pooling work on long runs, forward and backward, at any group size above a few. A
+axis**: an activation is (C, H, W, B) or (F, B), C-contiguous. So a row of pixels of all images is one run of
+memory. Column copies and pooling work on long runs, forward and backward, at any group size above a few. A
 convolution is one GEMM over the whole group, flattening is free, and a slice cuts rows of an image.
 `Context.output` gives BCHW views.
 
 Group gradients are means over the group's images: the loss divides its error gradient by the number of
 images, and layers only add up.
 
-A layer can be *cut*: `Layer.cut` makes a layer that computes one block of the output, a range of image rows
-or of features, from the part of the inputs that `Layer.needs` names. A network cut over several workers
+A layer can be *cut*: `Layer.cut` makes a layer that computes one block of the output (a range of image rows
+or features) from the parts of the inputs that `Layer.needs` names. A network cut over several workers
 consists of cut layers.
 
 To add a layer, subclass `Layer` and pass ``{**BUILTIN_LAYERS, "mine": Mine}`` to the `Network`.
@@ -43,7 +43,7 @@ Weights = Mapping[str, Array]
 Factors = tuple[Array, Array]
 Cut = Literal["rows", "outputs", "whole"]
 """Ways to cut a layer's output: ``"rows"`` of an image (ranges of features if it is flat), with inputs cut
-alike; ``"outputs"``, neurons that each read all of the input; ``"whole"``, not at all."""
+alike; ``"outputs"``, neurons that each read the whole input; ``"whole"``, not at all."""
 
 INITS = ("he", "lecun", "zero")
 """Start values: `he` keeps the variance through a ReLU, `lecun` through a linear layer; `zero` is 0."""
@@ -58,7 +58,7 @@ def uniform_bound(init: str, fan_in: int) -> float:
 
 
 def extent(shape: Shape) -> int:
-    """Return the length of the axis that blocks of an output cut: rows of an image, or features.
+    """Return the length of the axis that cuts divide: rows of an image, or features.
 
     Args:
         shape: Shape of one image, without the batch: ``(C, H, W)`` or ``(F,)``. A loss has ``()``, which
@@ -83,8 +83,8 @@ class ParameterSpec:
     `kind` distinguishes a layer's tensors: ``"weight"``, ``"bias"`` or another word. `bound` is the
     half-width of the uniform start values. A `frozen` tensor keeps its values and has no gradient.
 
-    A cut tensor has the name of the whole tensor and the `shape` of its part, the rows from `first_row` on.
-    `of_rows` is the number of rows of the whole tensor; 0 if this tensor is whole.
+    A cut tensor has the whole tensor's name and the `shape` of its own part: the rows from `first_row` on.
+    `of_rows` is the whole tensor's number of rows; 0 if this tensor is whole.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ParameterSpec:
 
     @property
     def row_size(self) -> int:
-        """Number of values in one row, which is the part of the tensor at one index of the first axis."""
+        """Number of values in one row: the part of the tensor at one index of the first axis."""
         return math.prod(self.shape[1:])
 
     def rows(self, block: range) -> Self:
@@ -116,7 +116,7 @@ class ParameterSpec:
         )
 
     def initial_values(self, dice: Dice, start_row: int, stop_row: int, dtype: np.dtype[Any]) -> Array:
-        """Draw rows ``start_row`` to ``stop_row``; they equal the same rows of the whole tensor.
+        """Draw rows ``start_row`` to ``stop_row``; they equal these rows of the whole tensor.
 
         In a tensor that was cut, rows count from `first_row` on.
         """
@@ -140,17 +140,17 @@ class ParameterSpec:
 
 
 ScratchSpec = tuple[Shape, Any]
-"""Shape and dtype of one scratch array; dtype None means the network's."""
+"""Shape and dtype of one scratch array; dtype None means the network's dtype."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slots:
-    """The arrays of one layer in one context, for one number of images. Batch axis last.
+    """One layer's arrays in one context, for a given number of images. Batch axis last.
 
     An entry of `input_errors` is None if no layer needs that gradient. `scratch` has the arrays that
-    `Layer.scratch` names; their values stay from forward to backward, but not through a change of the
-    number of images. `views` belongs to the layer: `Layer.prepare` fills it once. `training` is false if the
-    group is only evaluated.
+    `Layer.scratch` names; their values last from forward to backward, but not beyond a change of the number
+    of images. `views` belongs to the layer: `Layer.prepare` fills it once. `training` is false if the group
+    is only evaluated.
     """
 
     images: int
@@ -170,7 +170,7 @@ class Slots:
 
     @property
     def input_error(self) -> Array:
-        """The error gradient of the only input; a layer must need it."""
+        """The error gradient of the only input; some layer must need it."""
         (error,) = self.input_errors
         assert error is not None, "no layer needs the error gradient of this input"
         return error
@@ -179,8 +179,8 @@ class Slots:
 class Layer(ABC):
     """One layer of a network. See the head of this file.
 
-    Subclasses set `OPTIONS` and, in ``__init__``, `output_shape` and, if they have any, `parameters` and
-    `multiply_adds`. A layer that differs from its class's `CUT` and `MOVES` sets `cut_by` and `moves`.
+    Subclasses set `OPTIONS`. Their ``__init__`` sets `output_shape` and, if the layer has any, `parameters`
+    and `multiply_adds`. A layer that differs from its class's `CUT` and `MOVES` sets `cut_by` and `moves`.
 
     Args:
         spec: Name, kind and options.
@@ -199,7 +199,7 @@ class Layer(ABC):
     """Way to cut the output, unless ``__init__`` sets `cut_by`."""
     MOVES: ClassVar[bool] = False
     """Whether the layer only moves values, unless ``__init__`` sets `moves`. In a cut network no worker sends
-    the output of such a layer: each worker that reads the output computes all of it from the input."""
+    such a layer's output: each worker that reads it computes all of it from the input."""
     SHARES_INPUT: ClassVar[bool] = False
     """Whether output and error gradient may use the memory of the (only) input and of its error gradient."""
     OVERWRITES: ClassVar[bool] = False
@@ -289,12 +289,12 @@ class Layer(ABC):
     def partial(self) -> bool:
         """Whether the gradients of cut layers are partial sums, which add up to the whole layer's.
 
-        Such layers keep the whole of each tensor. Other cut layers have gradients of separate rows.
+        Such layers keep each tensor whole. Other cut layers each have the gradients of separate rows.
         """
         return self.cut_by == "rows" and bool(self.parameters)
 
     def needs(self, block: range, position: int = 0) -> range:
-        """Return the range of an input that a block of the output needs: rows of an image, or features.
+        """Return the range of an input that a block of the output needs: image rows, or features.
 
         By default the range is the same block if the layer is cut by rows, otherwise all of the input.
 
@@ -316,7 +316,7 @@ class Layer(ABC):
             The cut layer; this layer itself if the block is the whole output.
 
         Raises:
-            ModelError: The block is empty or not within the output, or the layer may not be cut.
+            ModelError: The block is empty or exceeds the output, or the layer may not be cut.
         """
         whole = extent(self.output_shape)
         if block.step != 1 or not 0 <= block.start < block.stop <= whole:
@@ -369,15 +369,15 @@ class Layer(ABC):
 
     @abstractmethod
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Fill each of ``slots.input_errors`` that is not None from ``slots.error``.
+        """From ``slots.error``, fill each of ``slots.input_errors`` that is not None.
 
-        The method is called only if at least one of them is not None. The method may overwrite
-        ``slots.error`` only if `SHARES_INPUT` is true. Weights may differ from those of forward, because
-        other threads update them without a lock, by design.
+        Called only if at least one of them is not None. The method may overwrite ``slots.error`` only if
+        `SHARES_INPUT` is true. Weights may have changed since forward, because other threads update them
+        without a lock, by design.
         """
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
-        """Write the group gradient of the parameter of this kind into `out`.
+        """Write the group's gradient of this kind of parameter into `out`.
 
         `out` is C-contiguous and has the parameter's shape. Every layer with trained parameters defines this
         method.
@@ -394,7 +394,7 @@ class Layer(ABC):
         return None
 
     def failure(self, method: str, error: Exception) -> Exception:
-        """Make an error that names this layer and its method; a ModelError or MemoryError stays as it is."""
+        """Make an error that names this layer and its method; leave a ModelError or MemoryError as it is."""
         if isinstance(error, ModelError | MemoryError):
             return error
         failure = LayerFailed(self.name, self.spec.kind, method, error)

@@ -9,7 +9,7 @@ from adam_async.model.spec import LayerSpec, ModelSpec, Shape
 _layer = LayerSpec.of
 
 PHOTO = "photo-conv"
-"""Name of the model of `photo_conv`."""
+"""Name of `photo_conv`'s model."""
 
 
 def mnist_adam() -> ModelSpec:
@@ -38,10 +38,10 @@ def mnist_adam() -> ModelSpec:
 def mlp(
     sizes: Sequence[int] = (784, 256, 128, 10), *, input_shape: Shape = (1, 28, 28), name: str = "mlp"
 ) -> ModelSpec:
-    """Return a network of dense layers of the given sizes with ReLU between them; ``sizes[0]`` is the input.
+    """Return a network of dense layers with ReLU between them; ``sizes[0]`` is the input's size.
 
     Args:
-        sizes: Features of the input, of each hidden layer, and the number of classes.
+        sizes: Features of the input and of each hidden layer, and the number of classes.
         input_shape: Shape of one image with ``sizes[0]`` values.
         name: Name of the model.
     """
@@ -83,8 +83,8 @@ def digits() -> ModelSpec:
 def cifar_conv() -> ModelSpec:
     """Return a small network for 32x32 colour images: 145,578 parameters, 12,354,176 multiply-adds forward.
 
-    The network has three 5x5 convolutions that keep the size, each followed by pooling that halves it; the
-    first pool takes maxima, the others take means (after cuda-convnet's quick CIFAR-10 network).
+    The network has three 5x5 convolutions that keep the size, each followed by pooling that halves it. The
+    first pool takes maxima, the other two take means (after cuda-convnet's quick CIFAR-10 network).
     """
     layers: list[LayerSpec] = []
     for number, (filters, pool) in enumerate(
@@ -108,9 +108,10 @@ def cifar_conv() -> ModelSpec:
 def photo_conv(input_shape: Shape, classes: int) -> ModelSpec:
     """Return a small convolutional network for images of 8x8 or more pixels.
 
-    The network has three convolutions with ReLU. The first one reads every second row and column, and maxima
-    over 2x2 pixels follow the others. One dense layer reads the means of each filter over large squares,
-    which overlap along the longer side: few weights, of which few photographs are enough to learn most.
+    The network has three convolutions with ReLU. The first convolution reads every second row and column;
+    maxima over 2x2 pixels follow the other convolutions. One dense layer reads each filter's means over large
+    squares, which overlap along the longer side. So the layer has few weights, and few photographs suffice to
+    learn most of them.
     """
     layers: list[LayerSpec] = []
     _, *sides = input_shape
@@ -143,7 +144,7 @@ NAMED_MODELS: Mapping[str, Callable[[], ModelSpec]] = MappingProxyType(
 
 
 def check_model(model: str) -> None:
-    """Check that a model is ``auto``, a named one, or the name of a TOML file. Raises SpecError if not."""
+    """Check that a model is ``auto``, a named model, or the name of a TOML file. Raises SpecError if not."""
     if model != "auto" and model not in NAMED_MODELS and not model.endswith(".toml"):
         known = ", ".join(NAMED_MODELS)
         raise SpecError(f"unknown model {model!r}; known: auto, {known}, or a .toml file with a spec")

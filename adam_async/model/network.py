@@ -31,11 +31,11 @@ from adam_async.model.spec import ModelSpec, Shape
 from adam_async.model.topology import INPUT_INDEX, Topology
 
 RANGE_SLACK = 1e-3
-"""Maximum distance of a floating-point pixel value below 0 or above 1; interpolation may cause such
+"""Maximum distance of a floating-point pixel value below 0 or above 1; interpolation can cause such
 values."""
 
 PREDICT_BATCH = 64
-"""Number of images per step of an evaluation: a larger group's columns exceed the second-level cache."""
+"""Number of images per evaluation step: a larger group's columns exceed the second-level cache."""
 
 
 class Trainable(Protocol):
@@ -51,7 +51,7 @@ class Trainable(Protocol):
 
     @property
     def parameters(self) -> tuple[ParameterSpec, ...]:
-        """All tensors, in the order of their layers."""
+        """All tensors, in layer order."""
 
     @property
     def trained(self) -> tuple[ParameterSpec, ...]:
@@ -80,7 +80,7 @@ class Trainable(Protocol):
         """Write the group gradients of some tensors into the arrays of `out`, by name."""
 
     def factors(self, context: Any, name: str) -> Factors | None:
-        """Return the factors of one tensor's gradient; None if it has none."""
+        """Return the factors of one tensor's gradient; None if it has no factors."""
 
 
 class Network:
@@ -90,11 +90,11 @@ class Network:
         spec: Layers and input.
         dtype: float32 for training, float64 for exact comparisons.
         kernels: Set of kernels, one of `KERNELS`. A layer without compiled kernels, such as a user's, runs
-            its own steps with either set.
+            its own steps with either set of kernels.
         layers: Kinds of layers that the spec may use; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
 
     Raises:
-        SpecError: The spec cannot be built, `dtype` is another type, or `kernels` cannot be used.
+        SpecError: The spec cannot be built, `dtype` has another type, or `kernels` cannot be used.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Network:
                 self.kernel_set = self._whole("numpy")
 
     def part(self, topology: Topology, input_shape: Shape) -> "Network":
-        """Make a network of other layers, such as those of one partition, with the same kernels."""
+        """Make a network of other layers, such as one partition's, with the same kernels."""
         other = copy(self)
         other._may_change = False
         other.kernel_set = self._run_by(self.kernels, topology)
@@ -187,15 +187,15 @@ class Network:
 
     @property
     def engine(self) -> Engine | None:
-        """Engine that runs many compiled layers in one call; None with NumPy's kernels."""
+        """Engine that runs many compiled layers in one call; None with NumPy kernels."""
         return self.kernel_set.engine
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Compile the kernels, or read them from disk; otherwise the first group waits for the compilation.
 
         Args:
-            progress: Called with the number of ready kernels and of all kernels, before the first and after
-                each; not called with NumPy's kernels.
+            progress: Called with the number of ready kernels and of all kernels, once at the start and after
+                each kernel; not called with NumPy kernels.
         """
         if self.engine is not None:
             self.engine.warm_up(progress)
@@ -217,7 +217,7 @@ class Network:
 
     @property
     def parameters(self) -> tuple[ParameterSpec, ...]:
-        """All tensors, in the order of their layers."""
+        """All tensors, in layer order."""
         return self._parameters
 
     @property
@@ -232,20 +232,20 @@ class Network:
 
     @property
     def num_parameters(self) -> int:
-        """Number of values of all tensors, frozen ones included."""
+        """Number of values in all tensors, including frozen ones."""
         return sum(parameter.size for parameter in self._parameters)
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of one image's forward pass, in convolutions and dense layers."""
+        """Multiply-adds in convolutions and dense layers for one image's forward pass."""
         return sum(layer.multiply_adds for layer in self.layers)
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of training on one image, in convolutions and dense layers.
+        """Floating-point operations in convolutions and dense layers for training on one image.
 
         Each multiply-add is two operations. A layer's multiply-adds take place forward, for the gradients of
-        its trained tensors, and for the error gradients of its inputs; images have no error gradients.
+        its trained tensors, and for its inputs' error gradients; images have no error gradients.
         """
         topology, passes = self.topology, []
         for number, layer in enumerate(topology.layers):
@@ -258,7 +258,7 @@ class Network:
         return 2 * sum(passes)
 
     def parameter(self, name: str) -> ParameterSpec:
-        """Look a tensor up by its name, such as ``"conv1.weight"``.
+        """Find a tensor by its name, such as ``"conv1.weight"``.
 
         Raises:
             ModelError: The name is unknown.
@@ -268,7 +268,7 @@ class Network:
     def initial_values(
         self, dice: Dice, name: str, start_row: int = 0, stop_row: int | None = None
     ) -> NDArray[Any]:
-        """Draw start values of rows ``start_row`` to ``stop_row``; they equal the same rows of the whole."""
+        """Draw start values of rows ``start_row`` to ``stop_row``; they equal these rows of the whole."""
         parameter = self.parameter(name)
         stop = parameter.shape[0] if stop_row is None else stop_row
         return parameter.initial_values(dice, start_row, stop, self._dtype)
@@ -294,7 +294,7 @@ class Network:
         labels: Array,
         gradients: GradientTargets,
     ) -> float | None:
-        """Train on a full group with one call of compiled kernels, and return its mean loss.
+        """Train on a full group with one call of compiled kernels; return the mean loss.
 
         Returns None, and does nothing, if the kernels cannot load the images, run all layers, or write all
         gradients.
@@ -316,7 +316,7 @@ class Network:
         return float(np.add.reduce(losses)) / context.images
 
     def forward_layers(self, weights: Weights, context: Context, layers: range) -> None:
-        """Run the layers with these numbers forward; their inputs must be computed."""
+        """Run the layers with these numbers forward; their inputs must be computed already."""
         used = context.kernel_set
         if used.engine is not None:
             used.engine.forward(weights, context, layers)
@@ -350,7 +350,7 @@ class Network:
                 used.topology.layers[number].run_backward(weights, slots)
 
     def deltas(self, context: Context, out: Mapping[str, Array]) -> None:
-        """Write the group gradients of some tensors, the means over the group's images, into `out`, by name.
+        """Write the group gradients of some tensors (means over the group's images) into `out`, by name.
 
         Raises:
             ModelError: A name is unknown, or an array has the wrong shape or dtype or is not C-contiguous.
@@ -360,7 +360,7 @@ class Network:
             self._delta(context, name, out[name])
 
     def _delta(self, context: Context, name: str, out: Array) -> None:
-        """Write the gradient of one tensor by its layer alone."""
+        """Write one tensor's gradient with only its layer."""
         number, parameter = self._owner(name)
         if out.shape != parameter.shape or out.dtype != self._dtype or not out.flags.c_contiguous:
             raise ModelError(
@@ -373,7 +373,7 @@ class Network:
         """Return ``(x_BI, errors_BO)`` whose ``errors_BO.T @ x_BI`` is the group gradient.
 
         The result is None for a tensor without factors. The factors are views into the context, not
-        contiguous; to keep or send them, copy them.
+        contiguous; copy them to keep or send them.
         """
         number, parameter = self._owner(name)
         return context.kernel_set.topology.layers[number].factors(context.slots(number), parameter.kind)

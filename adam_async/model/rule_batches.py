@@ -14,8 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 from adam_async.model.rules import Rule, new_scratch
 
 BLOCK = 32_768
-"""Number of values in a block. Values, gradient and arrays of state of a block have 128 KiB each in float32,
-so together they stay in a second-level cache of 1 MiB."""
+"""Number of values in a block. A block's values, gradient and state arrays have 128 KiB each in float32, so
+together they stay in a second-level cache of 1 MiB."""
 
 
 class Target(Protocol):
@@ -42,7 +42,7 @@ class Batches(Protocol):
 
         Args:
             targets: The shards to change, in place.
-            gradients: Flat, each as long as all targets together, in their order; finite.
+            gradients: Flat and finite, as long as all targets together, in the same order.
             rates: The rate of each gradient.
         """
         ...
@@ -50,7 +50,7 @@ class Batches(Protocol):
     def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> None:
         """Write the values after plain SGD into other memory, with the bits of `apply`; at most a block.
 
-        The gradient may have any values, and another process may change it meanwhile.
+        The gradient may have any values, and another process may change it during the step.
         """
         ...
 
@@ -93,7 +93,7 @@ class NumpyBatches:
                 target, mine = targets[first], [g[stops[first] : stops[last]] for g in gradients]
                 size = len(target.values)
                 # Blocks keep values in the cache from gradient to gradient; one gradient needs only the
-                # blocks of the rule itself.
+                # rule's own blocks.
                 step = BLOCK if len(gradients) > 1 else max(size, 1)
                 for start in range(0, size, step):
                     stop = min(start + step, size)

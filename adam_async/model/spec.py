@@ -1,7 +1,7 @@
 """Pure: the specification of a network, as plain frozen values.
 
-A `ModelSpec` lists named layers, each after its inputs. A layer without `inputs` reads the layer before it
-(the first reads ``"input"``); named inputs make any acyclic graph. The last layer is the loss.
+A `ModelSpec` lists named layers, each after its inputs. A layer without `inputs` reads the previous layer
+(the first layer reads ``"input"``); named inputs make any acyclic graph. The last layer is the loss.
 
 In TOML:
 
@@ -18,7 +18,7 @@ In TOML:
     name = "loss"
     kind = "softmax_cross_entropy"
 
-Kinds and options are checked when a `Network` is built, because users add kinds of layers.
+Building a `Network` checks kinds and options, because users add kinds of layers.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ _MODEL_KEYS = ("name", "input", "layers")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer: its name, its kind, the layers it reads, and its options as sorted pairs."""
+    """One layer: its name, its kind, the layers that it reads, and its options as sorted pairs."""
 
     name: str
     kind: str
@@ -54,7 +54,7 @@ class LayerSpec:
         return cls(name=name, kind=kind, inputs=inputs, options=tuple(sorted(options.items())))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the layer as plain builtins, in the form of one TOML table."""
+        """Return the layer as plain builtins, in the form of a TOML table."""
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in self.options}
         return {"name": self.name, "kind": self.kind, "inputs": list(self.inputs), **options}
 
@@ -162,7 +162,7 @@ class ModelSpec:
         """Read a model from the text of a TOML file.
 
         Raises:
-            SpecError: The text is not TOML that `read_toml` reads, or does not describe a model.
+            SpecError: `read_toml` cannot read the text, or the text does not describe a model.
         """
         try:
             table = read_toml(text, "the model file")

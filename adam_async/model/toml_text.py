@@ -1,7 +1,7 @@
 """Pure: the TOML text of a user's file, with bounds on its size, depth and numbers.
 
-The parser takes numbers of any size, which no message can carry, ends deep text by the interpreter's own
-error, and needs the square of a dotted key's length as time.
+The parser takes numbers too large for any message. Deep text ends in the interpreter's own error, and a
+dotted key takes time quadratic in its length.
 """
 
 import re
@@ -17,7 +17,7 @@ MOST_LINE = 1 << 14
 """Maximum length of a line, in characters."""
 
 MOST_DEPTH = 32
-"""Maximum number of tables and lists within each other, and of parts of a dotted key."""
+"""Maximum depth of nested tables and lists, and maximum number of parts of a dotted key."""
 
 DEEP_KEY = re.compile(rf"(?:[\w\"'-]+\s*\.\s*){{{MOST_DEPTH}}}")
 """Pattern of a dotted key with too many parts."""

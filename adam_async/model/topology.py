@@ -1,7 +1,7 @@
 """Pure: the graph of a network's layers, and the memory that layers share.
 
-Numbers represent layers, in the order of the spec; `INPUT_INDEX` represents the images. Each set of
-kernels of a network has one topology.
+Numbers represent layers, in spec order; `INPUT_INDEX` represents the images. Each of a network's sets of
+kernels has one topology.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ class Topology:
         layers: The layers, inputs first; the last is the loss.
         producers: For each layer, the numbers of the layers that it reads.
         consumers: For each layer, a pair (reader, position among the reader's inputs) per reader.
-        wants_error: For each layer, whether it or an earlier layer has parameters to train; only then is the
-            error gradient of its output needed.
+        wants_error: For each layer, whether it or an earlier layer has parameters to train; only then does
+            training need the error gradient of its output.
         shares: For each layer, whether its output is in the memory of its input.
         hosts: For each layer whose output is in the memory of a later layer's output: the later layer, and
             the first feature of the output there.
@@ -78,7 +78,7 @@ class Topology:
     def join(
         cls, layers: Sequence[Layer], producers: Sequence[tuple[int, ...]], wants_error: Sequence[bool]
     ) -> "Topology":
-        """Join layers that fit. A partition may have no loss, and outputs without a reader."""
+        """Join layers that fit. A partition may lack a loss, and may have outputs without a reader."""
         consumers = _consumers(producers)
         shares = _sharing(layers, producers, consumers)
         return cls(
@@ -140,8 +140,8 @@ def _sharing(
 ) -> tuple[bool, ...]:
     """Decide which layers work in their input's memory.
 
-    A layer with `SHARES_INPUT` works there if the input is another layer's, no other layer reads the input,
-    and no backward reads values that the layer changes there.
+    A layer with `SHARES_INPUT` works in its input's memory on three conditions: the input is another layer's,
+    no other layer reads the input, and no backward reads values that the layer changes there.
     """
     shares: list[bool] = []
     read_later: list[bool] = []  # whether backward reads the memory of this layer's output

@@ -2,14 +2,13 @@
 
 `Vectors` is the interface; `adam_async.model.fast.sums` has compiled kernels with the same results.
 
-A sum of scaled vectors rounds in one order: the coefficients are rounded to the type of the vectors, then
-each product, then each sum, from the first term to the last.
+A sum of scaled vectors rounds in a fixed order: first the coefficients to the vectors' type, then each
+product, then each sum, from the first term to the last.
 
-A dot product is the sum of the products in float64, each rounded, and this sum is rounded once, as
-`math.fsum` rounds it. So its bits depend neither on the order of the sum nor on the kernel. A kernel keeps
-the errors of its sums, which doubles their precision (Ogita, Rump and Oishi, "Accurate Sum and Dot Product",
-2005). A bound on the error that is left proves the rounding of nearly all results. The others are computed in
-whole numbers.
+A dot product is the float64 sum of the products, each rounded; the sum is rounded once, as in `math.fsum`. So
+its bits depend neither on the order of addition nor on the kernel. A kernel keeps its sums' errors, which
+doubles the precision (Ogita, Rump and Oishi, "Accurate Sum and Dot Product", 2005). A bound on the error that
+is left proves the rounding of nearly all results. The other dot products are computed in whole numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 VECTORS = "vectors"
-"""Word by which the module that compiles kernels names those of vectors."""
+"""Word that names the vector kernels to the module that compiles kernels."""
 
 BLOCK = 65_536
-"""Number of values of a block, which stays in the cache from term to term."""
+"""Number of values in a block, which stays in the cache from term to term."""
 
 GROUP = 8192
 """Number of products that NumPy cuts together."""
@@ -32,14 +31,14 @@ UNIT = 2.0**-53
 """Largest relative error of a rounding in float64."""
 
 LEAST = 1e-250
-"""Sum of absolute products, or of their squares, below which the bound on the error could underflow."""
+"""Sum of absolute products, or of their squares, below which the error bound could underflow."""
 
 LEAST_EXPONENT = -1073
 """Least exponent of a float64 as `numpy.frexp` returns it."""
 
 LOW_BITS = 27
-"""Number of the lower bits of a mantissa, whose sums are apart from those of its upper 26 bits: then float64
-has the sums of both without an error, for up to 2^26 numbers."""
+"""Number of lower bits of a mantissa, which are summed apart from the upper 26 bits. Then float64 holds both
+sums without error, for up to 2^26 numbers."""
 
 WHOLE = 1 << 53 - LEAST_EXPONENT
 """The unit of whole numbers in which each float64 is one."""
@@ -49,17 +48,17 @@ Term = tuple[float, NDArray[Any]]
 
 
 class Vectors(Protocol):
-    """Arithmetic of vectors of one type. Has scratch memory, so each writer needs its own object."""
+    """Arithmetic on vectors of one type. Has scratch memory, so each writer needs its own object."""
 
     def combine(self, out: NDArray[Any], terms: Sequence[Term]) -> bool:
-        """Write a sum of scaled vectors into `out`, which is none of them; zeros without terms.
+        """Write a sum of scaled vectors into `out`, which is not among them; zeros without terms.
 
         Returns whether all values are finite.
         """
         ...
 
     def dot(self, first: NDArray[Any], second: NDArray[Any]) -> float | None:
-        """Return the exactly rounded dot product; None if `exact_sum` has to compute it."""
+        """Return the exactly rounded dot product; None if `exact_sum` must compute it."""
         ...
 
 
@@ -126,7 +125,7 @@ class NumpyVectors:
             np.add(p, cut, out=upper)
             np.subtract(upper, cut, out=upper)
             np.subtract(p, upper, out=p)
-            # By the fast product of BLAS: no rounding in the first one, and a bounded error in the second.
+            # Uses BLAS's fast product: the first sum is not rounded, and the second has a bounded error.
             parts += float(np.dot(upper, ones)), float(np.dot(p, ones))
             size += cut
             bound += 2 * (n * UNIT) ** 2 * cut
@@ -142,12 +141,12 @@ def _two_sum(a: float, b: float) -> tuple[float, float]:
 
 
 def rounded(high: float, low: float, size: float, bound: float) -> float | None:
-    """Return a sum rounded to float64 from two parts, if their error cannot change it; None otherwise.
+    """Round a sum of two parts to float64; None if its error could change the result.
 
     Args:
         high: The sum.
-        low: Sum of the errors of `high`.
-        size: Sum of the absolute values, or a bound on it; 0 if all values are 0.
+        low: Sum of the errors in `high`.
+        size: Sum of the absolute values, or a bound on this sum; 0 if all values are 0.
         bound: Largest error of `high` and `low` together.
     """
     if size == 0:
@@ -192,10 +191,10 @@ def _whole(values: NDArray[Any]) -> int:
 
 
 def exact_parts(values: Sequence[float]) -> tuple[float, ...]:
-    """Return numbers whose exact sum is that of some values: the rounded sum, that of the rest, and so on.
+    """Return numbers that have exactly the sum of some values: the rounded sum, the rounded rest, and so on.
 
-    Each has 53 further bits of the sum, so there are at most 41. Returns none if a value or the sum is not
-    finite.
+    Each number has 53 further bits of the sum, so there are at most 41. Returns no numbers if a value or the
+    sum is not finite.
     """
     several = np.array(values, np.float64)
     if not np.isfinite(several).all():
@@ -213,7 +212,7 @@ def exact_parts(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def rounded_sum(parts: Sequence[Sequence[float]]) -> float:
-    """Return the rounded sum of the results of `exact_parts`; NaN if one has no parts, or it overflows."""
+    """Return the rounded sum of several results of `exact_parts`; NaN on overflow, or if one is empty."""
     if not all(parts):
         return nan
     try:

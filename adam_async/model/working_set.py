@@ -1,8 +1,8 @@
-"""Pure: the memory that training on a group uses, part by part, and the smallest cache with room for it.
+"""Pure: how much memory training on a group uses, part by part, and the smallest cache with room for it.
 
-A *part* begins at each layer with parameters and ends before the next such layer; layers before the first
-part belong to the first part. The last entry is the whole network: one job of a compute thread trains all of
-it, so the layers after a part determine whether backward finds the part in the caches.
+A *part* begins at each layer with parameters and ends before the next such layer; earlier layers belong to
+the first part. The last entry is the whole network. One job of a compute thread trains all of it, so the
+layers after a part decide whether backward finds the part in the caches.
 
 Sizes are those of a context's arrays; arrays that layers share count once. The sizes are for one group in
 flight: activations, gradients and scratch exist once per group, weights once per worker.
@@ -31,7 +31,7 @@ class WorkingSet:
     activations: int
     """Bytes of inputs and outputs."""
     gradients: int
-    """Bytes of the error gradients of inputs and outputs."""
+    """Bytes of the inputs' and outputs' error gradients."""
     scratch: int
     """Bytes of the layers' scratch, such as columns of a convolution."""
     push_buffers: int

@@ -1,8 +1,8 @@
 """Pure: compiled kernels, of the extra `fast`.
 
-A layer names its kernels and their fields. `engine.py` joins the steps of neighbouring layers into a tape
-(`tape.py`), and `program.py` runs the tape in one call without the lock of Python's interpreter. The update
-rules of parameter servers need no tape: `batches.py` calls their kernels.
+A layer names its kernels and their fields. `engine.py` joins neighbouring layers' steps into a tape
+(`tape.py`), and `program.py` runs the tape in one call without Python's interpreter lock. The update rules of
+parameter servers need no tape: `batches.py` calls their kernels.
 
     engine.py                       start here: a network's passes, and its steps in place
     program.py                      the interpreter: one call for many kernels; the numbers of all kernels

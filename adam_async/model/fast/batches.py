@@ -22,13 +22,13 @@ SMALL = 1024
 kernel is faster."""
 
 MOST_TABLES = 256
-"""Maximum number of cached tables of addresses, one per combination of shards in a push. A bound is
-necessary, because peers choose these combinations."""
+"""Maximum number of cached address tables, one per combination of shards in a push. A bound is necessary,
+because peers choose these combinations."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """A target's arrays and their addresses; the references to the arrays keep their memory alive."""
+    """A target's arrays and their addresses; holding the arrays keeps their memory alive."""
 
     arrays: tuple[NDArray[Any], ...]
     addresses: tuple[int, int, int]
@@ -43,7 +43,7 @@ class _Table:
 
 
 def is_missing(dtype: "np.dtype[Any]") -> bool:
-    """Return whether the disk can keep the kernel and lacks it, so that another process can compile it."""
+    """Return whether the disk can keep the kernel but lacks it, so that another process can compile it."""
     return CACHE.is_kept and not CACHE.has(_kernel_name(dtype))
 
 
@@ -59,7 +59,7 @@ def _kernel_name(dtype: "np.dtype[Any]") -> str:
 class CompiledBatches:
     """`adam_async.model.rule_batches.Batches` with a compiled kernel.
 
-    Its results equal those of `NumpyBatches` to the last bit. The constructor compiles the kernel, or reads
+    The results equal those of `NumpyBatches` to the last bit. The constructor compiles the kernel, or reads
     it from disk.
 
     Args:
@@ -80,14 +80,14 @@ class CompiledBatches:
             case Adagrad():
                 self._kind, constants = ADAGRAD, (rule.weight_decay, rule.eps)
             case Adam():
-                # Subtracted in float64, as in `Adam.apply`; in float32 the bits would differ.
+                # Subtract in float64, as `Adam.apply` does; float32 would give other bits.
                 beta1, beta2 = rule.betas
                 betas = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
                 self._kind, constants = ADAM, (rule.decay[0], *betas, rule.eps)
             case _:
                 raise ModelError(f"no kernel applies {rule!r}")
         name = _kernel_name(dtype)
-        # A kernel on disk is only read, which needs no lock.
+        # A kernel on disk is only read, so it needs no lock.
         with nullcontext() if CACHE.has(name) else CACHE.turn():
             compile_kept(partial(apply_rule.compile, rule_signature(dtype)))
         CACHE.note(name)
@@ -103,8 +103,7 @@ class CompiledBatches:
     ) -> None:
         if self._kind == SGD and len(gradients) == 1 and len(gradients[0]) <= SMALL:
             self._small.apply(targets, gradients, rates)
-        # Each target counts its own steps, and the corrections depend on the count, so each target needs a
-        # call.
+        # Each target has its own step count, which the corrections depend on, so each target needs a call.
         elif self._kind == ADAM:  # each target has its own count of steps
             self._apply_adam(targets, gradients, rates)
         else:
@@ -134,7 +133,7 @@ class CompiledBatches:
             end = at + len(target.values)
             steps = int(target.rule_state["steps"][0])
             numbers: list[float] = []
-            # In float64, as in `Adam.apply`; the kernel rounds them to the type of the arrays.
+            # In float64, as in `Adam.apply`; the kernel rounds the numbers to the arrays' type.
             for number, rate in enumerate(map(float, rates), start=steps + 1):
                 root = sqrt(1.0 - beta2**number)
                 numbers += (rate / (1.0 - beta1**number), root, rule.decay[1] * rate)
@@ -157,7 +156,7 @@ class CompiledBatches:
             raise ModelError(
                 f"a gradient has {size} values of {self._dtype}, not {gradient.dtype} of {gradient.shape}"
             )
-        # The kernel trusts an address, from which it reads aligned values without gaps.
+        # The kernel trusts the address and reads aligned values without gaps from it.
         flags = gradient.flags
         return gradient if flags.c_contiguous and flags.aligned else gradient.copy()
 
@@ -165,7 +164,7 @@ class CompiledBatches:
         """Return the addresses of the targets' arrays, as an argument of the kernel."""
         key = tuple(targets)
         known = self._tables.get(key)
-        # A target may have another array than before, and the table has only addresses.
+        # A target may have a new array, while the table has only addresses.
         if known is not None and all(
             found.arrays[0] is target.values for found, target in zip(known.arrays, targets, strict=True)
         ):

@@ -1,19 +1,19 @@
 """Pure: elementwise kernels, and exponential, tanh and the logistic function.
 
 Numba has no vector library of these functions, and one call per value takes three times as long as NumPy. In
-float32 they are therefore polynomials, in instructions that vectors have; float64, for exact comparisons,
-calls the C library.
+float32 they are therefore polynomials, made of vector instructions. float64, for exact comparisons, calls the
+C library.
 
     e**x = 2**n * e**r,   n = x / log 2 rounded,   |r| <= log 2 / 2
     e**r - 1 = r + r**2 * q(r)
 
-q is the polynomial of degree 4 that minimises the largest error of e**r, which is 3e-9. Every function
-follows from e**r - 1 and 2**n: tanh from e**2|x| - 1, which keeps small x exact to the last bits. Errors are
-at most 2e-7 relative to the result, unless the result is a denormal number; NaN stays NaN.
+q is the polynomial of degree 4 with the smallest maximum error of e**r, 3e-9. Every function follows from
+e**r - 1 and 2**n: tanh from e**2|x| - 1, which keeps small x exact to the last bits. Errors are at most 2e-7
+relative to the result, unless the result is a denormal number; NaN stays NaN.
 
-Rounding adds and subtracts a number so large that all floats near it are integers; the last bits of the sum
-are n. A compiler that reorders sums would remove both operations, so kernels with these functions are
-compiled without reordering.
+To round, the code adds and subtracts a number so large that all nearby floats are integers; the sum's last
+bits are n. A compiler that reorders sums would remove both operations, so these kernels are compiled without
+reordering.
 """
 
 import math
@@ -51,7 +51,7 @@ def relu(t, like, hyper):
     n, zero = t[1], like * 0
     if t[2] != t[3]:
         copy(t, like, hyper)
-    # The loop has only one array, because a loop over two that may overlap is not vector code.
+    # The loop has only one array, because a loop over two that may overlap does not become vector code.
     y = floats(t[2], n, like)
     for i in range(n):
         value = y[i]
@@ -66,7 +66,7 @@ def relu_back(t, like, hyper):
         copy(t, like, hyper)
     to, y = floats(t[2], n, like), floats(t[4], n, like)
     for i in range(n):
-        # Both are read in any case, because a loop without a branch becomes vector code.
+        # Read both in any case, because a loop without a branch becomes vector code.
         error, output = to[i], y[i]
         to[i] = error if output > zero else zero
 
@@ -75,7 +75,7 @@ def relu_back(t, like, hyper):
 def add(t, like, hyper):
     """Compute to = a + b. Fields: n to a b."""
     n = t[1]
-    # A sum of many arrays is added up in one of them, without a copy.
+    # A sum of many arrays accumulates in one of them, without a copy.
     if t[2] != t[3]:
         copy(t, like, hyper)
     to, b = floats(t[2], n, like), floats(t[4], n, like)
@@ -87,7 +87,7 @@ def add(t, like, hyper):
 def multiply_values(t, like, hyper):
     """Compute to = a * b. Fields: n to a b."""
     n = t[1]
-    # A dropout may work in the memory of its input, and then copies nothing.
+    # A dropout may work in its input's memory, and then it copies nothing.
     if t[2] != t[3]:
         copy(t, like, hyper)
     to, b = floats(t[2], n, like), floats(t[4], n, like)
@@ -101,7 +101,7 @@ _LOG_2 = (0.693359375, -2.12194440054690583e-4)
 """Two numbers whose sum is log 2; a product of the first number and the integer n has no rounding error."""
 _Q = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
 _EXP_BOUNDS = (-104.0, 89.0)
-"""Bounds of x, beyond which e**x is 0 or infinite; with them two powers of two can express 2**n."""
+"""Bounds of x beyond which e**x is 0 or infinite; within them, two powers of two can express 2**n."""
 _TANH_BOUND = 20.0
 """Bound of 2|x|, beyond which tanh |x| is rounded to 1."""
 
@@ -123,7 +123,7 @@ class _Floats:
         return self.builder.fadd(product, total, flags=["contract"])
 
     def bounded(self, x: Any, low: float, high: float) -> Any:
-        """Clip x; a NaN stays, because it compares false."""
+        """Clip x; a NaN stays, because every comparison with it is false."""
         builder = self.builder
         for name, bound in (("<", self.constant(low)), (">", self.constant(high))):
             x = builder.select(builder.fcmp_ordered(name, x, bound), bound, x)
@@ -148,9 +148,9 @@ class _Floats:
         q = self.constant(_Q[-1])
         for coefficient in reversed(_Q[:-1]):
             q = self.multiply_add(q, r, self.constant(coefficient))
-        # r is last, because it is the largest term, and a small r stays exact.
+        # Add r last: it is the largest term, and a small r stays exact.
         grown = self.multiply_add(builder.fmul(r, r), q, r)
-        # Both have one exponent, so the difference of the bits is n as an integer.
+        # Both have the same exponent, so the difference of their bits is n as an integer.
         bits = builder.sub(builder.bitcast(shifted, I32), builder.bitcast(rounder, I32))
         return bits, grown
 
@@ -158,7 +158,7 @@ class _Floats:
         """Return e**x; 0 or infinity beyond the bounds, and NaN for NaN."""
         builder = self.builder
         n, grown = self.reduced(self.bounded(x, *_EXP_BOUNDS))
-        # Two factors, because neither the smallest nor the largest results are 2**n times a number near 1.
+        # Use two factors: the smallest and largest results are not 2**n times a number near 1.
         half = builder.ashr(n, ir.Constant(I32, 1))
         result = builder.fadd(grown, self.constant(1.0))
         for power in (half, builder.sub(n, half)):
@@ -166,13 +166,13 @@ class _Floats:
         return result
 
     def tanh(self, x: Any) -> Any:
-        """Return the hyperbolic tangent of x; an x near 0 keeps its relative precision."""
-        # tanh is odd: it is computed from |x|, and the sign bit of x is put on the result.
+        """Return the hyperbolic tangent of x; for x near 0 it keeps its relative precision."""
+        # tanh is odd: compute it from |x|, and give the result the sign bit of x.
         builder, sign = self.builder, ir.Constant(I32, -(2**31))
         bits = builder.bitcast(x, I32)
         size = builder.bitcast(builder.and_(bits, builder.not_(sign)), self.type)
         n, grown = self.reduced(self.bounded(builder.fadd(size, size), 0.0, _TANH_BOUND))
-        # One power of two is enough: within the bound n is at most 29.
+        # One power of two suffices: within the bound n is at most 29.
         power = self.power_of_two(n)
         # e**2|x| - 1 without its rounding near 0: for n = 0 this is `grown` itself.
         less_one = self.multiply_add(power, grown, builder.fsub(power, self.constant(1.0)))
@@ -234,7 +234,7 @@ def _library(context: Any, builder: Any, function: Any, x: Any) -> Any:
 def tanh(t, like, hyper):
     """Compute tanh. Fields: n output input."""
     n = t[1]
-    # In place after a copy, because a loop over one array is vector code; see `relu`.
+    # Copy first and work in place, because a loop over one array becomes vector code; see `relu`.
     if t[2] != t[3]:
         copy(t, like, hyper)
     y = floats(t[2], n, like)

@@ -1,12 +1,12 @@
 """Pure: a network's passes as tapes: as many layers as possible in one call.
 
-Neighbouring layers with compiled kernels share one tape; a layer without them, such as a user's, runs its own
-steps between two tapes. A context keeps the tapes with its arrays' addresses, one set per number of images.
+Neighbouring layers with compiled kernels share one tape. A layer without them, such as a user's, runs its own
+steps between two tapes. A context keeps tapes with the addresses of its arrays, one set per number of images.
 
-`Descent` is forward, backward and gradient descent in place, as one tape if every layer has compiled kernels.
-Each tensor is updated right after its layer's backward, because no earlier layer reads the tensor again. A
-layer without compiled kernels runs its own steps between two tapes, and the rule checks and updates its
-tensors.
+`Descent` does forward, backward and gradient descent in place, as one tape if every layer has compiled
+kernels. The tape updates each tensor right after its layer's backward, because no earlier layer reads the
+tensor again. A layer without compiled kernels runs its own steps between two tapes, and the rule checks and
+updates its tensors.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ _WORD = 4
 """Bytes of a word, the unit in which targets are copied."""
 
 STALENESS, REFUSED = 2, 3
-"""Indexes of two columns in a row of `groups` of `program.run_groups`: the number of other threads' steps,
-and the first tensor's flag."""
+"""Indexes of two columns of `groups` in `program.run_groups`: the number of other threads' steps, and the
+first tensor's flag."""
 
 
 def fast_kinds(kinds: Mapping[str, type[Layer]]) -> dict[str, type[Layer]]:
@@ -54,7 +54,7 @@ def fast_kinds(kinds: Mapping[str, type[Layer]]) -> dict[str, type[Layer]]:
 
 
 class TapeEngine:
-    """Runs the passes of one network. Holds no arrays; any number of threads may share it.
+    """Runs the passes of one network. Holds no arrays, so any number of threads may share it.
 
     Args:
         topology: Layers of the network.
@@ -111,7 +111,7 @@ class TapeEngine:
                 step.run(weights)
 
     def deltas(self, context: Context, out: Mapping[str, Array]) -> tuple[str, ...]:
-        """Write the gradients of all tensors of layers with compiled kernels, in one call.
+        """In one call, write the gradients of all tensors in layers with compiled kernels.
 
         Returns the other names.
         """
@@ -153,7 +153,7 @@ class TapeEngine:
             for parameter in layer.parameters:
                 if parameter.name in others:
                     others.remove(parameter.name)
-                    # A name in place of an array: each call may pass another array, and the tape stays.
+                    # A name instead of an array: each call may pass another array to the same tape.
                     target = Ref(name=parameter.name, shape=parameter.shape, written=True)
                     ops += layer.delta_ops(context.slots(number), parameter.kind, target)
         return Tape(ops, self.dtype) if ops else None, tuple(others)
@@ -174,12 +174,13 @@ class TapeEngine:
         rule: Sgd,
         rate: float,
     ) -> StepOutcome:
-        """Run forward, backward and the rule in place, in one call if every layer has compiled kernels."""
+        """Run forward, backward and the rule in place; in one call if every layer has compiled kernels."""
         return self._descent(context, buffers, rule).run(weights, state, context, rate)
 
     def can_descend_groups(self, context: Context, groups: Sequence[StepInput]) -> bool:
         """Return whether one call can train these groups, each with the context's number of images."""
-        # Between two groups the call runs no Python: no draws, no layer without kernels, no conversion.
+        # Between two groups the call runs no Python: it draws nothing, converts nothing, and every layer has
+        # kernels.
         return (
             not context.draws
             and bool(context.targets)
@@ -213,7 +214,7 @@ class TapeEngine:
     def _steps(
         self, context: Context, layers: Iterable[int], ops_of: Callable[[Context, int, Compiled], list[Op]]
     ) -> tuple[Step, ...]:
-        """Join neighbouring layers with kernels into tapes; a number stands for a layer without kernels."""
+        """Join neighbouring layers with kernels into tapes; a number represents a layer without kernels."""
         steps: list[Step] = []
         ops: list[Op] = []
         for number in layers:
@@ -221,7 +222,7 @@ class TapeEngine:
             if isinstance(layer, Compiled):
                 ops += ops_of(context, number, layer)
                 continue
-            # A layer without kernels ends the tape; its own steps come before the next tape.
+            # A layer without kernels ends the tape; its own steps run before the next tape.
             if ops:
                 steps.append(Tape(ops, self.dtype))
             steps.append(number)
@@ -238,13 +239,13 @@ class TapeEngine:
         """Return the ops of a layer's backward, after the sum of its readers' error gradients."""
         slots = context.slots(number)
         ops = self.gather_ops(context, number)
-        # Before the first parameters to train no layer needs an error gradient, and backward has no ops.
+        # No layer before the first trained parameters needs an error gradient, so backward has no ops there.
         if any(error is not None for error in slots.input_errors):
             ops += layer.backward_ops(slots)
         return ops
 
     def gather_ops(self, context: Context, number: int) -> list[Op]:
-        """Return the ops of the sum of several readers' error gradients; see `Context.gather_error`."""
+        """Return the ops that sum several readers' error gradients; see `Context.gather_error`."""
         parts = context.error_parts(number)
         if not parts:
             return []
@@ -255,7 +256,7 @@ class TapeEngine:
 
 
 class GroupTape:
-    """The gradients of full groups in one context, with the addresses of their memory.
+    """The gradients of full groups in one context, with the addresses of the memory.
 
     Args:
         engine: Engine of the network.
@@ -272,7 +273,7 @@ class GroupTape:
 
     @classmethod
     def of(cls, engine: TapeEngine, context: Context, gradients: GradientTargets) -> "GroupTape | None":
-        """Make the tape; None if a layer draws, or a layer or a copy has no kernel."""
+        """Make the tape; None if a layer draws, or if a layer or a copy has no kernel."""
         layers = [(n, layer) for n, layer in enumerate(engine.topology.layers) if isinstance(layer, Compiled)]
         copies = gradients.copies(context)
         has_kernels = len(layers) == len(engine.topology.layers) and not context.draws
@@ -289,7 +290,7 @@ class GroupTape:
         return cls(engine, context, ops)
 
     def run(self, weights: Weights, images: Array) -> None:
-        """Load images, and run the tape, in one call without the interpreter's lock."""
+        """Load images and run the tape, in one call without the interpreter's lock."""
         self._group[0, 0] = images.ctypes.data
         self._tape.run_groups(
             weights,
@@ -363,7 +364,7 @@ class Descent:
         steps: Array,
         notes: JobNotes,
     ) -> list[StepOutcome]:
-        """Train on groups that pass `can_load`, one by one, in one call without the interpreter's lock."""
+        """Train one by one on groups that pass `can_load`, in one call without the interpreter's lock."""
         # With kernels for every layer there is one tape.
         (tape,) = self._steps
         assert isinstance(tape, Tape)
@@ -411,7 +412,7 @@ class Descent:
             name = parameter.name
             gradient = self.buffers.gradients[name]
             self._layers[number].run_delta(context.slots(number), parameter.kind, gradient)
-            # Kernels check gradients themselves; this layer has none.
+            # Kernels check gradients themselves; this layer has no kernels.
             if is_finite(gradient):
                 self._rule.apply(
                     weights[name], state[name], gradient, rate=rate, scratch=self.buffers.scratch
@@ -451,14 +452,14 @@ class Descent:
 
     def _update(self, slots: Slots, layer: Compiled, parameter: ParameterSpec) -> list[Op]:
         gradient = self.buffers.gradients[parameter.name]
-        # A view has the address of the tensor's own flag; a momentum of 0 stands for no buffer.
+        # A view has the address of the tensor's own flag; a momentum of 0 means no buffer.
         refused: Array = self._refused[self._names.index(parameter.name) :]
         values = Ref(name=parameter.name, shape=parameter.shape, written=True)
         momentum: Ref | int = 0
         if self._rule.momentum:
             momentum = Ref(name=parameter.name, shape=parameter.shape, key="momentum", written=True)
         ops = layer.delta_ops(slots, parameter.kind, gradient)
-        # The largest tensors: one kernel forms and applies their gradient block by block, in the cache.
+        # The largest tensors: one kernel forms and applies the gradient block by block, in the cache.
         if isinstance(layer, FastDense) and parameter.kind == "weight":
             return [layer.descent_op(slots, values, momentum, ops[0], refused)]
         return [*ops, Op.of(program.DESCEND, parameter.size, values, gradient, momentum, refused)]
@@ -479,9 +480,9 @@ def layout_of(context: Context) -> Array:
 
 
 def can_load(context: Context, groups: Sequence[Array | None]) -> bool:
-    """Return whether a kernel can read these groups' images in place; `Context.load` converts others."""
+    """Return whether a kernel can read these groups' images in place; `Context.load` converts the others."""
     shape = context.input.shape
-    # One call has one type of images: bytes, or the network's own.
+    # One call has one type of images: bytes, or the network's own type.
     kinds = {None if images is None else images.dtype for images in groups}
     return kinds in ({np.dtype(np.uint8)}, {context.input.dtype}) and all(
         images is not None and images.shape == (shape[-1], *shape[:-1]) and images.flags.c_contiguous

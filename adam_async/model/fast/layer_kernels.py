@@ -1,11 +1,11 @@
 """Pure: kernels of the losses, the locally connected layer, and local response normalisation.
 
-Each pixel of a locally connected layer reads the runs of the input that a convolution reads there, by the
-same table. Weights are (filters, pixels, k), so the rows of two filters are ``pixels * k`` values apart.
+Each pixel of a locally connected layer reads the same input runs as a convolution would, by the same table.
+Weights are (filters, pixels, k), so two filters' rows are ``pixels * k`` values apart.
 
 Response normalisation processes an image in blocks of pixels, all channels of a block in sequence: values
 that neighbouring channels share stay in the first cache. Powers in quarters up to 2, such as the usual 3/4,
-are products and square roots, which vectors have; other powers call the C library.
+are products and square roots, which vector code has. Other powers call the C library.
 """
 
 import math
@@ -20,8 +20,8 @@ from adam_async.model.fast.tiles import DOT_ROWS, dots
 def local_forward(t, like, hyper):
     """Compute the output. Fields: filters rows columns k b, output weights bias, steps source runs line.
 
-    `line` is the distance from the runs of one output row to the runs of the next, in values; `steps` is the
-    address of a table with the numbers 0 to k - 1.
+    `line` is the distance from one output row's runs to the next row's, in values; `steps` is the address of
+    a table with the numbers 0 to k - 1.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     output, weights, bias, steps, source, runs, line = t[6], t[7], t[8], t[9], t[10], t[11], t[12]
@@ -35,7 +35,7 @@ def local_forward(t, like, hyper):
             count, at = min(at_once, filters - first), first * pixels + pixel
             to, a = output + at * b * size, weights + at * k * size
             table_panel(like, count, b, to, pixels * b, a, pixels * k, steps, start, runs, k)
-            # No ending of a product: an ending has one bias per row, and here every pixel has its own.
+            # Products have no ending here: an ending has one bias per row, but every pixel has its own.
             for row in range(count):
                 results = floats(to + row * pixels * b * size, b, like)
                 value = biases[at + row * pixels]
@@ -73,8 +73,9 @@ def local_back(t, like, hyper):
 def local_delta(t, like, hyper):
     """Compute the gradient of the weights.
 
-    Fields: filters rows columns k b, c error filter_lines source runs line, block. `filter_lines` and
-    `runs` have whole blocks of `DOT_ROWS` entries: the last is repeated, and results of copies are dropped.
+    Fields: filters rows columns k b, c error filter_lines source runs line, block. `filter_lines` and `runs`
+    have whole blocks of `DOT_ROWS` entries: copies of the last entry fill the last block, and their results
+    are dropped.
     """
     filters, rows, columns, k, b = t[1], t[2], t[3], t[4], t[5]
     c, error, lines, source, runs, line, block = t[6], t[7], t[8], t[9], t[10], t[11], t[12]
@@ -99,9 +100,8 @@ def local_delta(t, like, hyper):
 def softmax(t, like, hyper):
     """Compute the shares of the classes and each image's loss. Subtracts the largest score first.
 
-    `targets` are the positions of the images' right scores among all scores; `factors` multiply the images'
-    losses; an address of 0 stands for no factors. Fields: classes images, scores shares losses targets
-    factors.
+    `targets` are the positions of the right scores among all scores. `factors` multiply the images' losses;
+    address 0 means no factors. Fields: classes images, scores shares losses targets factors.
     """
     classes, images = t[1], t[2]
     scores, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)
@@ -122,7 +122,7 @@ def softmax(t, like, hyper):
             total += share
         for k in range(classes):
             shares[k * images + i] /= total
-        # From scores and not from the share, because a share that rounds to 0 would give an infinite loss.
+        # Use the scores, not the share: a share that rounds to 0 would give an infinite loss.
         losses[i] = math.log(total) - (scores[targets[i]] - top)
         if t[7] != 0:
             losses[i] *= factors[i]
@@ -138,7 +138,7 @@ def softmax_back(t, like, hyper):
     errors, shares = floats(t[3], classes * images, like), floats(t[4], classes * images, like)
     targets, factors = longs(t[5], images), floats(t[6], images, like)
     one = like * 0 + 1
-    # All classes first, as one loop over all memory; then one value per image.
+    # First all classes, as one loop over all memory; then one value per image.
     for i in range(classes * images):
         errors[i] = shares[i] / images
     for i in range(images):
@@ -151,7 +151,7 @@ def softmax_back(t, like, hyper):
 
 @kernel
 def squared_error(t, like, hyper):
-    """Compute the differences, and for each image the mean of their squares over its features.
+    """Compute the differences and, for each image, the mean of their squares over its features.
 
     Fields: features images, input targets difference losses.
     """
@@ -163,7 +163,7 @@ def squared_error(t, like, hyper):
         difference[i] = values[i] - targets[i]
     for i in range(images):
         losses[i] = 0
-    # Features are the outer loop: each adds one run of memory to the losses of all images.
+    # Features are the outer loop: each adds one run of memory to all images' losses.
     for feature in range(features):
         row = floats(t[5] + feature * images * size, images, like)
         for i in range(images):
@@ -183,7 +183,7 @@ def squared_error_back(t, like, hyper):
 
 
 BLOCK = 512
-"""Number of values of a channel in one block: pixels times images."""
+"""Number of values of one channel in a block: pixels times images."""
 
 
 @kernel
@@ -213,7 +213,7 @@ def _inverse_power(to, values, width, beta, like):
     one = results.dtype.type(1)
     for i in range(width):
         results[i] = one
-    # One loop per factor, each without a branch inside, because such a loop is vector code.
+    # One loop per factor, none with a branch, because such a loop becomes vector code.
     for _ in range(quarters // 4):
         for i in range(width):
             results[i] *= found[i]
@@ -279,7 +279,7 @@ def response_norm_back(t, like, hyper):
             for i in range(width):
                 terms[i] = error[i] * y[i] / scale[i]
         for channel in range(channels):
-            # The mirrored window: channels that have this one in their window. The sum is written to the
+            # The mirrored window: the channels whose window contains this channel. The sum is written to the
             # target, so it needs no array.
             _add_window(t[4], t[10], at, width, channel, channels, n, (window - 1) // 2, window, like)
             here = (channel * n + at) * size

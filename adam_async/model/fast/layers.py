@@ -1,9 +1,10 @@
-"""Pure: dense and small layers with compiled kernels, and the table of all layers with such kernels.
+"""Pure: dense and small layers with compiled kernels, and the table of all layers that have them.
 
-Each compiled layer is the NumPy layer with other steps: shapes, options, parameters and factors are the same.
+A compiled layer differs from the NumPy layer only in its steps: shapes, options, parameters and factors are
+the same.
 
-With one image, each product of the dense layer is of a matrix and a vector, takes as long as reading the
-weights, and has a kernel of its own. Other products read the weights row by row and multiply each value with
+With one image, each product of the dense layer multiplies a matrix by a vector. It takes as long as reading
+the weights, and has a separate kernel. Other products read the weights row by row and multiply each weight by
 a vector of images.
 """
 
@@ -62,7 +63,7 @@ class FastDense(Compiled, Dense):
         return {
             # A row `apart` may have a line more: LINE // 4 values of float32, fewer of float64.
             "turned": ((images, inputs + LINE // 4), None),
-            # With one image the kernel needs one row of the gradient in place of a block.
+            # With one image the kernel needs one row of the gradient instead of a block.
             "block": ((max(TILE_ROWS * (COLUMNS + LINE // 4), inputs),), None),
         }
 
@@ -114,10 +115,10 @@ class FastDense(Compiled, Dense):
     def descent_op(self, slots: Slots, values: Ref, momentum: Field, whole: Op, refused: Array) -> Op:
         """Return the op that applies the gradient of the weights in place.
 
-        `whole` is the op that forms the whole gradient, in case the kernel must check it.
+        `whole` is the op that forms the whole gradient if the kernel must check it.
         """
         outputs, inputs = self._sizes
-        # A tape of one row finds the addresses; the op below keeps the row, which its kernel may read.
+        # A tape of one row finds the addresses; the op below keeps this row for its kernel.
         fields = Tape([whole], slots.output.dtype).rows
         return Op.of(
             program.DESCEND_OUTER,
@@ -128,7 +129,7 @@ class FastDense(Compiled, Dense):
 
 
 class _ByValue(Compiled):
-    """An activation function with one op each way and no scratch: its derivative follows from its output."""
+    """An activation function with one op each way and no scratch: its output gives its derivative."""
 
     def forward_ops(self, slots: Slots) -> list[Op]:
         """Apply the function."""
@@ -141,12 +142,12 @@ class _ByValue(Compiled):
 
 
 class FastRelu(_ByValue, Relu):
-    """ReLU with compiled kernels; on most tapes it is the ending of the kernel before it."""
+    """ReLU with compiled kernels; on most tapes it is the ending of the previous kernel."""
 
     KERNELS: ClassVar[tuple[int, ...]] = (program.RELU, program.RELU_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name no array: the kernel needs no scratch."""
+        """Return no names: the kernel needs no scratch."""
         # The kernel compares value by value, so it needs no mask.
         return {}
 
@@ -160,7 +161,7 @@ class FastMaxPool(Compiled, MaxPool):
     KERNELS: ClassVar[tuple[int, ...]] = (program.MAX_POOL, program.MAX_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the positions, in the type of the values, so that vectors of both have one width."""
+        """Name the positions, in the type of the values, so that vectors of both are equally wide."""
         return {"winners": ((*self.output_shape, images), None)}
 
     def prepare(self, slots: Slots) -> None:
@@ -178,7 +179,7 @@ class FastMaxPool(Compiled, MaxPool):
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Give each error gradient to the position of the maximum."""
         target = slots.input_error
-        # `positive` is 0 here; `fuse` sets it to 1 in place of a ReLU's backward.
+        # `positive` is 0 here; `fuse` sets it to 1 to replace a ReLU's backward.
         arrays = (slots.error, target, slots.scratch["winners"])
         return [
             Op.of(
@@ -193,8 +194,8 @@ class FastAveragePool(Compiled, AveragePool):
     KERNELS: ClassVar[tuple[int, ...]] = (program.AVERAGE_POOL, program.AVERAGE_POOL_BACK)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name no array: the kernel needs no scratch."""
-        # Each square is one pass; the NumPy layer has two passes, with values between them.
+        """Return no names: the kernel needs no scratch."""
+        # One pass handles each square; the NumPy layer has two, with values between them.
         return {}
 
     def prepare(self, slots: Slots) -> None:
@@ -285,7 +286,7 @@ class FastSoftmaxCrossEntropy(Compiled, SoftmaxCrossEntropy):
     KERNELS: ClassVar[tuple[int, ...]] = (program.SOFTMAX, program.SOFTMAX_BACK)
 
     def _factors(self, slots: Slots) -> Array | int:
-        # An address of 0 stands for no factors: the kernel then multiplies nothing.
+        # Address 0 means no factors: the kernel then multiplies nothing.
         return slots.scratch["weights"] if self.class_weights else 0
 
     def forward_ops(self, slots: Slots) -> list[Op]:
@@ -316,7 +317,7 @@ class FastMeanSquaredError(Compiled, MeanSquaredError):
         """Compute differences and losses."""
         difference = slots.scratch["difference"]
         arrays = (slots.inputs[0], slots.scratch["targets"], difference, slots.output)
-        # Features of any shape are one axis: an image's loss is a sum over all of them.
+        # Features of any shape form one axis: an image's loss is the sum over all of them.
         return [Op.of(program.SQUARED_ERROR, difference.size // slots.images, slots.images, *arrays)]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
@@ -405,7 +406,7 @@ FAST_LAYERS: Mapping[type[Layer], type[Layer]] = MappingProxyType(
 
 def _positions(pool: Pool, slots: Slots) -> Array:
     """Return the offsets of a square's values: column by column, from the top."""
-    # This order decides ties: among equal values the leftmost column is chosen, and in it the topmost row.
+    # The order decides ties: among equal values it takes the leftmost column and then the topmost row.
     columns, rows = np.indices((pool.kernel, pool.kernel)).reshape(2, -1)
     positions: Array = (rows * pool.input_shapes[0][2] + columns) * slots.images
     return positions

@@ -1,7 +1,7 @@
 """Pure: the kernels' view of memory, and their compiler.
 
-A kernel takes one row of a tape: integers, some of them addresses in bytes. Python does not pass arrays one
-by one, because unpacking an array takes longer than some kernels.
+A kernel takes one row of a tape: integers, some of them byte addresses. Python does not pass arrays one by
+one, because unpacking an array takes longer than some kernels.
 
 No kernel may assume finite numbers: only the fast-mathematics options of `REORDER` are on, which keep
 infinities and NaN. The check for these values works on the bits, as integers, which no option affects.
@@ -41,7 +41,7 @@ _COMPILER = hashlib.blake2b(
     " ".join(
         (
             *(kernel_digest(), numba.__version__, llvmlite.__version__, sys.implementation.cache_tag or ""),
-            # Numba keeps the kernels of each folder of sources apart, and drops those of older files.
+            # Numba keeps one cache per source folder, and drops the kernels of older files.
             *(f"{path} {path.stat().st_mtime_ns}" for path in sorted(KERNELS.glob("*.py"))),
             *(
                 config.CPU_NAME or get_host_cpu_name(),
@@ -56,16 +56,16 @@ code on disk."""
 
 
 def kept_name(kernel_name: str, dtype: np.dtype[Any]) -> str:
-    """Return a kernel's name in the cache; it depends on the source files, processor and compiler."""
+    """Return a kernel's name in the cache; the name depends on source files, processor and compiler."""
     return f"{kernel_name}-{dtype.name}-{_COMPILER}"
 
 
 def _kept(compiler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Make a compiler keep its kernels in `CACHE`, without a change of numba's setting for other code."""
+    """Make a compiler keep its kernels in `CACHE`, and leave numba's setting for other code alone."""
 
     def decorate(function: Any) -> Any:
-        """Compile a function while numba's cache folder is that of `CACHE`."""
-        # Numba reads the setting when it makes the dispatcher, so it may be set back at once.
+        """Compile a function while `CACHE` is numba's cache folder."""
+        # Numba reads the setting when it makes the dispatcher, so restore it at once.
         chosen = config.CACHE_DIR
         config.CACHE_DIR = CACHE.folder
         try:
@@ -90,7 +90,8 @@ The option ``fastmath=False`` is explicit, because without it a kernel takes the
 
 
 def compile_kept(work: Callable[[], object]) -> None:
-    """Call a function that compiles kernels, or reads them from the cache; after damage, compile them anew.
+    """Call a function that compiles kernels or reads them from the cache; if the cache is damaged, compile
+    again.
 
     Numba writes its files without a sync, so a loss of power can leave empty ones.
     """
@@ -100,7 +101,7 @@ def compile_kept(work: Callable[[], object]) -> None:
         raise
     except OSError:  # the cache has no room; a second call finds the kernel in memory
         work()
-    except Exception as error:  # the unpickler of an index raises errors of many types
+    except Exception as error:  # an index's unpickler raises errors of many types
         if not CACHE.is_kept:
             raise
         logger.warning("the kernels in %s are damaged (%r) and are compiled again", CACHE.folder, error)
@@ -113,7 +114,7 @@ class NotOnDiskError(Exception):
 
 
 _only_reads: ContextVar[bool] = ContextVar("only_reads", default=False)
-"""Whether this thread is in a block of `only_read`; other threads may compile meanwhile."""
+"""Whether this thread is in an `only_read` block; other threads may compile meanwhile."""
 
 
 class _Refusal(Listener):  # type: ignore[misc]  # numba has no types
@@ -145,7 +146,7 @@ def only_read() -> Iterator[None]:
 
 @intrinsic
 def _float_pointer(typing: Any, address: Any, like: Any) -> Any:
-    # `like` is never read: its type is that of the values, and an intrinsic knows only types.
+    # `like` is never read; it only gives its type, because an intrinsic knows only types.
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.PointerType())
 
@@ -157,7 +158,7 @@ def _bits_pointer(typing: Any, address: Any, like: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.PointerType())
 
-    # An integer as wide as a value, so that a view of values is a view of their bits.
+    # An integer as wide as a value, so that a view of values becomes a view of bits.
     bits = types.int32 if like == types.float32 else types.int64
     return types.CPointer(bits)(types.int64, like), emit
 
@@ -180,10 +181,10 @@ def _from_bits(typing: Any, bits: Any, like: Any) -> Any:
 
 @intrinsic
 def size_of(typing: Any, like: Any) -> Any:
-    """Return the bytes of one value of the type of `like`."""
+    """Return the bytes of one value of `like`'s type."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # A constant, so that strides in bytes are constants in the loops.
+        # A constant, so that byte strides are constants in the loops.
         return ir.Constant(ir.IntType(64), 4 if like == types.float32 else 8)
 
     return types.int64(like), emit
@@ -192,7 +193,7 @@ def size_of(typing: Any, like: Any) -> Any:
 @kernel
 def floats(address, count, like):
     """Return the array of `count` values at an address."""
-    # A view on the stack of the kernel: no count of references, and no memory to free.
+    # A view on the kernel's stack: it has no reference count and no memory to free.
     return carray(_float_pointer(address, like), count)
 
 

@@ -21,10 +21,10 @@ def _copy(to, source, count, like):
 
 @kernel
 def pack(t, like, hyper):
-    """Arrange images so that a strided convolution reads runs: with a border, columns sorted by phase.
+    """Arrange images so that a strided convolution reads runs: with a border, and columns sorted by phase.
 
-    A packed array is (c, rows, stride, width, b): column x of an image is in phase ``(x + left) % stride``,
-    at ``(x + left) // stride``. Fields: c h w b, packed source, rows width stride, top left.
+    A packed array is (c, rows, stride, width, b): image column x is in phase ``(x + left) % stride`` at ``(x
+    + left) // stride``. Fields: c h w b, packed source, rows width stride, top left.
     """
     c, h, w, b, packed, source = t[1], t[2], t[3], t[4], t[5], t[6]
     rows, width, stride, top, left = t[7], t[8], t[9], t[10], t[11]
@@ -71,8 +71,8 @@ def unpack(t, like, hyper):
 def max_pool(t, like, hyper):
     """Compute maxima over squares and their positions. NaN is the largest value.
 
-    Positions count column by column, from the top. `table` is the address of the offsets of a square's
-    positions. Fields: c h w b, rows columns kernel stride, output input winners, table.
+    Positions count column by column, from the top. `table` is the address of a table with the offset of each
+    position in a square. Fields: c h w b, rows columns kernel stride, output input winners, table.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
@@ -98,7 +98,7 @@ def max_pool_back(t, like, hyper):
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
     lanes = VECTOR_BYTES // size
-    # Squares that tile the image write every value; others leave some out, or add.
+    # Squares that tile the image write every value; other squares skip some values, or add.
     if not (kernel == stride and rows * kernel == h and columns * kernel == w):
         floats(t[10], c * h * w * b, like)[:] = like * 0
     for channel in range(c):
@@ -109,7 +109,7 @@ def max_pool_back(t, like, hyper):
                 for i in range(0, b, lanes):
                     behind, target = (at + i) * size, t[10] + (corner + i) * size
                     errors, winner, output = t[9] + behind, t[11] + behind, t[13] + behind
-                    # Squares that do not overlap write; others add, and `fuse` gives them no ReLU.
+                    # Squares without overlap write; others add, and `fuse` gives them no ReLU.
                     if kernel <= stride:
                         route(like, errors, winner, output, t[12], target, t[14], kernel * kernel, b - i)
                     else:
@@ -120,7 +120,7 @@ def max_pool_back(t, like, hyper):
 def average_pool(t, like, hyper):
     """Compute means over squares. Fields: c h w b, rows columns kernel stride, output input, table.
 
-    `table` is the address of the offsets of a square's positions.
+    `table` is the address of a table with the offset of each position in a square.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
@@ -140,12 +140,12 @@ def average_pool(t, like, hyper):
 def average_pool_back(t, like, hyper):
     """Give each position its part of the error gradient.
 
-    Fields: those of `average_pool`, with error in place of output, and input_error in place of input.
+    Fields: those of `average_pool`, with error instead of output, and input_error instead of input.
     """
     c, h, w, b, rows, columns, kernel, stride = t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]
     size = size_of(like)
     lanes, share = VECTOR_BYTES // size, 1 / (kernel * kernel)
-    # Squares that tile the image write every value; others leave some out, or add.
+    # Squares that tile the image write every value; other squares skip some values, or add.
     if not (kernel == stride and rows * kernel == h and columns * kernel == w):
         floats(t[10], c * h * w * b, like)[:] = like * 0
     for channel in range(c):

@@ -1,8 +1,8 @@
 """Pure: kernels of products: dense layers and convolutions, forward, backward and gradients.
 
-Every kernel takes a row of a tape; its docstring lists the fields, from 1 on. Names of strides: `c_row` is
-the step from one row of c to the next, `a_step` the step along the sum. Addresses count bytes; all other
-fields count values.
+Every kernel takes a row of a tape; the kernel's docstring lists the fields, from 1 on. Names of strides:
+`c_row` is the step from one row of c to the next, `a_step` the step along the sum. Addresses count bytes; all
+other fields count values.
 """
 
 from adam_async.model.fast.memory import floats, kernel, longs, size_of
@@ -25,28 +25,28 @@ from adam_async.model.fast.tiles import (
 from adam_async.model.fast.vectors import VECTOR_BYTES
 
 DEPTH = 512
-"""Maximum number of products per sum in a tile, so that the tile's part of a stays in the first cache."""
+"""Maximum number of products per sum in a tile: the tile's part of a stays in the first-level cache."""
 
 ONE_TILE_DEPTH = 4096
-"""Value in place of `DEPTH` for rows of results that are one tile wide: the kernel reads each part of a once,
-and reads longer runs faster."""
+"""Replaces `DEPTH` if rows of results are one tile wide: the kernel then reads each part of a only once, and
+longer runs are faster."""
 
 PAGED_DEPTH, PAGE_BYTES = 128, 4096
-"""Maximum number of products in one sum if the kernel reads `a` by columns longer than a page, and the size
-of a page in bytes. Each product then reads another page, and lines a whole number of pages apart evict one
-another from the cache."""
+"""Maximum number of products in one sum if the kernel reads `a` by columns longer than a page, and the page
+size in bytes. Each product then reads another page, and lines that are whole pages apart evict one another
+from the cache."""
 
 LINE = 64
 """Bytes of a cache line."""
 
 PLAIN, BIAS, BIAS_RELU, WHERE_POSITIVE = range(4)
 """Endings, applied to a row of results while it is in the cache: none; add a bias; add a bias, then set
-negative results to 0; set results to 0 if an array of their layout is not positive there."""
+negative results to 0; set results to 0 unless another array of the same layout is positive there."""
 
 
 @kernel
 def rows_per_panel(rows):
-    """Return the number of rows of a panel, at most `TILE_ROWS`; panels are equally high, except the last."""
+    """Return the number of rows per panel, at most `TILE_ROWS`; all panels but the last are equally high."""
     # A tile of 8 rows needs too many addresses: 16 rows are 9 and 7.
     panels = (rows + TILE_ROWS - 1) // TILE_ROWS
     height = (rows + panels - 1) // panels
@@ -55,7 +55,7 @@ def rows_per_panel(rows):
 
 @kernel
 def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
-    """Fill up to `TILE_ROWS` rows of c, each `n` values; rows of a are contiguous, `a_row` apart."""
+    """Fill up to `TILE_ROWS` rows of c, each with `n` values; rows of a are contiguous, `a_row` apart."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
@@ -63,7 +63,7 @@ def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
     while i + 2 * lanes <= n:
         rows_pair(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, 0)
         i += 2 * lanes
-    # Only machines with slow masks have this step; on others a masked tile is as fast.
+    # Only machines with slow masks take this step; elsewhere a masked tile is as fast.
     if WHOLE_VECTORS_ALONE and i + lanes <= n:
         rows_one(like, rows, c + i * size, c_row, a, a_row, 0, b + i * size, b_step, depth, add, 0)
         i += lanes
@@ -74,7 +74,7 @@ def panel(like, rows, n, c, c_row, a, a_row, b, b_step, depth, add):
 
 @kernel
 def columns_panel(like, rows, n, c, c_row, a, a_step, b, b_step, depth, add):
-    """Do the work of `panel` with contiguous columns of a, `a_step` apart."""
+    """Do the work of `panel` for contiguous columns of a, `a_step` apart."""
     size = size_of(like)
     lanes = VECTOR_BYTES // size
     i = 0
@@ -115,7 +115,7 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
         if ending == WHERE_POSITIVE:
             guide = floats(extra + row * c_row * size, n, like)
             for i in range(n):
-                # Both are read in any case, because a loop without a branch becomes vector code.
+                # Read both in any case, because a loop without a branch becomes vector code.
                 result, beside = results[i], guide[i]
                 results[i] = result if beside > zero else zero
         else:
@@ -132,7 +132,7 @@ def _finish(like, first, rows, n, c, c_row, ending, extra):
 
 @kernel
 def multiply(t, like, hyper):
-    """Compute c (m, n) = a b, and its ending; a has contiguous rows, or columns with `by_columns`.
+    """Compute c (m, n) = a b and its ending; a has contiguous rows, or with `by_columns` contiguous columns.
 
     Fields: m n k, c, a by_columns, b, ending extra.
     """
@@ -169,7 +169,7 @@ def multiply_one(t, like, hyper):
     m, k, c, a, b, ending, extra = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size = size_of(like)
     results, x = floats(c, m, like), floats(b, k, like)
-    # Four rows at a time: they share each read of x, and their sums do not wait for one another.
+    # Four rows at a time: they share each read of x, and their sums are independent.
     for row in range(0, m - m % 4, 4):
         w0, w1 = floats(a + row * k * size, k, like), floats(a + (row + 1) * k * size, k, like)
         w2, w3 = floats(a + (row + 2) * k * size, k, like), floats(a + (row + 3) * k * size, k, like)
@@ -209,7 +209,7 @@ def multiply_back_one(t, like, hyper):
         e0, w0 = errors[row], floats(a + row * k * size, k, like)
         for i in range(k):
             results[i] += e0 * w0[i]
-    # Backward adds no bias, so this is its only ending.
+    # Backward adds no bias, so it has only this ending.
     if ending == WHERE_POSITIVE:
         _finish(like, 0, 1, k, c, k, ending, extra)
 
@@ -248,8 +248,8 @@ def correlate(t, like, hyper):
     """Compute the gradient of a convolution's weights, c (m, k): sums over all pixels of all images.
 
     Fields: m k c, a a_table a_line, b b_table b_line, lines length, block. Tables have whole blocks of
-    `DOT_ROWS` entries: the last entry is repeated, and the results of the copies are dropped. `block` is
-    memory for one block of results.
+    `DOT_ROWS` entries: copies of the last entry fill the last block, and their results are dropped. `block`
+    has room for one block of results.
     """
     m, k, c, a, a_table, a_line = t[1], t[2], t[3], t[4], t[5], t[6]
     b, b_table, b_line, lines, length, block = t[7], t[8], t[9], t[10], t[11], t[12]
@@ -270,15 +270,15 @@ def correlate(t, like, hyper):
 def apart(values, like):
     """Return the distance between rows of this many values, in values.
 
-    A cache has few slots for lines whose distance is a multiple of a quarter page, so the distance between
-    such rows is one cache line longer.
+    A cache has few slots for lines that are multiples of a quarter page apart, so such rows are one cache
+    line further apart.
     """
     return values + LINE // size_of(like) if values * size_of(like) % (PAGE_BYTES // 4) == 0 else values
 
 
 @kernel
 def transpose(to, source, rows, columns, like):
-    """Write an array (rows, columns) as (columns, rows), with `apart` as the distance between rows."""
+    """Write an array (rows, columns) as (columns, rows), with `apart` between rows."""
     size, step = size_of(like), apart(rows, like)
     for column in range(columns):
         turned = floats(to + column * step * size, rows, like)
@@ -291,13 +291,12 @@ def transpose(to, source, rows, columns, like):
 def outer(t, like, hyper):
     """Compute the gradient of a dense layer's weights, c (m, n) = errors (m, k) x (n, k)T.
 
-    Fields: m n k, c, errors, x, turned. `turned` is memory for x, batch first, with `apart` as the distance
-    between rows.
+    Fields: m n k, c, errors, x, turned. `turned` is memory for x, batch first, with `apart` between rows.
     """
     m, n, k, c, errors, x, turned = t[1], t[2], t[3], t[4], t[5], t[6], t[7]
     size = size_of(like)
     if k == 1:
-        # One image: each result is one product, so x needs no copy batch first.
+        # One image: each result is one product, so x needs no batch-first copy.
         e, values = floats(errors, m, like), floats(x, n, like)
         for row in range(m):
             results, error = floats(c + row * n * size, n, like), e[row]

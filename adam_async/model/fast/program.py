@@ -1,13 +1,13 @@
 """Pure: the interpreter of tapes, one call for all steps of all layers on a tape.
 
-A call from Python costs microseconds and needs the interpreter's lock before and after; if two compute
-threads and an event loop share one interpreter, every call may wait for the lock. A pass over a network is
-therefore a table, one row per kernel, and one call without the lock runs all rows.
-`adam_async.model.fast.tape` makes the rows.
+A call from Python costs microseconds and needs the interpreter's lock before and after. If two compute
+threads and an event loop share one interpreter, every call may wait for the lock. So a pass over a network is
+a table with one row per kernel, and one call without the lock runs all rows. `adam_async.model.fast.tape`
+makes the rows.
 
-A row has the address of its kernel, so the interpreter is small, and only the kernels of a network are
-compiled. `run` runs one tape, `run_groups` the same tape for several groups: kernels load the next group's
-images and targets and count steps, so a compute thread needs the interpreter's lock once for many groups.
+A row has its kernel's address, so the interpreter is small, and only a network's own kernels are compiled.
+`run` runs one tape, `run_groups` the same tape for several groups: kernels load the next group's images and
+targets and count steps. So a compute thread needs the interpreter's lock once for many groups.
 """
 
 from collections.abc import Callable, Collection
@@ -81,11 +81,11 @@ _bytes_at, _words_at = _pointer_to(types.uint8), _pointer_to(types.int32)
 
 @intrinsic
 def add_steps(typing: Any, address: Any, steps: Any) -> Any:
-    """Add to a count atomically, because other threads add to it, too; return the old count."""
+    """Add to a count atomically, because other threads add too; return the old count."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         count = builder.inttoptr(arguments[0], ir.PointerType())
-        # `monotonic`: the count orders no other memory; threads share weights without locks.
+        # `monotonic`: the count orders no other memory, because threads share weights without locks.
         return builder.atomic_rmw("add", count, arguments[1], "monotonic")
 
     return types.int64(types.int64, types.int64), emit
@@ -103,9 +103,9 @@ def load_images(source, layout, levels, like):
     """
     features, images = layout[1], layout[2]
     target = floats(layout[0], features * images, like)
-    # Both orders of loops step over one of the arrays; this one writes runs and reads with steps.
+    # Either loop order steps over one of the arrays; this one writes runs and reads with steps.
     if levels.size:
-        # A table in place of a division per value; it has the bits of `Context.load`.
+        # A table replaces a division per value; the bits are those of `Context.load`.
         pixels = carray(_bytes_at(source), features * images)
         for feature in range(features):
             for image in range(images):
@@ -136,7 +136,7 @@ def load_targets(source, target_arrays):
 
 
 FIELDS = 17
-"""Number of integers in a row of a tape: the kernel, and up to 16 fields."""
+"""Number of integers in a tape row: the kernel, and up to 16 fields."""
 
 # Numbers of the kernels: positions in `KERNELS`, then two for the interpreter itself.
 (
@@ -239,9 +239,8 @@ def _call(typing: Any, address: Any, t: Any, like: Any, hyper: Any) -> Any:
 def run(tape, like, hyper):
     """Run a tape. Returns the mean loss if a row computes it, else 0.
 
-    Args:
-        tape: int64 (rows, `FIELDS`); a row begins with the address of its kernel, or with 0 to compute the
-            mean loss.
+    Args: tape: int64 (rows, `FIELDS`); a row begins with its kernel's address, or with 0 to compute the mean
+    loss.
         like: Any number of the arrays' type.
         hyper: Array of that type: rate, momentum, weight decay, and 1 with Nesterov's momentum, else 0.
     """
@@ -251,7 +250,7 @@ def run(tape, like, hyper):
         if t[0]:
             _call(t[0], t, like, hyper)
         else:
-            # The mean is no kernel, because kernels return nothing. The mean's sum is in float64 for any
+            # The mean is not a kernel, because kernels return nothing. The mean's sum is in float64 for any
             # type.
             losses, total = floats(t[2], t[1], like), 0.0
             for i in range(t[1]):
@@ -289,7 +288,7 @@ def run_groups(tape, like, hyper, groups, rates, layout, target_arrays, levels, 
         # The rate is in `hyper` now, so the loss takes its place.
         rates[group] = run(tape, like, hyper)
         groups[group, 2] = add_steps(steps.ctypes.data, 1) - before
-        # The tape only sets flags, so each group begins without flags.
+        # The tape only sets flags, so clear them before each group.
         for tensor in range(refused.size):
             groups[group, 3 + tensor] = refused[tensor]
             refused[tensor] = 0
@@ -300,12 +299,12 @@ _addresses: dict[tuple[int, str], int] = {}
 
 
 def _compiled(code: int) -> Any:
-    # `MEAN` and `GROUPS` are no kernels: as numbers to compile they stand for the interpreter's functions.
+    # `MEAN` and `GROUPS` are not kernels: among the numbers to compile they mean the interpreter's functions.
     return {MEAN: run, GROUPS: run_groups}.get(code) or KERNELS[code]
 
 
 def _signature(code: int, number: Any) -> tuple[Any, ...]:
-    # Tapes call kernels by address, so numba never sees a call from which it could infer types.
+    # Tapes call kernels by address, so numba sees no call from which to infer types.
     longs, table, numbers = types.int64[::1], types.int64[:, ::1], number[::1]
     if code == MEAN:
         return (table, number, numbers)
@@ -329,7 +328,7 @@ def are_ready(codes: Collection[int], dtype: np.dtype[Any]) -> bool:
 
 
 def address(code: int, dtype: np.dtype[Any]) -> int:
-    """Return the address of a kernel, 0 for `MEAN`; the first call compiles the kernel or reads it from disk.
+    """Return a kernel's address, 0 for `MEAN`; the first call compiles the kernel or reads it from disk.
 
     Args:
         code: Number of the kernel.
@@ -352,18 +351,19 @@ def address(code: int, dtype: np.dtype[Any]) -> int:
 def compile_kernels(
     codes: Collection[int], dtype: np.dtype[Any], progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Compile some kernels and the interpreter for one type, or read them from disk.
+    """Compile some kernels and the interpreter for one type, or read both from disk.
 
     A process waits while another compiles into the folder, up to the limit of `KernelCache.turn`.
 
     Args:
         codes: Numbers of the kernels.
         dtype: float32 or float64.
-        progress: Called with the number of ready kernels and of all kernels, before the first and after each.
+        progress: Called with the number of ready kernels and of all kernels: once at the start, and after
+            each kernel.
     """
     # Every tape needs the interpreter too.
     wanted = sorted({MEAN, *codes})
-    # Kernels that are ready are only read, which needs no lock.
+    # Ready kernels are only read, so they need no lock.
     with nullcontext() if are_ready(codes, dtype) else CACHE.turn():
         for done, code in enumerate(wanted):
             if progress is not None:

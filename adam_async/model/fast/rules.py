@@ -1,12 +1,12 @@
 """Pure: the update rules as compiled kernels, for several gradients of several shards in one call.
 
 Gradients come from memory, but values and state mostly from the cache, so reading the gradients determines
-the time. SGD and momentum read four gradients at a time, each in one run that the processor prefetches, and
-read and write each value once for the four; Nesterov's momentum reads one gradient at a time. The arithmetic
-of the other rules takes longer than their memory traffic.
+the time. SGD and momentum take four gradients at a time, each in one run that the processor prefetches, and
+read and write each value once for all four. Nesterov's momentum takes one gradient at a time. The other rules
+spend more time on arithmetic than on memory.
 
-Each value gets the operations of `adam_async.model.rules` in their order, gradient after gradient, each
-rounded separately, so the results equal those of NumPy's loops to the last bit.
+Each value gets the same operations in the same order as in `adam_async.model.rules`, gradient after gradient,
+each rounded separately. So the results equal those of NumPy's loops to the last bit.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ PER_PUSH = 3
 """Count of numbers per push in the kernel's argument `rates`."""
 
 TILE = 1 << 16
-"""Number of values of a tile, which stays in the second cache while all gradients are applied to it."""
+"""Number of values in a tile, which stays in the second-level cache while all gradients are applied to it."""
 
 
 @exact
@@ -158,7 +158,7 @@ def _adam(like, n, values, means, squares, gradient, rates, constants):
     p, g = floats(values, n, like), floats(gradient, n, like)
     mean, square = floats(means, n, like), floats(squares, n, like)
     number = p.dtype.type
-    # These three depend on the number of the step: see `CompiledBatches._apply_adam`.
+    # These three depend on the step number: see `CompiledBatches._apply_adam`.
     rate, root, lost = number(rates[0]), number(rates[1]), number(rates[2])
     shrink, beta1, rest1 = number(constants[0]), number(constants[1]), number(constants[2])
     beta2, rest2, epsilon = number(constants[3]), number(constants[4]), number(constants[5])
@@ -168,8 +168,7 @@ def _adam(like, n, values, means, squares, gradient, rates, constants):
         # From the left, because NumPy rounds in this order: the square of the step first, then its part.
         square[i] = square[i] * beta2 + step * step * rest2
         mean[i] = mean[i] * beta1 + step * rest1
-        # No clip as in `Adam.apply`, because a server applies on one thread, in which the clip changes no
-        # bit.
+        # No clip as in `Adam.apply`: a server applies on one thread, where the clip changes no bit.
         value = p[i] - p[i] * lost if loses else p[i]
         p[i] = value - mean[i] * rate / (np.sqrt(square[i]) / root + epsilon)
 

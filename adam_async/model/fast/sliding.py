@@ -1,18 +1,18 @@
 """Pure: convolution without im2col, and the locally connected layer.
 
-A line of output pixels of all images is a product of the weights with runs of the input, one run per position
-in the kernel. A table has the start of each run, counted from the start of the line. With a stride s the
-input is first *packed*: columns are sorted by their number modulo s, their *phase*, so that the pixels of one
+A line of output pixels of all images is the weights times runs of the input, with one run per kernel
+position. A table has the start of each run, counted from the start of the line. With a stride s the input is
+first *packed*: columns are sorted by their *phase*, which is their number modulo s. Then the pixels of one
 kernel position are neighbours. Packing also adds the padding.
 
-Backward is the same product with inverse tables: the error gradient of an input pixel is a sum of runs of the
-output's error gradient, over the kernel positions that read the pixel. With a stride, the kernel positions
-that read a pixel depend on its phase, so each phase has its own table. Near the edges fewer positions read a
-pixel. If the images of one pixel fill a vector, columns with the same positions are a *strip* with its own
-table. With fewer images, vectors of strips would be partly empty; a whole line is then one strip, and the
-error gradient gets a border of zeros.
+Backward is the same product with inverse tables. An input pixel's error gradient is a sum of runs of the
+output's error gradient, over the kernel positions that read the pixel. With a stride, a pixel's phase decides
+which kernel positions read it, so each phase has its own table. Near the edges fewer positions read a pixel.
+If the images of one pixel fill a vector, columns with the same kernel positions form a *strip*, which has its
+own table. With fewer images the vectors of a strip would be partly empty. Then a whole line is one strip, and
+the error gradient gets a border of zeros.
 
-The gradient of the weights is a table of dot products of lines of errors with the same runs of the input.
+The weight gradient is a table of dot products: lines of errors times the same runs of the input.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,21 +32,21 @@ from adam_async.model.layers.sliding import Conv2d, LocallyConnected, SlidingKer
 from adam_async.model.spec import Shape
 
 LANES = VECTOR_BYTES // 4
-"""Number of images of a pixel that fill a vector of float32, or two vectors of float64."""
+"""Number of images of one pixel that fill a float32 vector, or two float64 vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Strip:
-    """Neighbouring columns of the input's error gradient, and the tables of their sums.
+    """Neighbouring columns of the input's error gradient, and the tables for their sums.
 
     Attributes:
         phase: Number of the columns' phase.
-        first: The first column, counted within the phase.
+        first: First column of the strip, counted within the phase.
         columns: Number of columns.
         line: Number of columns in a line of the output's error gradient.
         weights: Position of each factor in the weights.
         errors: Start of each factor's run, counted from the line of the same number.
-        ranges: For each line the first entry with a run inside the error gradient, and the entry after the
+        ranges: For each line, the first entry whose run is inside the error gradient, and the entry after the
             last one.
     """
 
@@ -80,7 +80,7 @@ class FastSliding(Compiled, SlidingKernel):
         """Make the tables of the runs under the kernel, of the weights, and of the filters' outputs."""
         channels, rows, stride, width, images = self._packed_shape(slots.images)
         c, y, x = np.indices((channels, self.kernel, self.kernel)).reshape(3, -1)
-        # Kernel column x reads columns of phase x % stride, x // stride of them further to the right.
+        # Kernel column x reads columns of phase x % stride, x // stride columns further to the right.
         starts = (((c * rows + y) * stride + x % stride) * width + x // stride) * images
         slots.views["runs"] = _whole_blocks(starts)
         # Forward reads the weights in the order of memory; the strips of backward have other tables.
@@ -91,7 +91,7 @@ class FastSliding(Compiled, SlidingKernel):
         return slots.scratch["packed"] if self._packed() else slots.inputs[0]
 
     def _line(self, images: int) -> int:
-        """Return the distance from the runs of one output line to those of the next, in values."""
+        """Return the distance from one output line's runs to the next line's, in values."""
         # The kernel moves down by `stride` rows, and a packed row has the columns of all phases.
         _, _, stride, width, _ = self._packed_shape(images)
         return stride * stride * width * images
@@ -119,7 +119,7 @@ class FastConv2d(FastSliding, Conv2d):
         return (self.filters, self.output_shape[1], columns + (self.kernel - 1) // self.stride, images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the arrays for packing, the error gradient with its border, and a block of sums."""
+        """Name the arrays for packing, for the error gradient with its border, and for a block of sums."""
         return {
             **super().scratch(images),
             "bordered": (self._bordered_shape(images), None),
@@ -127,7 +127,7 @@ class FastConv2d(FastSliding, Conv2d):
         }
 
     def prepare(self, slots: Slots) -> None:
-        """Make the tables of the forward pass, and those of each strip of each phase."""
+        """Make the tables of the forward pass and those of each phase's strips."""
         super().prepare(slots)
         slots.views["strips"] = tuple(self._strips(slots.images))
 
@@ -135,11 +135,11 @@ class FastConv2d(FastSliding, Conv2d):
         return images < LANES
 
     def _strips(self, images: int) -> Iterator["Strip"]:
-        """Cut the lines of each phase into strips of columns that the same kernel positions read."""
+        """Cut each phase's lines into strips of columns that the same kernel positions read."""
         stride, width = self.stride, self._packed_shape(images)[3]
         most = (self.kernel - 1) // stride
         if self._is_bordered(images):
-            # With a border all columns read all positions, some of them zeros: one strip.
+            # With a border every position reads every column, some of them zeros: one strip.
             runs = [((0, most), list(range(width)))]
         else:
             # Columns near the edges have a strip for each set of positions that read them.
@@ -159,14 +159,14 @@ class FastConv2d(FastSliding, Conv2d):
         _, lines, columns, _ = self._bordered_shape(images)
         border = (size - 1) // stride
         if not self._is_bordered(images):
-            # All runs of a strip are inside the error gradient itself.
+            # All runs of a strip lie inside the error gradient itself.
             columns, border = self.output_shape[2], 0
         # Rows of the kernel come first, so the entries for a range of lines are neighbours: see `ranges`.
         y, o, x = np.indices((size, self.filters, size)).reshape(3, -1)
         mine = (y % stride == down) & (x % stride == across)
         mine &= (reach[0] <= x // stride) & (x // stride <= reach[1])
         y, o, x = y[mine], o[mine], x[mine]
-        # Positions are those of the first input channel; the kernel steps from channel to channel.
+        # Positions are within the first input channel; the kernel steps from channel to channel.
         weights = (o * channels * size + y) * size + x
         errors = ((o * lines - y // stride) * columns + own[0] + border - x // stride) * images
         steps = y // stride
@@ -211,7 +211,7 @@ class FastConv2d(FastSliding, Conv2d):
         if self._is_bordered(images):
             _, lines, columns, _ = self._bordered_shape(images)
             source, border = slots.scratch["bordered"], (self.kernel - 1) // stride
-            # Packing with a stride of 1 copies lines into longer ones, with zeros at both ends.
+            # With a stride of 1, packing only copies lines into longer ones, with zeros at both ends.
             place = (lines, columns, 1, 0, border)
             ops.append(Op.of(program.PACK, *self.output_shape, images, source, slots.error, *place))
         flat, line = target.reshape(-1), width * images
@@ -233,7 +233,7 @@ class FastConv2d(FastSliding, Conv2d):
         return ops
 
     def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:
-        """Multiply lines of errors and runs of the input; for the bias, add the errors up."""
+        """Multiply lines of errors by runs of the input; for the bias, add the errors up."""
         images, (_, lines, width) = slots.images, self.output_shape
         if kind == "weight":
             return [
@@ -251,7 +251,7 @@ class FastConv2d(FastSliding, Conv2d):
 
 
 def _whole_blocks(starts: Array) -> Array:
-    """Extend a table to whole blocks of dot products, with copies of its last entry."""
+    """Extend a table to whole blocks of dot products by copies of its last entry."""
     # The kernel reads whole blocks, so a copy must be a valid start; its results are dropped.
     return np.pad(starts, (0, -starts.size % DOT_ROWS), mode="edge")
 
@@ -274,7 +274,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
         return self if piece is self else LocallyConnected(self.spec, self.input_shapes).cut(block)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the arrays for packing, the input errors of one pixel, and a block of sums."""
+        """Name the arrays for packing, for one pixel's input errors, and for a block of sums."""
         return {
             **super().scratch(images),
             # Runs of two pixels may overlap, so a pixel's products have their own memory.
@@ -300,7 +300,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Multiply pixel by pixel, add up, unpack."""
         wanted = slots.input_error
-        # The runs are those of the packed input, so their sums have its layout, too.
+        # The runs are those of the packed input, so their sums have the same layout.
         target = slots.scratch["packed_error"] if self._packed() else wanted
         arrays = (slots.error, self.ref("weight"), target, slots.views["runs"], self._line(slots.images))
         ops = [Op.of(program.LOCAL_BACK, *self._shape(slots), *arrays, target.size, slots.scratch["pixel"])]
@@ -322,7 +322,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
                 )
             ]
         if kind == "bias":
-            # Each pixel of each filter has a bias, so a row to add up has only the images of one pixel.
+            # Each pixel of each filter has its own bias, so each sum adds only the images of one pixel.
             rows = self.parameter("bias").size
             return [Op.of(program.ROW_SUMS, rows, slots.images, out, slots.error)]
         return super().delta_ops(slots, kind, out)

@@ -1,7 +1,7 @@
 """Pure: pooling of the vectors under one square, as vector code.
 
-Each function takes the address of a table with the starts of a square's vectors, and the number of remaining
-values of the run: if fewer values than lanes remain, the other lanes are neither read nor written.
+Each function takes the address of a table with the starts of a square's vectors, and the number of values
+that remain in the run. If fewer values than lanes remain, the other lanes are neither read nor written.
 """
 
 from typing import Any
@@ -26,11 +26,11 @@ from adam_async.model.fast.vectors import (
 def best_of(
     typing: Any, like: Any, best: Any, winner: Any, source: Any, table: Any, count: Any, lanes_left: Any
 ) -> Any:
-    """Write for each lane the largest value in `count` vectors, and the number of its vector.
+    """For each lane, write the largest value in `count` vectors and the number of its vector.
 
-    Of equal values the first is taken, of several NaNs the last.
+    Among equal values the first wins, among several NaNs the last.
 
-    `table` is the address of the start of each vector, counted from `source`.
+    `table` is the address of a table with the start of each vector, relative to `source`.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -41,20 +41,20 @@ def best_of(
 
 
 def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit `best_of`; `arguments` are those of `best_of`, from `best` on."""
+    """Emit `best_of`; `arguments` are its arguments from `best` on."""
     to, winner_to, start, offsets, number, left = arguments
     one = ir.Constant(element, 1.0)
 
     def body(vector: Vectors, behind: Any) -> None:
-        """Emit the search of one vector of squares, `behind` bytes after the first."""
+        """Emit the search in one vector of squares, `behind` bytes after the first."""
         values = VectorStarts(vector, builder.add(start, behind), offsets)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
             """Emit the comparison of vector `k` with `kept`: largest value, its vector's number, `k - 1`."""
-            # The number is of the vectors' type, so that one mask selects in both; such counts are exact.
+            # The number has the vectors' type, so one mask selects in both; such counts are exact.
             largest, mark, last = kept
             following, value = builder.fadd(last, one), vector.load(values[k])
-            # `>` keeps the first of equal values; a NaN compares false, so it has a separate test.
+            # `>` keeps the first of equal values; comparing a NaN gives false, so NaNs have a separate test.
             wins = builder.or_(
                 builder.fcmp_ordered(">", value, largest), builder.fcmp_unordered("uno", value, value)
             )
@@ -64,7 +64,7 @@ def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Re
                 following,
             ]
 
-        # The first vector is the start value, so no number below all others is needed.
+        # The first vector is the start value, so no lower bound is needed.
         first = [vector.load(values[whole(0)]), vector.zero, ir.Constant(element, 0.0)]
         largest, mark, _ = emit_loop(vector, whole(1), number, first, step)
         vector.store(largest, builder.inttoptr(builder.add(to, behind), POINTER))
@@ -88,7 +88,7 @@ def _make_route(*, adding: bool) -> Any:
         count: Any,
         lanes_left: Any,
     ) -> Any:
-        """Write, or add, each error to the vector of the maximum, and zeros to the others.
+        """Write (or add) each error to its maximum's vector, and zeros to the other vectors.
 
         If `positive` is not 0, an error counts only if the output is positive.
         """
@@ -105,12 +105,12 @@ def _make_route(*, adding: bool) -> Any:
 def emit_route(
     builder: Any, element: Any, arguments: list[Any], registers: Registers, *, adding: bool
 ) -> None:
-    """Emit `route`; `arguments` are those of `route`, from `errors` on."""
+    """Emit `route`; `arguments` are its arguments from `errors` on."""
     error_at, winner_at, output_at, guarded, start, offsets, number, left = arguments
     one = ir.Constant(element, 1.0)
 
     def body(vector: Vectors, behind: Any) -> None:
-        """Emit the routes of one vector of errors, `behind` bytes after the first."""
+        """Emit the routing of one vector of errors, `behind` bytes after the first."""
         starts = VectorStarts(vector, builder.add(start, behind), offsets)
         # The output is read in any case, because a choice of values needs no branch.
         error, mark, guide = (
@@ -125,12 +125,12 @@ def emit_route(
         error = builder.select(blocked, vector.zero, error)
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
-            """Emit the write to vector `k`; `kept` has the number `k`, in the type of the elements."""
-            # Each vector is written whole, with zeros for the lanes whose maximum is elsewhere.
+            """Emit the write to vector `k`; `kept` is the number `k` in the elements' type."""
+            # Write each vector whole, with zeros in the lanes whose maximum is elsewhere.
             hit = builder.fcmp_ordered("==", mark, vector.spread(kept[0]))
             share = builder.select(hit, error, vector.zero)
             if adding:
-                # Squares overlap, so another square may have added its error to this value.
+                # Squares overlap, so another square may have added its error here.
                 share = builder.fadd(vector.load(starts[k]), share)
             vector.store(share, starts[k])
             return [builder.fadd(kept[0], one)]
@@ -158,7 +158,7 @@ def mean_of(
 
 
 def emit_mean_of(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit `mean_of`; `arguments` are those of `mean_of`, from `to` on."""
+    """Emit `mean_of`; `arguments` are its arguments from `to` on."""
     target, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:
@@ -197,18 +197,18 @@ def _make_spread(*, adding: bool) -> Any:
 def emit_spread(
     builder: Any, element: Any, arguments: list[Any], registers: Registers, *, adding: bool
 ) -> None:
-    """Emit `spread`; `arguments` are those of `spread`, from `errors` on."""
+    """Emit `spread`; `arguments` are its arguments from `errors` on."""
     error_at, start, offsets, number, factor, left = arguments
 
     def body(vector: Vectors, behind: Any) -> None:
         """Emit the writes of one vector of errors, `behind` bytes after the first."""
         starts = VectorStarts(vector, builder.add(start, behind), offsets)
         error = vector.load(builder.inttoptr(builder.add(error_at, behind), POINTER))
-        # The part is the same for all vectors, so it is computed before the loop.
+        # The part is the same for all vectors, so compute it before the loop.
         part = builder.fmul(error, vector.spread(factor))
 
         def step(k: Any, kept: list[Any]) -> list[Any]:
-            """Emit the write, or the addition, to vector `k`; no value is kept."""
+            """Emit the write or the addition to vector `k`; the code keeps no value."""
             vector.store(builder.fadd(vector.load(starts[k]), part) if adding else part, starts[k])
             return []
 

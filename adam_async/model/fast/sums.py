@@ -1,8 +1,8 @@
-"""Pure: `adam_async.model.vectors.Vectors` with compiled kernels, of the same bits as `NumpyVectors`.
+"""Pure: `adam_async.model.vectors.Vectors` with compiled kernels, bit for bit as in `NumpyVectors`.
 
-Both kernels read each value from memory once. A sum of scaled vectors is computed in tiles that stay in the
-first cache, so that the search for values that are not finite costs no second pass over memory. A dot product
-has `LANES` sums side by side, each with the sum of its errors, which vector instructions add to.
+Both kernels read each value from memory once. A sum of scaled vectors goes tile by tile through the
+first-level cache, so the search for non-finite values needs no second pass over memory. A dot product has
+`LANES` sums side by side, each with the sum of its errors, which vector instructions add to.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from adam_async.model.fast.vectors import HOST, I32, POINTER, Vectors, emit_loop
 from adam_async.model.vectors import UNIT, Term, rounded
 
 TILE = 2048
-"""Number of values of a tile of a sum."""
+"""Number of values in a tile of a sum."""
 
 SUMS = 4 if HOST.number >= 32 else 2
-"""Number of vectors of sums of a dot product: each has a vector of errors and one of sizes, in registers."""
+"""Number of sum vectors of a dot product; each has vectors of errors and sizes, also in registers."""
 
 AHEAD = 4096
 """Distance at which a dot product fetches values ahead, in bytes: processors do not fetch across pages."""
 
 WIDTH = HOST.width // 8
-"""Number of float64 of a vector register."""
+"""Number of float64 values in a vector register."""
 
 LANES = SUMS * WIDTH
-"""Number of sums of a dot product side by side."""
+"""Number of sums that a dot product adds side by side."""
 
 
 @intrinsic
@@ -47,7 +47,7 @@ def _dot_rounds(typing: Any, like: Any, first: Any, second: Any, rounds: Any, wo
 
 
 def emit_dot(builder: Any, element: Any, arguments: list[Any]) -> None:
-    """Emit `_dot_rounds`; `arguments` are those of `_dot_rounds`, from `first` on."""
+    """Emit `_dot_rounds`; `arguments` are its arguments from `first` on."""
     sources = [builder.inttoptr(each, POINTER) for each in arguments[:2]]
     rounds, to = arguments[2], builder.inttoptr(arguments[3], POINTER)
     narrow = Vectors(builder, element, registers=HOST, lanes=WIDTH)
@@ -76,7 +76,7 @@ def emit_dot(builder: Any, element: Any, arguments: list[Any]) -> None:
             product = builder.fmul(*(load(source, at) for source in sources))
             new = builder.fadd(total, product)
             back = builder.fsub(new, total)
-            # The error of the sum, without an error of its own; see `vectors.py`.
+            # The sum's rounding error, computed exactly; see `vectors.py`.
             left = builder.fadd(builder.fsub(total, builder.fsub(new, back)), builder.fsub(product, back))
             absolute = builder.call(size_of_each, [product])
             found += [new, builder.fadd(error, left), builder.fadd(size, absolute)]
@@ -90,18 +90,17 @@ def emit_dot(builder: Any, element: Any, arguments: list[Any]) -> None:
 
 @exact
 def combine(out, x, a, y, b, terms, adds):
-    """Write the sum of one or two scaled arrays; returns the largest absolute value, see `largest`.
+    """Write the sum of one or two scaled arrays; return the largest absolute value, see `largest`.
 
     Args:
-        out: Array for the sum, of the size and type of the others.
-        a: float64, rounded to the type of the arrays first.
-        terms: 1 for ``x a``, 2 for ``x a + y b``.
+        out: Array for the sum, of the same size and type as the others. a: float64, first rounded to the
+            arrays' type. terms: 1 for ``x a``, 2 for ``x a + y b``.
         adds: Whether the sum begins with the values in `out`.
     """
     n, number = len(out), out.dtype.type
     first, second, found = number(a), number(b), number(0)
     for start in range(0, n, TILE):
-        # Views, because an index that begins at 0 needs no check for a negative one.
+        # Views, because an index that begins at 0 needs no check for negative values.
         o, p, q = out[start : start + TILE], x[start : start + TILE], y[start : start + TILE]
         if adds:
             for i in range(len(o)):
@@ -124,7 +123,8 @@ def combine(out, x, a, y, b, terms, adds):
 
 @exact
 def dot(first, second, work):
-    """Return sum, sum of its errors, and sum of absolute values of the products of two vectors.
+    """Return three sums over the products of two vectors: the sum, the sum of its errors, and the sum of
+    absolute values.
 
     Args:
         first: Array of any size.
@@ -173,7 +173,7 @@ class CompiledVectors:
             combine.compile((vector, vector, scalar, vector, scalar, types.int64, types.boolean))
             dot.compile((vector, vector, number))
 
-        # Kernels on disk are only read, which needs no lock.
+        # Kernels on disk are only read, so they need no lock.
         with nullcontext() if CACHE.has(name) else CACHE.turn():
             compile_kept(compile_both)
         CACHE.note(name)
@@ -198,8 +198,8 @@ class CompiledVectors:
         assert first.shape == second.shape
         assert first.dtype == second.dtype == self._dtype
         high, low, size = dot(first, second, self._work)
-        # Each error is at most `depth` units of `size`, and so is each error of their sum; 4 covers both, and
-        # the roundings of this bound.
+        # Each error is at most `depth` units of `size`, and so is each error of the errors' sum. 4 covers
+        # both, and the rounding of this bound.
         depth = -(-len(first) // LANES) + 2 * LANES
         return rounded(high, low, size, 4 * (depth * UNIT) ** 2 * size)
 
@@ -209,5 +209,5 @@ def _kernel_name(dtype: "np.dtype[Any]") -> str:
 
 
 def is_missing(dtype: "np.dtype[Any]") -> bool:
-    """Return whether the disk can keep the kernels and lacks them, so that another process can compile."""
+    """Return whether the disk can keep the kernels but lacks them, so that another process can compile."""
     return CACHE.is_kept and not CACHE.has(_kernel_name(dtype))

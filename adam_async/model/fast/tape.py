@@ -1,13 +1,13 @@
 """Pure: tapes, the rows that `program.run` runs, with the addresses of arrays.
 
 Layers return their steps as `Op`s: a kernel and its fields. A row has the address of each array in an `Op`; a
-`Ref` stands for an array that each call passes, such as weights. `Tape` keeps the arrays alive, checks each
+`Ref` represents an array that each call passes, such as weights. `Tape` keeps the arrays alive, checks each
 new array and stores its address. A tape also fuses neighbouring ops: a ReLU becomes the ending of the kernel
 before it.
 
-`Compiled` is the interface of a layer with compiled kernels, an extension of the interface of all layers. Its
-steps are `Op`s, so that a network can run many layers in one call. Its `forward`, `backward` and `delta` run
-the layer alone, with tapes kept in the slots.
+`Compiled` extends the interface of all layers to layers with compiled kernels. The steps of a `Compiled`
+layer are `Op`s, so that a network can run many layers in one call. Its `forward`, `backward` and `delta` run
+the layer alone, with tapes that the slots keep.
 """
 
 from abc import abstractmethod
@@ -70,7 +70,7 @@ _ENDINGS = {
     program.MULTIPLY_BACK_ONE: (3, 6),
     program.CONVOLVE: (5, 14),
 }
-"""Positions of two fields of each kernel with an ending: the results, and the ending. The field after the
+"""Positions of two fields in each kernel with an ending: the results, and the ending. The field after the
 ending is `extra`."""
 
 
@@ -85,7 +85,7 @@ def same_memory(first: Field, second: Field) -> bool:
 
 
 def fuse(ops: Sequence[Op]) -> list[Op]:
-    """Make each ReLU, and its backward, the ending of the kernel before it, if both have the same results."""
+    """Make each ReLU (or its backward) the ending of the previous kernel, if both have the same results."""
     fused: list[Op] = []
     for op in ops:
         # The kernel just before applies its ending to each row of results while the cache has it.
@@ -120,7 +120,7 @@ def _with_relu(before: Op, relu: Op) -> Op | None:
 
 
 def _with_relu_back(before: Op, relu: Op) -> Op | None:
-    """Return an op that also does the backward of the ReLU after it; None if the kernels cannot join."""
+    """Return an op that also does the following ReLU's backward; None if the kernels cannot join."""
     _, target, errors, output = relu.fields
     if not same_memory(target, errors):
         return None
@@ -142,11 +142,11 @@ def _replaced(op: Op, start: int, *fields: Field) -> Op:
 
 
 class Tape:
-    """Rows ready to run. For one thread at a time, like the context of its arrays.
+    """Rows ready to run. Only one thread at a time may use a tape, like the context of its arrays.
 
     Args:
         ops: Steps, in their order.
-        dtype: Type of all arrays of numbers.
+        dtype: Type of all number arrays.
         hyper: Array for rules: rate, momentum, weight decay, and 1 with Nesterov's momentum, else 0. The
             array is not copied, so the caller may change its values. None for a tape without a rule.
     """
@@ -157,7 +157,7 @@ class Tape:
         self._like = dtype.type(0)
         self._rows = np.zeros((len(self._ops), program.FIELDS), np.int64)
         self._hyper = np.zeros(4, dtype) if hyper is None else hyper
-        # One array may be in several rows; a change is checked once.
+        # The same array may be in several rows; check its change once.
         cells: dict[Ref, list[tuple[int, int]]] = {}
         for row, op in enumerate(self._ops):
             self._rows[row, 0] = program.address(op.code, dtype)
@@ -257,7 +257,7 @@ class Compiled(Layer):
         """Return the ops that fill the needed input errors."""
 
     def delta_ops(self, slots: Slots, kind: str, out: Field) -> list[Op]:
-        """Return the ops that write the gradient of the parameter of this kind to `out`."""
+        """Return the ops that write the gradient of this kind of parameter to `out`."""
         raise ModelError(f"layer {self.name!r} has no parameter of kind {kind!r}")
 
     def parameter(self, kind: str) -> ParameterSpec:
@@ -274,7 +274,7 @@ class Compiled(Layer):
 
     def forward(self, weights: Weights, slots: Slots) -> None:
         """Run `forward_ops`."""
-        # The layer alone, for callers without an engine; an engine joins the ops of many layers.
+        # Runs the layer alone, for callers without an engine; an engine joins the ops of many layers.
         self._tape(slots, "forward", self.forward_ops).run(weights)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
@@ -285,13 +285,13 @@ class Compiled(Layer):
         """Run `delta_ops`."""
 
         def ops(slots: Slots) -> list[Op]:
-            # A name in place of an array: each call may pass another `out`, and the tape stays.
+            # A name instead of an array: each call may pass another `out` to the same tape.
             return self.delta_ops(slots, kind, Ref(name=OUT, shape=self.parameter(kind).shape, written=True))
 
         self._tape(slots, f"delta {kind}", ops).run({OUT: out})
 
     def _tape(self, slots: Slots, name: str, ops: Callable[[Slots], list[Op]]) -> Tape:
-        # In the views of the slots, because a tape has the addresses of the arrays of these slots.
+        # Kept in the slots' views, because a tape has the addresses of these slots' arrays.
         key = f"tape: {name}"
         # Made at the first call, because the tape compiles the kernels that it names.
         tape = slots.views.get(key)

@@ -1,19 +1,18 @@
 """Pure: the two innermost loops of all products, as vector code.
 
-A compiler does not keep the block of sums of three nested loops in registers, so a compiled product runs at a
-tenth of the machine's speed. These loops are therefore emitted as LLVM vectors, with one register per vector
-of sums:
+A compiler does not keep the sums of three nested loops in registers, so a compiled product reaches a tenth of
+the machine's speed. So this module emits the loops as LLVM vectors, with one register per vector of sums:
 
     tile    c[m, n] (+)= sum over k of a[m, k] * b[k, n]     n along the vectors, a broadcast
     dots    c[m, k]  += sum over n of a[m, n] * b[k, n]      n along the vectors, added up at the end
 
-Both loops read their operands unpacked: the rows of b need only be runs of memory. A convolution is therefore
-a product without columns: a row of output pixels of all images reads one run of the input per position in the
-kernel, and a table has the start of each run. Addresses are bytes; strides and tables count values.
+Both loops read unpacked operands: each row of b need only be one run of memory. So a convolution is a product
+without columns. A row of output pixels of all images reads one run of the input per kernel position, and a
+table has the start of each run. Addresses are bytes; strides and tables count values.
 
-Products are added in the order of k for any number of vectors: results do not depend on the ends of tiles.
-The machine's registers decide the number of rows of a tile. The last values of a row, fewer than a vector,
-are read and written under a mask, or one by one if the machine has no masks.
+Products are added in the order of k for any number of vectors, so results do not depend on where tiles end.
+The machine's registers decide how many rows a tile has. The last values of a row, fewer than a vector, are
+read and written under a mask, or one by one if the machine has no masks.
 """
 
 from typing import Any
@@ -24,14 +23,14 @@ from numba.extending import intrinsic
 from adam_async.model.fast.vectors import HOST, I64, POINTER, Registers, Vectors, emit_loop, whole
 
 TILE_ROWS = HOST.tile_rows
-"""Maximum number of rows of a tile with two vectors a row: 12 with 32 registers, 6 with 16."""
+"""Maximum number of rows in a tile with two vectors a row: 12 with 32 registers, 6 with 16."""
 
 ONE, TWO, REST = "one vector", "two vectors", "rest"
 """Widths of a tile: the length of its rows. The width of `REST` is at most one vector, with some lanes
 masked, or one value if the machine has no masks."""
 
 WHOLE_VECTORS_ALONE = not HOST.masked_stores
-"""Whether a last whole vector has its own code, without a mask."""
+"""Whether a last whole vector has separate code without a mask."""
 
 REST_IS_ONE_VALUE = not HOST.masked_loads
 """Whether a `REST` tile fills one value instead of a masked vector."""
@@ -57,9 +56,9 @@ def _make_tile(width: str, access: str) -> Any:
     ) -> Any:
         """Fill `rows` rows of c.
 
-        With access by ``"rows"``, a has rows of `a_step` values; with access by ``"columns"``, columns are
-        `a_step` apart along k. With access by ``"table"``, `a_step` is the step from row to row, and
-        `a_table` and `b_step` are addresses of tables.
+        With access by ``"rows"``, rows of a are `a_step` values apart; with access by ``"columns"``, columns
+        along k are. With access by ``"table"``, `a_step` is the step from row to row, and `a_table` and
+        `b_step` are addresses of tables.
         """
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -68,8 +67,8 @@ def _make_tile(width: str, access: str) -> Any:
             vector = tile_vectors(builder, context.get_value_type(like), width, left, HOST)
             end = builder.append_basic_block("tile.end")
             nowhere = builder.append_basic_block("tile.nowhere")
-            # Each number of rows has straight code, whose sums all have a register; the number itself is
-            # known only at run time. A switch needs a default, though no caller passes more rows.
+            # Each number of rows has straight code with all its sums in registers; the number is known only
+            # at run time. A switch needs a default, though no caller passes more rows.
             choice = builder.switch(count, nowhere)
             for number in range(1, TILE_ROWS + 1):
                 block = builder.append_basic_block(f"tile.{number}")
@@ -89,23 +88,23 @@ def _make_tile(width: str, access: str) -> Any:
 
 def tile_vectors(builder: Any, element: Any, width: str, left: Any, registers: Registers) -> Vectors:
     """Return the vectors for a tile of this width; a tile of width `REST` has `left` values."""
-    # A masked load is as fast as a whole one only on some machines; others load value by value.
+    # Only on some machines is a masked load as fast as a whole one; others load value by value.
     if width == REST and registers.masked_loads:
         return Vectors(builder, element, registers=registers, lanes_left=left)
     return Vectors(builder, element, registers=registers, lanes=1 if width == REST else None)
 
 
 def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: list[Any]) -> None:
-    """Emit a tile of `rows` rows of `vectors` vectors; `arguments` are those of a tile, from `c` to `add`."""
+    """Emit a tile of `rows` rows of `vectors` vectors; `arguments` are those of a tile, `c` to `add`."""
     c, c_row, a, a_step, a_table, b, b_step, depth, add = arguments
     builder = vector.builder
     a_start, b_start = builder.inttoptr(a, POINTER), builder.inttoptr(b, POINTER)
     # Addresses of all rows need more registers than the machine has. Only every fourth row has an address;
-    # the three rows after it are multiples of one step away, which load instructions add to the address.
+    # the next three are multiples of one step away, and load instructions add the step.
     four_rows = builder.mul(a_step, whole(4))
 
     def entry(table: Any, k: Any) -> Any:
-        """Load entry `k` of a table of 64-bit offsets, which count values."""
+        """Load entry `k` of a table of 64-bit offsets, counted in values."""
         at = builder.gep(builder.inttoptr(table, POINTER), [k], source_etype=I64)
         return builder.load(at, typ=I64, align=8)
 
@@ -119,7 +118,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         return factors
 
     def step(k: Any, sums: list[Any]) -> list[Any]:
-        """Emit step `k` of all sums: rows * vectors of them, by row."""
+        """Emit step `k` of all rows * vectors sums, by row."""
         # A convolution reads the factors in the order of its kernel positions, so a has a table as b has.
         b_at = entry(b_step, k) if access == "table" else builder.mul(k, b_step)
         if access == "table":
@@ -129,7 +128,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         else:
             column = vector.at(a_start, builder.mul(k, a_step))
             factors = [vector.at(column, whole(row)) for row in range(rows)]
-        # The vectors of b are loaded once for all rows of a; each value of a serves all vectors of its row.
+        # Load the vectors of b once for all rows of a; each value of a serves all vectors of its row.
         b_row = vector.at(b_start, b_at)
         values = [vector.load(vector.at(b_row, whole(vector.lanes * place))) for place in range(vectors)]
         totals = []
@@ -149,7 +148,7 @@ def emit_tile(vector: Vectors, rows: int, vectors: int, access: str, arguments: 
         for row in range(rows)
         for place in range(vectors)
     ]
-    # The first part of a long depth replaces c, so c needs no zeros; later parts add to it.
+    # The first part of a long depth replaces c, so c needs no zeros; later parts add to c.
     with builder.if_else(builder.icmp_signed("!=", add, whole(0))) as (adding, replacing):
         with adding:
             for total, place in zip(sums, places, strict=True):
@@ -165,7 +164,7 @@ table_pair, table_one, table_rest = (_make_tile(width, "table") for width in (TW
 
 
 DOT_ROWS = HOST.dot_rows
-"""Number of rows of a, and of b, in a block of dot products: 5 with AVX-512, 4 with NEON, 3 with others."""
+"""Number of rows of a and of b in a block of dot products: 5 with AVX-512, 4 with NEON, otherwise 3."""
 
 
 @intrinsic
@@ -184,8 +183,8 @@ def dots(
 ) -> Any:
     """Write `DOT_ROWS` times `DOT_ROWS` dot products to `out`, over `lines` runs of `length` values.
 
-    `a_rows` and `b_rows` are addresses of tables with the start of each row; `a_line` and `b_line` are the
-    steps from one run to the next.
+    `a_rows` and `b_rows` are addresses of tables with each row's start; `a_line` and `b_line` are the steps
+    from one run to the next.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -196,21 +195,21 @@ def dots(
 
 
 class DotBlock:
-    """A square block of dot products: the starts of its rows, and a step of all its sums.
+    """A square block of dot products: its rows' starts, and one step of all its sums.
 
     Args:
         vector: Vectors for the starts.
-        side: Number of rows of a, and of b.
-        a: Base address of the starts of the rows of a.
-        a_rows: Address of the table of the starts of the rows of a.
-        b: Base address of the starts of the rows of b.
-        b_rows: Address of the table of the starts of the rows of b.
+        side: Number of rows of a and of b.
+        a: Base address to which the starts of a's rows are relative.
+        a_rows: Address of the table with the starts of a's rows.
+        b: Base address to which the starts of b's rows are relative.
+        b_rows: Address of the table with the starts of b's rows.
     """
 
     def __init__(self, vector: Vectors, side: int, a: Any, a_rows: Any, b: Any, b_rows: Any) -> None:
         self.cells = range(side * side)
         self._side = side
-        # Rows start at the same offset in each line, so their addresses are read once.
+        # Rows start at the same offset in each line, so read their addresses once.
         self._a_starts = self._starts(vector, a, a_rows)
         self._b_starts = self._starts(vector, b, b_rows)
 
@@ -236,7 +235,7 @@ class DotBlock:
         ]
 
     def phis(self, vector: Vectors, *sources: tuple[Any, Any]) -> list[Any]:
-        """Return a phi per sum; a source is a pair: the values of all sums, and the block of the values."""
+        """Return a phi per sum; a source is a pair: all sums' values, and the block that they come from."""
         made = [vector.builder.phi(vector.type) for _ in self.cells]
         for values, block in sources:
             for phi, value in zip(made, values, strict=True):
@@ -245,7 +244,7 @@ class DotBlock:
 
 
 def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit a block of dot products; `arguments` are those of `dots`, from `out` on."""
+    """Emit a block of dot products; `arguments` are those of `dots` from `out` on."""
     out, a, a_rows, a_line, b, b_rows, b_line, lines, length = arguments
     vector = Vectors(builder, element, registers=registers)
     dot_block = DotBlock(vector, registers.dot_rows, a, a_rows, b, b_rows)
@@ -258,7 +257,8 @@ def emit_dots(builder: Any, element: Any, arguments: list[Any], registers: Regis
     )
     builder.branch(line_block)
 
-    # Both loops pass their sums on as phis: the sums stay in registers from the first line to the last.
+    # Both loops pass their sums on as phi nodes, so the sums stay in registers from the first line to the
+    # last.
     builder.position_at_end(line_block)
     line = builder.phi(I64)
     line.add_incoming(whole(0), before)

@@ -1,10 +1,9 @@
-"""Pure: kernels of gradient descent in place; they read and write each weight once.
+"""Pure: kernels of in-place gradient descent; they read and write each weight once.
 
 `hyper` is (rate, momentum, weight decay, 1 with Nesterov's momentum, else 0). A gradient is checked value
-by value before its tensor changes. The gradient of a dense layer's weights usually needs no such check: none
-of its values exceeds the number of images times the largest error times the largest input.
-Only if this bound is not a number, or near the end of the number range, the kernel forms the whole gradient
-and checks it.
+by value before its tensor changes. A dense layer's weight gradient usually needs no such check: no value
+exceeds the number of images times the largest error times the largest input. Only if this bound is not a
+number, or near the end of the number range, the kernel forms the whole gradient and checks it.
 """
 
 from typing import Any
@@ -18,8 +17,8 @@ from adam_async.model.fast.products import LINE, apart, outer, panel, transpose
 from adam_async.model.fast.tiles import TILE_ROWS
 
 COLUMNS = 2048
-"""Maximum number of columns of a block of rows, whose gradient stays in the second cache until it is applied.
-Weights are read and written in runs of this length."""
+"""Maximum number of columns in a block of rows, whose gradient stays in the second-level cache until it is
+applied. Weights are read and written in runs of this length."""
 
 AHEAD = 128
 """Number of weights per row that are prefetched before their part of the gradient is computed."""
@@ -92,7 +91,7 @@ def _bounded(errors, error_count, x, x_count, images, like):
 def _panel_beside(like, rows, width, block, errors, k, x, n, weights):
     """Fill a block of the gradient, while its weights are loaded into the cache."""
     size, block_row, x_row = size_of(like), apart(width, like), apart(n, like)
-    # Prefetching is divided into parts: while one part is computed, its weights arrive.
+    # Prefetching goes part by part: while one part is computed, its weights arrive.
     for i in range(0, width, AHEAD):
         for row in range(rows):
             for line in range(0, min(AHEAD, width - i) * size, LINE):
@@ -117,7 +116,7 @@ def _descend_outer(t, like, hyper):
                     gradient[i] = error * x_values[i]
                 behind = row * n * size
                 _descend(values + behind, block, buffer + behind if buffer else 0, n, like, hyper)
-            # Without momentum and decay a row with an error of 0 does not change, so it is not even read.
+            # Without momentum and decay, a row with an error of 0 does not change, so it is not read at all.
             elif error != 0:
                 p, factor = floats(values + row * n * size, n, like), hyper[0] * error
                 for i in range(n):
@@ -127,7 +126,7 @@ def _descend_outer(t, like, hyper):
     transpose(turned, x, n, k, like)
     for first in range(0, m, TILE_ROWS):
         rows = min(TILE_ROWS, m - first)
-        # A block of the gradient is applied at once, because the next one takes its memory.
+        # Apply a block of the gradient at once, because the next block takes its memory.
         for start in range(0, n, COLUMNS):
             width = min(COLUMNS, n - start)
             to = values + (first * n + start) * size
@@ -151,9 +150,9 @@ def descend_outer(t, like, hyper):
     """Check and apply the gradient of a dense layer's weights (m, n) = errors (m, k) x (n, k)T.
 
     Fields: m n k, values errors x turned, buffer block refused, whole. `block` is memory for n values, and
-    for TILE_ROWS rows of COLUMNS values; `turned` is memory for x, batch first. Rows of both arrays have
-    `apart` as their distance. `whole` is the address of the fields of an `outer`, for a gradient that the
-    bound does not prove finite.
+    for TILE_ROWS rows of COLUMNS values; `turned` is memory for x, batch first. Rows of both arrays are
+    `apart` from each other. `whole` is the address of an `outer`'s fields, for a gradient that the bound does
+    not prove finite.
     """
     m, n, k = t[1], t[2], t[3]
     if _bounded(t[5], m * k, t[6], n * k, k, like):

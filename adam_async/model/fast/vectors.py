@@ -1,9 +1,9 @@
 """Pure: vector instructions, for loops that are emitted instead of compiled.
 
 A vector fills one register. The last values of a run, fewer than a vector, are read and written under a mask
-if the processor is fast at that, otherwise one by one. Addresses are bytes; strides and tables count values.
+if the processor does that fast, otherwise one by one. Addresses are bytes; strides and tables count values.
 
-The width and the number of the registers decide the shape of every innermost loop: a loop with more sums than
+The width and number of registers decide the shape of every innermost loop. A loop with more sums than
 registers spills sums to the stack, and a loop with few sums waits for its last product.
 """
 
@@ -18,7 +18,7 @@ from adam_async.errors import ConfigError
 from adam_async.runtime.kernel_cache import AUTO, VECTORS, wanted_vectors
 
 MOST_ROWS = 12
-"""Maximum number of rows of a tile. More rows are not faster, and each number of rows has its own code."""
+"""Maximum number of rows in a tile. More rows are not faster, and each number of rows needs separate code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Registers:
         number: Number of registers.
         masked_loads: Whether a masked load is as fast as a whole one.
         masked_stores: Whether a masked store is as fast as a whole one.
-        reads_operands: Whether a product may read a factor from memory, without a register for it.
+        reads_operands: Whether a product may read a factor from memory instead of a register.
     """
 
     width: int
@@ -41,7 +41,7 @@ class Registers:
 
     @property
     def tile_rows(self) -> int:
-        """Maximum number of rows of a tile.
+        """Maximum number of rows in a tile.
 
         The registers hold two sums per row, two vectors of b and one value of a.
         """
@@ -49,9 +49,9 @@ class Registers:
 
     @property
     def dot_rows(self) -> int:
-        """Number of rows of a, and of b, in a block of dot products.
+        """Number of rows of a and of b in a block of dot products.
 
-        The registers hold the sums, a vector of each row of b, and vectors of one row or of all rows of a.
+        The registers hold the sums, one vector per row of b, and vectors of one row or of all rows of a.
         """
         # A square block: `side` rows of each factor serve the most products per load.
         sides = range(1, self.number)
@@ -61,10 +61,10 @@ class Registers:
 
 
 SETS = {
-    # A masked write is one instruction with AVX-512 and many with AVX2; NEON has no masks.
+    # A masked write is one instruction with AVX-512 but many with AVX2; NEON has no masks.
     "avx512": Registers(64, 32, masked_loads=True, masked_stores=True, reads_operands=True),
     "avx2": Registers(32, 16, masked_loads=True, reads_operands=True),
-    # Products of NEON read registers alone; those of AVX can read memory.
+    # NEON products read only registers; AVX products can read memory.
     "neon": Registers(16, 32),
 }
 """Kinds of registers by name, the widest first."""
@@ -110,7 +110,7 @@ class Vectors:
     """Vector instructions for one element type, emitted at the builder's position.
 
     Attributes:
-        lanes: Number of values of a vector; by default those that fill a register.
+        lanes: Number of values in a vector; by default as many as fill a register.
         mask: Lanes to read and write: the first `lanes_left`, or all without a mask. Other lanes are zero.
     """
 
@@ -141,7 +141,7 @@ class Vectors:
         return self._spread(scalar, ir.VectorType(scalar.type, self.lanes))
 
     def _spread(self, scalar: Any, vector_type: Any) -> Any:
-        # LLVM has no broadcast; it turns an insert and a shuffle of lane 0 into one.
+        # LLVM has no broadcast; it merges an insert and a shuffle of lane 0 into one.
         first = self.builder.insert_element(
             ir.Constant(vector_type, ir.Undefined), scalar, ir.Constant(I32, 0)
         )
@@ -180,13 +180,13 @@ class Vectors:
         return self._spread(self.builder.load(pointer, align=self.bytes, typ=self.element), self.type)
 
     def multiply_add(self, total: Any, a: Any, b: Any) -> Any:
-        """Return ``total + a * b``, as one fused instruction if the machine has it."""
+        """Return ``total + a * b``; one fused instruction if the machine has it."""
         # `contract` allows only the fusion: the order of sums stays.
         product = self.builder.fmul(a, b, flags=["contract"])
         return self.builder.fadd(total, product, flags=["contract"])
 
     def sum(self, vector: Any) -> Any:
-        """Return the sum of the lanes, by adding halves of the vector until one lane is left."""
+        """Return the sum of the lanes: add halves of the vector until one lane is left."""
         # LLVM's own reduction, without permission to reorder, adds one lane after the other.
         lanes = self.lanes
         while lanes > 1:
@@ -241,8 +241,8 @@ def emit_part(
 ) -> None:
     """Emit ``body(vector, offset)`` for the next values of a run with `left` more values.
 
-    `body` gets a whole vector if there are enough values; otherwise a masked vector, or each value alone with
-    its offset in bytes.
+    `body` gets a whole vector if there are enough values. Otherwise it gets a masked vector, or each value
+    alone with its offset in bytes.
     """
     if registers.masked_stores:
         # A mask costs nothing here, so whole vectors share its code.
@@ -264,7 +264,7 @@ def emit_part(
 
 
 class VectorStarts:
-    """Pointers to the starts of vectors, by their number."""
+    """Pointers to the starts of vectors, by vector number."""
 
     def __init__(self, vector: Vectors, start: Any, table: Any) -> None:
         self._vector = vector

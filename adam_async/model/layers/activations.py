@@ -3,9 +3,9 @@
 Dropout. Seed, group and layer determine the dropped values.
 
 Kept values are divided by the share of kept values, so the expected output is the input, and evaluation is
-the identity. Draws are made once per group, always in float64, so networks of either precision drop the same
-values, as does a resumed run. A draw belongs to a position in the whole output, so a cut layer drops the same
-values as the whole layer.
+the identity. Draws are made once per group, always in float64. So networks of either precision drop the same
+values, and a resumed run does too. A draw belongs to a position in the whole output, so a cut layer drops the
+same values as the whole layer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from adam_async.model.spec import LayerSpec, OptionValue, Shape
 class Relu(Layer):
     """Maximum of x and 0, with derivative 0 at 0.
 
-    Works in the memory of its input if no other layer and no backward reads the input.
+    Works in its input's memory if no other layer and no backward reads the input.
     """
 
     CUT: ClassVar[Cut] = "rows"
@@ -111,7 +111,7 @@ class Dropout(Layer):
         self._first += block.start
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the draws, and the factors: 0, or 1 over the share of kept values."""
+        """Name the draws, and the factors: 0, or 1 / (share of kept values)."""
         shape: Shape = (*self.output_shape, images)
         return {"drawn": (shape, np.float64), "factors": (shape, None)}
 
@@ -135,7 +135,7 @@ class Dropout(Layer):
             yield (number * self._whole + self._first) * row, plane
 
     def prepare(self, slots: Slots) -> None:
-        """Note whether input and output share memory, so that evaluation needs no copy."""
+        """Record whether input and output share memory, so that evaluation needs no copy."""
         slots.views["shared"] = np.may_share_memory(slots.inputs[0], slots.output)
 
     def forward(self, weights: Weights, slots: Slots) -> None:

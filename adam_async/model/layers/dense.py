@@ -1,8 +1,8 @@
-"""Pure: fully connected layer, with the two factors of its weight gradient.
+"""Pure: the fully connected layer, with the two factors of its weight gradient.
 
-Letters: B batch, I inputs, O outputs. Weights O,I and bias O. The gradient of the weights is a product of
-two thin matrices: a parameter server that multiplies them receives B * (I + O) numbers instead of I * O
-(Project Adam, parameter server communication).
+Letters: B batch, I inputs, O outputs. Weights O,I and bias O. The weight gradient is a product of two thin
+matrices. A parameter server that multiplies them receives B * (I + O) numbers instead of I * O (Project Adam,
+parameter server communication).
 """
 
 from collections.abc import Mapping

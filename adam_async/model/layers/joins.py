@@ -12,8 +12,8 @@ from adam_async.model.spec import LayerSpec, Shape
 class Flatten(Layer):
     """An image as one row of features, in the order channel, row, column.
 
-    Copies no values if input and output share memory. The layer may not be cut, because rows of an image are
-    no range of its features.
+    Copies no values if input and output share memory. The layer may not be cut, because an image's rows are
+    not a range of its features.
     """
 
     MOVES: ClassVar[bool] = True
@@ -24,7 +24,7 @@ class Flatten(Layer):
         self.output_shape = (math.prod(input_shapes[0]),)
 
     def prepare(self, slots: Slots) -> None:
-        """Note whether input and output share memory, so that forward needs no copy."""
+        """Record whether input and output share memory, so that forward needs no copy."""
         slots.views["shared"] = np.may_share_memory(slots.inputs[0], slots.output)
 
     def forward(self, weights: Weights, slots: Slots) -> None:
@@ -40,7 +40,7 @@ class Flatten(Layer):
 
 
 class Add(Layer):
-    """The sum of two or more inputs of one shape."""
+    """The sum of two or more inputs of the same shape."""
 
     NUM_INPUTS: ClassVar[int | None] = None
     CUT: ClassVar[Cut] = "rows"
@@ -66,10 +66,10 @@ class Add(Layer):
 
 
 class Concatenate(Layer):
-    """Two or more inputs, concatenated along the channels of images or the features of flat inputs.
+    """Two or more inputs, concatenated along channels (images) or features (flat inputs).
 
-    Images may be cut by rows. Flat inputs may not be cut: a range of the output's features is a range of only
-    some inputs.
+    Images may be cut by rows. Flat inputs may not be cut: a range of the output's features covers only some
+    inputs.
     """
 
     NUM_INPUTS: ClassVar[int | None] = None

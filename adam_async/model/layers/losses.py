@@ -1,4 +1,4 @@
-"""Pure: losses, whose error gradient is that of the mean over the group's images.
+"""Pure: losses; each error gradient is that of the mean over the group's images.
 
 Letters: K classes, F features, B batch.
 """
@@ -17,9 +17,9 @@ from adam_async.model.spec import LayerSpec, OptionValue, Shape
 class SoftmaxCrossEntropy(Loss):
     """Softmax over the classes and the negative logarithm of the right class's share.
 
-    Labels: class numbers, ``(n,)``. Options: class_weights, one factor per class for the losses of its images
-    (empty: 1 for all). With any weights, the group's loss is the sum over its images divided by their number,
-    so an image counts the same in every group.
+    Labels: class numbers, ``(n,)``. Options: class_weights, one factor per class for its images' losses
+    (empty: 1 for all). The group's loss is the sum over its images divided by their number, whatever the
+    weights. So an image counts the same in every group.
     """
 
     OPTIONS: ClassVar[Mapping[str, OptionValue | None]] = {"class_weights": ()}
@@ -106,8 +106,8 @@ class SoftmaxCrossEntropy(Loss):
 class MeanSquaredError(Loss):
     """Mean over the features of the squared difference.
 
-    Labels: values of shape ``(n, features...)``; or, if the input is flat, class numbers ``(n,)``, which
-    stand for 1 at the class and 0 elsewhere.
+    Labels: values of shape ``(n, features...)``; or, if the input is flat, class numbers ``(n,)``, each of
+    which means 1 at its class and 0 elsewhere.
     """
 
     TARGETS: ClassVar[tuple[str, ...]] = ("targets",)

@@ -1,13 +1,13 @@
 """Pure: max and average pooling.
 
-Both kinds of pooling process a square one axis after the other: down the columns into intermediate values
-("tall"), then across the rows. Two passes of ``kernel`` operands do the work of ``kernel * kernel``, and the
-first pass runs over whole rows of memory.
+Both kinds of pooling process one axis of a square after the other: down the columns into intermediate values
+("tall"), then across the rows. Two passes with ``kernel`` operands each do the work of ``kernel * kernel``
+operands, and the first pass runs over whole rows of memory.
 
-Max pooling: among equal values the leftmost column is chosen, and in it the topmost row, so exactly one input
-receives the gradient of an output. Backward compares operand after operand with the maximum. The first equal
-operand receives the error gradient, all others zero. A value passes whole or not at all, so nothing is
-rounded.
+Max pooling: among equal values the leftmost column wins, and in it the topmost row. So exactly one input
+receives an output's gradient. Backward compares operand after operand with the maximum. The first equal
+operand receives the error gradient; all others receive zero. A value passes whole or not at all, so nothing
+is rounded.
 
 Average pooling: every value of a square receives the same part of the square's error gradient.
 """
@@ -84,7 +84,7 @@ class MaxPool(Pool):
     READS_OUTPUT: ClassVar[bool] = True
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the maxima over columns, their error gradient, and the scratch of both passes of backward."""
+        """Name the maxima over columns, their error gradient, and the scratch for both backward passes."""
         tall, whole = self.tall_shape(images), (*self.output_shape, images)
         return {
             "tall": (tall, None),
@@ -161,7 +161,7 @@ class AveragePool(Pool):
     """
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the sums over columns, their error gradient, and the part of the error gradient per value."""
+        """Name the sums over columns, their error gradient, and each value's part of the error gradient."""
         tall = self.tall_shape(images)
         return {
             "tall": (tall, None),

@@ -3,14 +3,14 @@
     scale_c = k + alpha / size * (sum of x_j squared, over the `size` channels j around c)
     y_c     = x_c * scale_c ** -beta
 
-The window of channel c extends from ``c - size // 2`` to ``c + (size - 1) // 2``, cut off at the edges; the
+The window of channel c extends from ``c - size // 2`` to ``c + (size - 1) // 2`` and ends at the edges; the
 sum is divided by `size` there, too (PyTorch's definition). With errors e, backward computes
 
     e_c * scale_c ** -beta  -  2 * alpha * beta / size * x_c * (sum of e_j * y_j / scale_j, over the channels
                                                                 j with c in their window)
 
 and those channels are the mirrored window. Channels are the first axis, so a window takes a few additions of
-whole runs of memory; a running sum would take fewer, but would round.
+whole runs of memory. A running sum would need fewer, but would round.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class LocalResponseNorm(Layer):
             raise self.refusal("option 'k' must be more than 0, to keep the output of an input of 0 finite")
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name the scales, their powers, and one array of terms for the sums."""
+        """Name the scales, their powers, and an array for the terms of the sums."""
         shape: Shape = (*self.output_shape, images)
         return {"scale": (shape, None), "power": (shape, None), "terms": (shape, None)}
 
@@ -68,7 +68,8 @@ class LocalResponseNorm(Layer):
         np.add(target, terms, out=target)
 
     def _add_windows(self, values: Array, out: Array, *, before: int) -> None:
-        """Fill each channel of `out` with a sum of `size` channels that begins `before` channels earlier."""
+        """Fill each channel of `out` with a sum of `size` channels, which begins `before` channels
+        earlier."""
         channels = values.shape[0]
         np.copyto(out, values)
         for shift in range(-before, self.size - before):

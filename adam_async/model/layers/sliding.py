@@ -1,10 +1,10 @@
-"""Pure: a square kernel that slides over an image, and the columns of values under it.
+"""Pure: a square kernel that slides over an image, and the columns of values under the kernel.
 
-Letters: C input channels, K positions in the kernel of all input channels (C * kernel * kernel), N output
-pixels of all images (height * width * B).
+Letters: C input channels, K kernel positions over all input channels (C * kernel * kernel), N output pixels
+over all images (height * width * B).
 
 Convolution and the locally connected layer differ only in the weights of each column. Both layers read
-`columns`, of shape (C, kernel, kernel, rows, columns, B): the values under the kernel at every output pixel.
+`columns`, of shape (C, kernel, kernel, rows, columns, B): the values under the kernel at each output pixel.
 The batch is the last axis, so copies of columns have runs of ``width * B`` numbers. Backward folds the
 columns' error gradient onto the input pixels in two passes, first over the kernel's rows, then over its
 columns. The passes take ``2 * kernel`` long additions instead of ``kernel * kernel`` short ones.
@@ -28,8 +28,8 @@ every other layer. Each output pixel is a small dense layer, so all steps are st
     delta       errors_POB @ columns_PKB.T            (columns kept from forward)
     backward    weights_POK.T @ errors_POB, folded back onto the input pixels of each column
 
-A cut layer has the weights of all pixels and uses the weights of its rows. The gradient of the others is
-zero, so the gradients of all cuts add up to the gradient of the whole.
+A cut layer has the weights of all pixels and uses the weights of its rows. The gradient of the other rows is
+zero, so the gradients of all cuts add up to the whole layer's gradient.
 
 The stacks are views with the pixels' axis first; BLAS takes each of their matrices without a copy.
 """
@@ -105,7 +105,7 @@ class SlidingKernel(Layer):
         return (channels, self.top + height + self.bottom, width + 2 * self.padding, images)
 
     def scratch(self, images: int) -> dict[str, ScratchSpec]:
-        """Name columns, their error gradient, and, with padding, padded copies of input and input error."""
+        """Name columns, their error gradient and, with padding, padded copies of input and input error."""
         channels = self.input_shapes[0][0]
         columns: Shape = (channels, self.kernel, self.kernel, *self.output_shape[1:], images)
         tall: Shape = (channels, self.kernel, self.padded_shape(images)[1], self.output_shape[2], images)
@@ -209,8 +209,8 @@ class Conv2d(SlidingKernel):
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
         """Multiply errors and columns; for the bias, add the errors up."""
-        # `dot`, because `matmul` keeps the interpreter's lock if the result has fewer than 500 values, even
-        # for long sums, and these are the longest sums of a network.
+        # `dot`, because `matmul` keeps the interpreter's lock if the result has fewer than 500 values. That
+        # holds even for long sums, and these are a network's longest sums.
         if kind == "weight":
             np.dot(slots.views["error"], slots.views["columns"].T, out=out.reshape(self.filters, -1))
         elif kind == "bias":
@@ -240,7 +240,7 @@ class LocallyConnected(SlidingKernel):
         self._own_rows = self._own_rows[block.start : block.stop]
 
     def _own(self, tensor: Array) -> Array:
-        """Return the part of a tensor, or of its gradient, for the computed rows."""
+        """Return the part of a tensor or its gradient that belongs to the computed rows."""
         return tensor[:, self._own_rows.start : self._own_rows.stop]
 
     def prepare(self, slots: Slots) -> None:

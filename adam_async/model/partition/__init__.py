@@ -1,7 +1,7 @@
 """Pure: a model cut over the workers of a replica (model parallelism): plans, predicted costs, parts.
 
-`planner.py` makes a plan with the predicted cost of each. `Layout` (`plan.py`) derives from it the rows that
-each worker reads, computes, sends and receives. `network.py` assembles the part of each worker, with layers
+`planner.py` makes a plan with the predicted cost of each. `Layout` (`plan.py`) derives from the plan the rows
+that each worker reads, computes, sends and receives. `network.py` assembles each worker's part, with layers
 that exchange rows at its borders.
 
     plan.py                  start here: `PartitionPlan`, the blocks of each worker; `Layout`, and the tensors

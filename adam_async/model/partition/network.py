@@ -1,19 +1,19 @@
-"""Pure: one worker's part of a cut network: a network of cut layers, and the order in which it runs.
+"""Pure: one worker's part of a cut network: cut layers, and the order in which they run.
 
 Theory of operation
 -------------------
 A part runs its own steps of the whole network: its layers forward in their order, then backward. A *segment*
-is a longest run of steps without a wait: a step that receives from another worker begins a segment, unless
-the present segment has only such steps so far. At its end a segment sends its results. No deadlock can occur,
-because every worker runs its steps in the order of the whole network, so each wait is for an earlier step.
+is a longest run of steps without a wait. A step that receives from another worker begins a segment, unless
+all steps of the present segment receive, too. At its end a segment sends its results. No deadlock can occur:
+every worker runs its steps in the order of the whole network, so each wait is for an earlier step.
 
 Departures and arrivals are layers of a partition's network beside those of the model. A *departure* follows a
 layer with an output that other workers read: forward copies their rows out, backward adds up their error
-gradients. An *arrival* joins the rows that a layer reads, from this worker and from others; backward returns
-the error gradients of both to their sources. An arrival without received rows is a slice of one output.
+gradients. An *arrival* joins the rows that a layer reads, from this worker and from others. Backward returns
+the rows' error gradients to their sources. An arrival without received rows is a slice of one output.
 
-*Wires* are arrays by the number of their crossing, batch axis last; the caller of a step first puts them into
-the slots' views.
+*Wires* are arrays by crossing number, batch axis last; the caller of a step first puts them into the slots'
+views.
 
 An arrival of flat features *hosts* the features computed on this worker: their layer writes them directly
 into the arrival's array (`Layer.hosts_at`).
@@ -44,14 +44,14 @@ class Wire:
     rows: range
     """Rows of the uncut output."""
     forward: int
-    """Number of the crossing of the values."""
+    """Number of the crossing that has the values."""
     back: int | None
-    """Number of the crossing of their error gradients, in the opposite direction; None if no layer needs
-    them."""
+    """Number of the opposite crossing, of their error gradients; None if no layer needs these."""
 
 
 class Departure(Layer):
-    """Copies rows of its input for other workers, and adds up their error gradients; its output is its input.
+    """Copies rows of its input for other workers, and adds up these workers' error gradients; its output is
+    its input.
 
     Args:
         of: Name of the layer.
@@ -84,8 +84,8 @@ class Departure(Layer):
         slots.views["rows"] = [_rows(slots.inputs[0], wire.rows, self.block) for wire in self.wires]
         if slots.output_error is None:
             return
-        # Sums are in the order of the workers, ((0 + first) + second) + own: error gradients of several lower
-        # workers are added separately, because `slots.error` already has this worker's own.
+        # Sums are in worker order, ((0 + first) + second) + own. Error gradients of several lower workers are
+        # added separately, because `slots.error` already has this worker's own.
         apart = slots.scratch.get("before", slots.error)
         slots.views["errors"] = [
             _rows(apart if wire.peer < self.worker else slots.error, wire.rows, self.block)
@@ -93,13 +93,13 @@ class Departure(Layer):
         ]
 
     def forward(self, weights: Weights, slots: Slots) -> None:
-        """Copy the rows that other workers read; later layers may then overwrite them."""
+        """Copy the rows that other workers read; later layers may then overwrite the rows."""
         outgoing = slots.views[WIRES]
         for wire, rows in zip(self.wires, slots.views["rows"], strict=True):
             np.copyto(outgoing[wire.forward], rows)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Add up the error gradients of all readers, in the order of their workers."""
+        """Add up all readers' error gradients, in worker order."""
         incoming = slots.views[WIRES]
         if not self.read:
             slots.error.fill(0)
@@ -141,7 +141,7 @@ class Arrival(Layer):
             self.hosts_at = own.start - rows.start
 
     def prepare(self, slots: Slots) -> None:
-        """Make views of the rows of each source."""
+        """Make views of each source's rows."""
         slots.views[WIRES] = {}
         slots.views["rows"] = [_rows(slots.output, wire.rows, self.rows) for wire in self.wires]
         if slots.output_error is not None:
@@ -178,7 +178,7 @@ class Arrival(Layer):
         np.copyto(target, source)
 
     def send_errors(self, slots: Slots) -> None:
-        """Copy the error gradients of received rows, which are complete when `backward` may run."""
+        """Copy the error gradients of received rows; they are complete when `backward` may run."""
         outgoing = slots.views[WIRES]
         for wire, rows in zip(self.wires, slots.views["errors"], strict=True):
             if wire.back is not None:
@@ -197,7 +197,7 @@ def with_rows(shape: Shape, rows: int) -> Shape:
 
 
 def _rows(array: Array, rows: range, base: range) -> Array:
-    """Return a view of some rows of an output, in an array with the output's rows `base`, batch last."""
+    """Return a view of some rows of an output, in an array that has the output's rows `base`, batch last."""
     start, stop = rows.start - base.start, rows.stop - base.start
     return array[:, start:stop] if array.ndim == 4 else array[start:stop]
 
@@ -211,7 +211,7 @@ class Segment:
     """Steps without a wait in between."""
 
     forward: range
-    """Layers of the part that run forward, in their order."""
+    """Layers of the part that run forward, in order."""
     back: range
     """Layers that run backward afterwards, last first."""
     receives: tuple[int, ...]
@@ -219,13 +219,13 @@ class Segment:
     sends: tuple[int, ...]
     """Crossings that are complete when the segment ends."""
     wiring: tuple[tuple[int, int], ...]
-    """Pairs of a layer of the part and a crossing, for each of `receives`, then of `sends`."""
+    """Pairs of a layer of the part and a crossing: one for each of `receives`, then of `sends`."""
     departs: tuple[int, ...]
     """Arrivals in `back` that copy error gradients to wires."""
 
 
 class Partition:
-    """The part of one worker. Holds no arrays; any number of threads may share it.
+    """The part of one worker. Holds no arrays, so any number of threads may share it.
 
     Args:
         network: The whole network.
@@ -240,11 +240,11 @@ class Partition:
         self.worker = worker
         self.layout = Layout(network.topology, network.input_shape, plan)
         self.input_rows = self.layout.input_rows[worker]
-        """Rows of the images that the part reads; empty if it reads none."""
+        """Image rows that the part reads; empty if it reads none."""
         builder = _Builder(network.topology, self.layout, worker)
         shape = with_rows(network.input_shape, len(self.input_rows))
         self.network = network.part(builder.topology(), shape)
-        """The layers of the part, with departures and arrivals between them."""
+        """The part's layers, with departures and arrivals between them."""
         self.has_loss = isinstance(self.network.layers[-1], Loss)
         crossings = self.layout.crossings
         self.incoming: tuple[Crossing, ...] = tuple(c for c in crossings if c.target == worker)
@@ -263,7 +263,7 @@ class Partition:
         """Rows of each image to request from a data server; ``(0, 0)``: none; None: whole images."""
         rows, shape = self.input_rows, self.layout.input_shape
         if rows and (len(shape) == 1 or len(rows) == shape[1]):
-            return None  # data servers cut only rows; the part cuts features out of a flat image itself
+            return None  # data servers cut only rows; the part itself cuts features out of a flat image
         return rows.start, rows.stop
 
     def _owned(self, network: Network) -> Iterator[str]:
@@ -292,7 +292,7 @@ class Partition:
         Args:
             weights: Weights of the part.
             context: Context of the part's network.
-            segment: One of `segments`; the earlier segments have run.
+            segment: One of `segments`, all earlier ones of which have run.
             wires: An array per crossing: the segment reads the received ones and writes the sent ones.
         """
         self.connect(context, segment, [wires[crossing] for _, crossing in segment.wiring])
@@ -346,7 +346,7 @@ class _Builder:
         self._producers: list[tuple[int, ...]] = []
         self._wants: list[bool] = []
         self._made: dict[int, tuple[int, range]] = {}
-        """For each layer of the whole network, the layer of the part with its output, and the rows there."""
+        """For each layer of the whole network: the part's layer with its output, and the rows there."""
 
     def topology(self) -> Topology:
         """Assemble the topology of the part."""
@@ -361,7 +361,7 @@ class _Builder:
         return len(self._layers) - 1
 
     def _make(self, number: int) -> None:
-        """Add the part of one layer: its block, and the departure and the arrival that the block needs."""
+        """Add the part of one layer: its block, and the departure and arrival that the block needs."""
         layout, worker = self._layout, self._worker
         layer = self._whole.layers[number]
         block, need = layout.computes[number][worker], layout.needs[number][worker]
@@ -391,7 +391,7 @@ class _Builder:
             self._made[number] = at, need
 
     def _source(self, reader: Layer, position: int, source: int, rows: range) -> int:
-        """Return the layer with the rows of a source that `reader` reads; may add a layer for it."""
+        """Return the layer that has a source's rows for `reader`; may add a layer for them."""
         name, shape = f"{reader.name} reads {position}", reader.input_shapes[position]
         if source == INPUT_INDEX:
             at, have, wants = INPUT_INDEX, self._layout.input_rows[self._worker], False

@@ -1,4 +1,4 @@
-"""Pure: the cut of one model over the workers of a replica, and the resulting exchange.
+"""Pure: how one model is cut over a replica's workers, and what the workers exchange.
 
 Theory of operation
 -------------------
@@ -12,11 +12,11 @@ features. `Layout` derives everything else, from the loss back to the images:
 No worker sends the output of a layer that only *moves* values (flatten): each reader computes it. A value
 therefore crosses between two workers at most once forward. The value's error gradient crosses at most once
 backward, to the owner, which adds up the gradients of all workers in their order. Recomputed rows never
-cross: each worker has the error gradients of the rows that its own later layers read, and its weight
-gradients are partial sums anyway.
+cross. Each worker has the error gradients of the rows that its later layers read, and its weight gradients
+are partial sums anyway.
 
-Every worker that computes a block of a convolution has all its weights; their gradients are partial sums,
-which one *owner* per layer adds up and pushes. Rows of dense weights are on the worker of their outputs.
+Every worker that computes a block of a convolution has all its weights. Its gradients are partial sums; one
+*owner* per layer adds them up and pushes the sum. Rows of dense weights are on the worker of their outputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +39,7 @@ class LayerPlan:
 
     layer: str
     blocks: tuple[tuple[int, int], ...]
-    """For each worker, the first row (or feature) of the output that the worker owns, and the row after the
-    last one."""
+    """For each worker, the first output row (or feature) that the worker owns, and the row after its last."""
     recomputed: bool = False
     """Whether every worker computes all rows of the output that it reads, instead of receiving some."""
     whole: str = ""
@@ -60,7 +59,7 @@ class PartitionPlan:
     layers: tuple[LayerPlan, ...]
     """Cuts of the layers, in the order of the network."""
     owners: dict[str, int]
-    """Worker that pushes the parameters of a layer that several workers have, by the name of the layer."""
+    """By layer name, the worker that pushes the parameters of a layer that several workers have."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain builtins."""
@@ -80,7 +79,7 @@ class PartitionPlan:
             raise ModelError(f"not a partition plan: {error}") from None
 
     def row_cuts(self, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-        """Return the first rows of the workers' pieces of each tensor that is cut, without row 0."""
+        """For each cut tensor, return the first rows of the workers' pieces, without row 0."""
         cuts: dict[str, tuple[int, ...]] = {}
         for layer, planned in zip(layers, self.layers, strict=True):
             starts = sorted({start for start, stop in planned.blocks if start < stop} - {0})
@@ -96,19 +95,18 @@ def planned_cuts(plain: Mapping[str, Any] | None, layers: Sequence[Layer]) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """One tensor that one worker sends to another for every group."""
+    """A tensor that one worker sends to another for every group."""
 
     number: int
     kind: Kind
     layer: int
-    """Number of the layer whose output or error gradient crosses; for weight gradients the first of their
-    layers."""
+    """Number of the layer whose output or error gradient crosses; for weight gradients, of the first one."""
     source: int
     target: int
     rows: range
     """Rows or features of that output; empty for weight gradients."""
     values: int
-    """Number of values per image; for weight gradients per group of any size."""
+    """Number of values per image; for weight gradients, per group of any size."""
     tensors: tuple[str, ...] = ()
     """Names of the parameters whose partial gradients cross, one after the other."""
 
@@ -122,7 +120,7 @@ class Layout:
         plan: Cut of the network.
 
     Raises:
-        ModelError: The plan does not fit this network, or a layer reads rows without an owner.
+        ModelError: The plan does not fit this network, or a layer reads rows that no worker owns.
     """
 
     def __init__(self, topology: Topology, input_shape: tuple[int, ...], plan: PartitionPlan) -> None:
@@ -144,14 +142,13 @@ class Layout:
         self._check_work()
         self._check_input(extent(input_shape))
         self.crossings = tuple(self._cross())
-        """Crossings by number: each output's values, then its error gradients; weight gradients at the
-        end."""
+        """Crossings by number: each output's values, then its error gradients; weight gradients come last."""
 
     def reads(self, reader: int, position: int, worker: int) -> range:
         """Return the range of an input that one worker's part of a layer reads.
 
-        A layer that is not cut reads its whole input, even rows that no square of a pool reaches, so its
-        results have the bits of the uncut network.
+        A layer that is not cut reads its whole input, even rows that no square of a pool reaches. So its
+        results have the same bits as in the uncut network.
         """
         layer, computed = self.topology.layers[reader], self.computes[reader][worker]
         if len(computed) == extent(layer.output_shape):
@@ -210,7 +207,7 @@ class Layout:
                 raise ModelError(f"the plan reads rows {read.start} to {read.stop} of an image of {rows}")
 
     def _cross(self) -> Iterator[Crossing]:
-        """List all crossings in the order of their numbers: those of each layer, then sums of gradients."""
+        """List all crossings by number: each layer's crossings, then sums of gradients."""
         number = 0
         for layer in range(len(self.topology.layers)):
             values = row_values(self.topology.layers[layer].output_shape)
@@ -313,7 +310,7 @@ def _check_plan(topology: Topology, plan: PartitionPlan) -> None:
 
 
 def row_values(shape: Sequence[int]) -> int:
-    """Return the number of values in one row of an image, in all channels; 1 for features."""
+    """Return the number of values in one image row, over all channels; 1 for features."""
     return shape[0] * shape[2] if len(shape) == 3 else 1
 
 

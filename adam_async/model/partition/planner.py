@@ -2,28 +2,28 @@
 
 A **vertical** plan cuts every layer over all workers (the paper's partition, AD-10): images by rows, features
 into equal ranges. If two workers need the same rows of an earlier layer, the cut is in the middle of these
-rows, so equally many rows cross in both directions. The planner takes the faster of two ways: workers send
-such a *halo*, or both sides compute it with all its inputs. The number of rows computed twice grows towards
-the images. Losses, and layers that cannot be cut, are whole on one worker.
+rows, so both directions send equally many rows. Workers can send such a *halo*, or both sides can compute it
+with all its inputs; the planner takes the faster way. The number of rows computed twice grows towards the
+images. Losses, and layers that cannot be cut, are whole on one worker.
 
-A **layers** plan gives each worker consecutive layers. The planner compares a bounded number of cuts, and
-minimises the time of the slowest worker or link; of the plans within `BALANCE` of the best, it takes the plan
-that sends the fewest bytes. A part begins with a layer that has parameters, if the model has enough of them.
+A **layers** plan gives each worker consecutive layers. The planner compares a bounded number of cuts and
+minimises the time of the slowest worker or link. Among plans within `BALANCE` of the best, it takes the plan
+that sends the fewest bytes. A part begins with a layer that has parameters, if the model has enough such
+layers.
 
 The cost of a plan, seconds of workers and links per group and the resulting rate, is predicted from measured
 or estimated times.
 
-Theory of operation
--------------------
-With many groups in flight, the slowest resource bounds the rate: the threads of a worker, the link from one
-worker to another, or the links to the servers. With few groups, *latency* bounds it: n groups in flight take
-the time of one group, which is that of the longest path from its images to its last sum, through the segments
-of all workers. Each crossing on a path costs the link's latency, the handling of its tensor at both ends, and
-its bytes. The largest number of crossings on a path, `longest_chain`, depends on the plan alone.
+Theory of operation ------------------- With many groups in flight, the slowest resource bounds the rate: a
+worker's threads, the link between two workers, or the links to the servers. With few groups, *latency* bounds
+the rate: n groups in flight take the time of one group. This is the time of the longest path from the group's
+images to its last sum, through all workers' segments. Each crossing on a path costs the link's latency, the
+handling of its tensor at both ends, and the transfer of its bytes. The largest number of crossings on a path,
+`longest_chain`, depends on the plan alone.
 
 `adam_async/driver/calibration.py` measures times. Estimates from multiply-adds and numbers of values have the
-right proportions. A block of a layer takes its share of the layer's time; effects of its size on kernels and
-caches are ignored.
+right proportions. A block of a layer takes its share of the layer's time; the prediction ignores how the
+block's size affects kernels and caches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,11 +40,11 @@ from adam_async.model.partition.plan import Crossing, LayerPlan, Layout, Partiti
 from adam_async.model.topology import Topology
 
 MULTIPLY_ADDS_PER_S = 25e9
-"""Multiply-adds per second of one thread, forward and backward, for estimates."""
+"""Estimated multiply-adds per second of one thread, forward and backward."""
 VALUES_PER_S = 1e9
-"""Values per second that one thread moves or compares, for estimates."""
+"""Estimated number of values per second that one thread moves or compares."""
 FORWARD = 1 / 3
-"""Share of forward in a layer's time: one of its three products, if the layer multiplies."""
+"""Share of forward in a layer's time: one of three products, if the layer multiplies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class LayerTimes:
     """Seconds of one thread for one group, by the name of the layer: forward, backward and update."""
 
     images: int
-    """Number of images of the group."""
+    """Number of images in the group."""
     seconds: Mapping[str, float]
     measured: bool = False
 
@@ -93,7 +93,7 @@ def worker_seconds(layout: Layout, times: LayerTimes) -> list[float]:
 
 
 def crossing_bytes(crossing: Crossing, images: int, item_bytes: int) -> int:
-    """Return the bytes of a crossing for a group of this number of images."""
+    """Return the bytes of a crossing for a group with this number of images."""
     return crossing.values * (1 if crossing.kind == "gradient" else images) * item_bytes
 
 
@@ -109,7 +109,7 @@ class Bound:
 
     what: Literal["compute", "cores", "link", "servers", "latency"]
     workers: tuple[int, ...]
-    """Worker of the resource; for a link its sender and receiver; empty if all workers share it."""
+    """Worker that has the resource; for a link its sender and receiver; empty if all workers share it."""
     seconds: float
     """Seconds per group."""
 
@@ -126,14 +126,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The predicted rate of one replica under a plan, and its bounds."""
+    """The predicted rate of one replica under a plan, and the bounds on it."""
 
     images: int
-    """Number of images of a group."""
+    """Number of images in a group."""
     in_flight: int
     """Number of groups in flight."""
     bounds: tuple[Bound, ...]
-    """The bound of each worker and each link, then those of shared cores, of the servers and of latency."""
+    """The bound of each worker and link, then those of shared cores, servers and latency."""
     chain: int
     """Maximum number of crossings in sequence in one group."""
     chain_s: float
@@ -174,16 +174,16 @@ def predict(
     Traffic between workers and servers uses one link per worker, and one link per server.
 
     Args:
-        parts: Parts of all workers, in their order.
-        times: Times of the layers of the whole network.
+        parts: Parts of all workers, in order.
+        times: Times of the whole network's layers.
         link: Cost of a link between any two workers, and between a worker and the servers.
-        threads: Number of compute threads of each worker.
+        threads: Number of compute threads per worker.
         in_flight: Number of groups in flight.
         pushed: Bytes that each worker sends to the servers per group.
         pulled: Bytes that each worker receives from the servers per group.
         servers: Number of servers that share this traffic.
-        shared_cores: Number of cores of the machine if all workers share one; None if each worker has a
-            machine of its own.
+        shared_cores: Number of cores if all workers share one machine; None if each worker has its own
+            machine.
 
     Raises:
         ModelError: `parts` are not the parts of all workers.
@@ -191,7 +191,7 @@ def predict(
     item_bytes = parts[0].network.dtype.itemsize
     bounds = _throughput(parts[0].layout, times, link, item_bytes=item_bytes, threads=threads)
     if shared_cores is not None:
-        # All threads and event loops together have only these cores.
+        # All threads and event loops together share these cores.
         busy = sum(worker_seconds(parts[0].layout, times))
         busy += 2 * link.tensor_s * len(parts[0].layout.crossings)
         bounds.append(Bound(what="cores", workers=(), seconds=busy / shared_cores))
@@ -224,7 +224,7 @@ def _throughput(
 ) -> list[Bound]:
     """Return the bounds of each worker and of each link between workers.
 
-    A worker handles tensors on its single event loop, with any number of compute threads.
+    A worker handles tensors on its single event loop, however many compute threads it has.
     """
     busy = [seconds / threads for seconds in worker_seconds(layout, times)]
     sent: dict[tuple[int, int], int] = {}
@@ -240,12 +240,12 @@ def _throughput(
 
 
 def longest_chain(parts: Sequence[Partition]) -> int:
-    """Count the crossings of one group in sequence, with its last weight gradients.
+    """Count one group's crossings in sequence, including its last weight gradients.
 
     The count does not depend on the number of images. n groups in flight share these latencies.
 
     Args:
-        parts: Parts of all workers, in their order.
+        parts: Parts of all workers, in order.
 
     Raises:
         ModelError: `parts` are not the parts of all workers.
@@ -254,11 +254,11 @@ def longest_chain(parts: Sequence[Partition]) -> int:
 
 
 def chain_seconds(parts: Sequence[Partition], times: LayerTimes, link: LinkCost) -> float:
-    """Predict the seconds of one group alone, one thread per worker, from its images to its last sum.
+    """Predict the seconds for a single group, with one thread per worker, from its images to its last sum.
 
     Args:
-        parts: Parts of all workers, in their order.
-        times: Times of the layers of the whole network.
+        parts: Parts of all workers, in order.
+        times: Times of the whole network's layers.
         link: Cost of a link between any two workers.
 
     Raises:
@@ -269,7 +269,7 @@ def chain_seconds(parts: Sequence[Partition], times: LayerTimes, link: LinkCost)
 
     def layer_s(part: Partition, number: int) -> float:
         layer = part.network.layers[number]
-        if layer.name not in whole:  # a departure or an arrival, whose cost is that of its crossing
+        if layer.name not in whole:  # a departure or an arrival, which costs as much as its crossing
             return 0.0
         return times.seconds[layer.name] * extent(layer.output_shape) / whole[layer.name]
 
@@ -290,7 +290,7 @@ def _longest_way(
     segment_cost: Callable[[Partition, Segment], float],
     crossing_cost: Callable[[Crossing], float],
 ) -> float:
-    """Find the longest path of one group through all segments, in the order of each worker."""
+    """Find one group's longest path through all segments, in each worker's order."""
     _check_complete(parts)
     crossings = parts[0].layout.crossings
     arrived: dict[int, float] = {}
@@ -361,7 +361,7 @@ def vertical_plan(
 
 
 def _cut_vertically(topology: Topology, number: int, workers: int, later: Sequence[LayerPlan]) -> LayerPlan:
-    """Cut a layer evenly, or if its reader is cut by rows, in the middle of rows that two workers read."""
+    """Cut a layer evenly; if its reader is cut by rows, in the middle of rows that two workers read."""
     layer = topology.layers[number]
     rows = extent(layer.output_shape)
     if layer.moves:
@@ -403,7 +403,7 @@ def _all_at(worker: int, rows: int, workers: int) -> tuple[tuple[int, int], ...]
 
 
 def _owners(topology: Topology, worker: int) -> dict[str, int]:
-    """Make one worker add up all partial gradients; several such workers would need more messages."""
+    """Let one worker add up all partial gradients; several such workers would need more messages."""
     return {layer.name: worker for layer in topology.layers if layer.parameters and layer.cut_by != "outputs"}
 
 

@@ -1,4 +1,4 @@
-"""Pure: the update rules, from a gradient to new values, each in a file of its own.
+"""Pure: the update rules, from a gradient to new values, one file per rule.
 
     rule.py      start here: the interface of a rule, and the blocks in which it works
     sgd.py       gradient descent, momentum, Nesterov's momentum
@@ -6,9 +6,9 @@
     adam.py      Adam, AdamW
     imported.py  rules of users: their base class, their record, the checks of their results
 
-A further rule has a class in such a file, a place in `BuiltinRule` below, and its class among the
-names of `adam_async`. `model/fast/rules.py` may have a compiled kernel for it. Options, records of the
-cluster map, messages and disks take their constants and bounds from the fields of the class.
+To add a rule, write a class in such a file, and add it to `BuiltinRule` below and to the names of
+`adam_async`. `model/fast/rules.py` may have a compiled kernel for it. Options, records of the cluster map,
+messages and disks take their constants and bounds from the fields of the class.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ BuiltinRule = Sgd | Adagrad | Adam | AdamW
 """A rule of this package."""
 
 AnyRule = BuiltinRule | ImportedRule
-"""A rule in a message or a record, by the name in its field ``rule``."""
+"""A rule in a message or record, selected by its field ``rule``."""
 
 RULES: Mapping[str, type[BuiltinRule]] = MappingProxyType(
     {str(rule.__struct_config__.tag): rule for rule in get_args(BuiltinRule)}
@@ -38,19 +38,19 @@ RULES: Mapping[str, type[BuiltinRule]] = MappingProxyType(
 CONSTANTS = tuple(
     dict.fromkeys(name for rule in RULES.values() for name in rule.__struct_fields__ if name != "rate")
 )
-"""Names of the constants of these rules."""
+"""Names of the constants that these rules have."""
 
 
 def rule_of(options: Any) -> AnyRule:
     """Return the rule of a run.
 
     Args:
-        options: A struct with the name of the rule, and the constants of all rules (`Config`). For a rule of
-            the user it has the record of the rule, as JSON text.
+        options: A struct with the name of the rule, and the constants of all rules (`Config`). For a user's
+            rule it has the rule's record as JSON text.
 
     Raises:
-        ConfigError: A constant is out of range, the rule does not have it, or the record of the user's rule
-            is missing or wrong.
+        ConfigError: A constant is out of range, the rule does not have it, or the record of a user's rule is
+            missing or wrong.
     """
     if ":" in options.rule:
         return _imported_rule(options)

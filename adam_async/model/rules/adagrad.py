@@ -8,7 +8,7 @@ from adam_async.option_types import Amount
 
 
 class Adagrad(Rule, frozen=True, kw_only=True, tag="adagrad"):
-    """Rates that shrink with the sum of the squared gradients so far.
+    """Rates that shrink as the sum of squared gradients grows.
 
     g = gradient + w * p;  squares = squares + g * g;  p = p - rate * g / (sqrt(squares) + eps). The sums
     start at `initial_accumulator_value`.

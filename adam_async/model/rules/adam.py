@@ -15,7 +15,7 @@ class Adam(Rule, frozen=True, kw_only=True, tag="adam"):
     g = gradient + w * p;  mean = b1 * mean + (1 - b1) * g;  square = b2 * square + (1 - b2) * g * g;
     p = p - rate / (1 - b1^t) * mean / (sqrt(square) / sqrt(1 - b2^t) + eps). `betas` is (b1, b2).
 
-    Two threads that train in place may leave the mean of one gradient beside the square of another; a mean
+    Two threads that train in place may leave the mean of one gradient beside the square of another. A mean
     beside a square of zero would make an unbounded step. After whole applications no mean is larger than
     `largest_mean` times sqrt(square) (the Cauchy-Schwarz inequality), so steps are clipped to this bound.
     """

@@ -1,9 +1,9 @@
-"""Pure: a rule of the user: its class, its record, and the checks of its results.
+"""Pure: a user's rule: its class, its record, and the checks of its results.
 
-A `UserRule` is code in a module of the user. Servers get its `ImportedRule`, which has the import path of the
-class and all other facts, so that only the servers that apply the rule import the module. All copies of a
-shard apply a rule to the same arrays and cut a shard at the same places, so a rule that is a function of its
-arguments gives the same bits, or the same refusal, on each of them.
+A `UserRule` is code in a module of the user. Servers get the rule's `ImportedRule`, which has the class's
+import path and all other facts. So only the servers that apply the rule import the module. All copies of a
+shard apply a rule to the same arrays and cut the shard at the same places. So a rule that depends only on its
+arguments gives the same bits, or the same refusal, on each copy.
 """
 
 from abc import abstractmethod
@@ -19,16 +19,16 @@ from adam_async.model.rules.rule import Array, Rule, RuleState, Shape
 from adam_async.option_types import MOST_RULE_PATH, Amount, brief, check_types, fault_of_path
 
 MOST_CONSTANTS_TEXT = 4096
-"""Maximum length of the constants of a rule as JSON text, in characters."""
+"""Maximum length of a rule's constants as JSON text, in characters."""
 
 MOST_STATE_ARRAYS = 8
-"""Maximum number of state arrays of a rule."""
+"""Maximum number of state arrays that a rule may have."""
 
 MOST_FIRST = 1e38
-"""Maximum of the first value of a state array, without its sign."""
+"""Maximum absolute first value of a state array."""
 
 MOST_STATE_NAME = 64
-"""Maximum length of the name of a state array, in characters."""
+"""Maximum length of a state array's name, in characters."""
 
 
 class RuleRefused(AdamError):
@@ -36,7 +36,7 @@ class RuleRefused(AdamError):
 
 
 class UserRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of the rules of users: a frozen value whose fields are its constants.
+    """Base class of users' rules: a frozen value whose fields are its constants.
 
         class SignSgd(UserRule):
             decay: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
@@ -47,10 +47,10 @@ class UserRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     A rule is elementwise: the servers cut shards into ranges, and call `step` for each range.
 
     Args:
-        rate: Default rate of pushes. Each client may have another one, and so may each push.
+        rate: Default rate of pushes. Each client, and each push, may have another rate.
 
     Raises:
-        ConfigError: A constant has another type, or is out of its bounds.
+        ConfigError: A constant has the wrong type, or is out of bounds.
     """
 
     rate: Amount = 0.01
@@ -70,24 +70,24 @@ class UserRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return new values, and the new state arrays by name.
 
         The result must depend on the arguments alone. The servers refuse a push whose result is not finite,
-        has another shape or type, or is an error; then values and state stay as they were.
+        has the wrong shape or type, or is an error. Values and state then do not change.
 
         Args:
-            values: Flat values of a range of a shard, float32 or float64; read-only.
+            values: Flat values of a shard's range, float32 or float64; read-only.
             gradient: Gradient of the values, of the same shape and type; read-only.
-            state: The state arrays of the same range; read-only.
+            state: State arrays of the same range; read-only.
             rate: Learning rate of this application.
         """
 
 
 class ImportedRule(Rule, frozen=True, kw_only=True, tag="imported"):
-    """The record of a rule of the user.
+    """The record of a user's rule.
 
     Args:
         path: Import path of its class, ``package.module:Class``.
         digest: SHA-256 of the module's file, as 64 hexadecimal digits.
         arrays: Names of its state arrays, each with its first value.
-        constants: Constants of the rule without its rate, as the text of a JSON object.
+        constants: Constants of the rule except its rate, as a JSON object in text.
 
     Raises:
         ConfigError: A field is out of bounds.
@@ -127,7 +127,7 @@ class ImportedRule(Rule, frozen=True, kw_only=True, tag="imported"):
 
     @property
     def text(self) -> str:
-        """The rule with its constants, and the first digits of the digest of its file."""
+        """The rule with its constants, and the first digits of its file's digest."""
         return f"{self.path} {self.constants} (file {self.digest[:12]})"
 
     @property
@@ -158,14 +158,14 @@ def checked_step(
     """Call a rule on read-only arrays, and check its result.
 
     Args:
-        state: Its state arrays, all of them.
+        state: All state arrays of the rule.
 
     Returns the new values, and the new state arrays in the order of `state`.
 
     Raises:
-        RuleRefused: The rule raised, wrote into its arguments, or returned a result with another form, shape
-            or type, or with a value that is not finite.
-        MemoryError: The memory is full, which may be so on one copy of a shard alone.
+        RuleRefused: The rule raised, wrote into its arguments, or returned a result with the wrong form,
+            shape or type or a value that is not finite.
+        MemoryError: The memory is full, perhaps on only one copy of the shard.
     """
     arguments = {name: _read_only(array) for name, array in state.items()}
     try:
@@ -178,14 +178,14 @@ def checked_step(
     except BaseException as error:
         # The code of a user may raise anything, also what would end the loop or a generator.
         line = _line_of(error)
-        # Its frames lead to the tensors of the push, whose sender waits until nothing refers to them.
+        # The error's frames refer to the push's tensors, and their sender waits until nothing does.
         error.__traceback__ = error.__context__ = error.__cause__ = None
         raise RuleRefused(f"step raised {_text_of(error)} in line {line}") from None
     if kept.keys() != state.keys():
         raise RuleRefused(f"step returned state {sorted(kept)!r:.200}, expected the arrays {sorted(state)}")
     found = {"values": new, **{f"state {name}": kept[name] for name in state}}
     for name, array in found.items():
-        # A subclass has rules of its own: the check of a masked array passes over its masked values.
+        # A subclass has other rules: the check of a masked array skips its masked values.
         is_plain = type(array) is np.ndarray
         if not is_plain or (array.shape, array.dtype) != (values.shape, values.dtype):
             shown = f"{array.dtype} of {array.shape}" if is_plain else type(array).__name__
@@ -196,7 +196,7 @@ def checked_step(
 
 
 def _two_parts(result: Any) -> tuple[Any, dict[str, Any]]:
-    """Return values and state of the result of a step; a mapping of the rule may raise anything."""
+    """Return the values and state in a step's result; a mapping from the rule may raise anything."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise RuleRefused(f"step returned {brief(type(result))}, expected (values, state)")
     return result[0], {str(name): array for name, array in result[1].items()}
@@ -213,7 +213,7 @@ def _line_of(error: BaseException) -> int:
 def _text_of(error: BaseException) -> str:
     try:
         return f"{error!r:.200}"
-    except Exception:  # its class has a text of its own
+    except Exception:  # its class may define a text
         return type(error).__name__
 
 

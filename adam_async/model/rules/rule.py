@@ -1,9 +1,9 @@
 """Pure: the interface of an update rule, and what all rules share.
 
-A rule is a frozen value with its constants and the default rate of pushes; the cluster map has it as it is.
-Its state belongs to the owner of the values (a shard) and is a dictionary of arrays. `state_names` names
-arrays of one number per value, which are cut, copied and saved with the values. `scalar_names` names arrays
-of one number per shard, such as Adam's count of steps.
+A rule is a frozen value with its constants and the default rate of pushes; the cluster map holds it
+unchanged. The owner of the values (a shard) has the rule's state, a dictionary of arrays. `state_names` names
+arrays with one number per value, which are cut, copied and saved with the values. `scalar_names` names arrays
+with one number per shard, such as Adam's count of steps.
 
 `apply` works in place, block by block, so a block's values, state, gradient and scratch stay in the first two
 caches through all operations. Blocks are independent, so the result does not depend on their size. The caller
@@ -27,7 +27,7 @@ call may release the GIL."""
 
 Epsilon = Annotated[float, msgspec.Meta(ge=1e-15, le=1e12)]
 """A number that is added to a root before the root divides. A square can be 0 beside a gradient or mean of
-3e-23, the root of the least float32; with a far smaller number this one would make a step without bound."""
+3e-23, the root of the least float32. A far smaller epsilon would then make an unbounded step."""
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -50,7 +50,7 @@ class Rule(
     """An update rule. See the head of this file.
 
     Args:
-        rate: Default rate of pushes. Each client may have another one, and so may each push.
+        rate: Default rate of pushes. Each client, and each push, may have another rate.
         weight_decay: Weight decay: the gradient is added to this share of the values.
 
     Raises:
@@ -80,12 +80,12 @@ class Rule(
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the elementwise arrays of the state."""
+        """Names of the state arrays that have one number per value."""
         return ()
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
-        """Names of the arrays of one number per shard."""
+        """Names of the state arrays that have one number per shard."""
         return ()
 
     @property
