@@ -2,9 +2,9 @@
 
 A worker asks the *dealer*, one of the data servers, for groups ahead of need (`client.py`). `service.py`
 receives the question, and `questions.py` turns it into an event. `state.py` decides which groups the worker
-gets, and `questions.py` sends their numbers. Reports of finished groups become events in the same way. The
-worker reads the images of the groups from any data server (`group_reader.py`); there `questions.py`
-sends them, and `group_producer.py` makes them.
+gets, and `questions.py` sends the groups' numbers. Reports of finished groups become events in the same way.
+The worker reads the groups' images from any data server (`group_reader.py`). There `group_producer.py` makes
+the images, and `questions.py` sends them.
 
     state.py                        leases and reports: each group finished exactly once, or skipped
     epoch.py                        one epoch: the shuffle by seed and epoch, skipped images first, cut into

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 MAX_NAME = 1536
-"""Maximum length of a class name, in characters: a folder's name of 255 bytes, with an escape of six
-characters for each byte that is not text."""
+"""Maximum length of a class name, in characters: a folder name of 255 bytes, with a six-character escape for
+each byte that is not text."""
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Character that is not text, and that UTF-8 cannot encode."""
@@ -21,8 +21,8 @@ def is_number(label: str) -> bool:
 def number_classes(labels: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Number the classes of a table or a shard.
 
-    If at least half of the labels are numbers, the labels are the class numbers and have no names; otherwise
-    they are names, numbered in sorted order.
+    If at least half of the labels are numbers, these are the class numbers, and the classes have no names.
+    Otherwise the labels are names, numbered in sorted order.
 
     Returns:
         The number of each usable label, and the names of the classes. Other labels have no class.
@@ -43,10 +43,10 @@ def is_name(label: str) -> bool:
 def class_name(label: str) -> str:
     r"""Return the class name of a label or a folder: composed accents, and escapes such as ``\udcff``.
 
-    macOS and Linux write the accents of one name in two forms of Unicode. Bytes of a folder's name that are
-    not text are surrogates, which no file or message can hold.
+    macOS and Linux write the accents of one name in two forms of Unicode. Surrogates represent those bytes of
+    a folder's name that are not text; no file or message can contain them.
     """
-    if len(label) > MAX_NAME:  # a label of many megabytes is not copied; it is no name either
+    if len(label) > MAX_NAME:  # a label of many megabytes is not copied, and is no name either
         return label
     return unicodedata.normalize("NFC", label).encode("utf-8", "backslashreplace").decode()
 

@@ -1,21 +1,24 @@
 """A worker's client of the data servers, which requests groups ahead of need and reports finished ones.
 
-A `DataClient` keeps a few groups ahead, so a compute thread seldom waits for input (AD-06). It waits at the
-start of an epoch, and if it trains faster than the data servers prepare groups; the client counts the waits.
+A `DataClient` keeps a few groups ahead, so a compute thread seldom waits for input (AD-06). A worker waits at
+the start of an epoch, and if it trains faster than data servers prepare groups. The client counts these
+waits.
 
-One data server leases the groups of the run. Two tasks share the link to it: one requests leases when it has
+One data server leases all groups of the run. Two tasks share the link to it. One requests leases when it has
 room, and the server may delay the answer; the other reports finished groups. After the link breaks, or after
-a change of the data server, both begin again on a new link, and first the client sends the leases that it
-holds: another data server goes on from them. A request contains the number of received leases, so a lost
-answer loses none. A third task reads the images of the leased groups from any data server (`group_reader`).
+a change of the data server, both tasks begin again on a new link. The client first sends the leases that it
+holds, so that another data server can continue from them. A request contains the number of received leases,
+so a lost answer loses none. A third task reads the images of the leased groups from any data server
+(`group_reader`).
 
 From a pool the client asks for a *piece*, the groups of one answer: half a second of its measured work
-(`PieceSize`). It asks for the next piece when it has begun the newest one, so it asks about twice a second,
-however fast it trains, and has more leases than groups. The dealer may grant fewer groups
+(`PieceSize`). The client asks for the next piece when it begins its newest one. So it asks about twice a
+second, however fast it trains, and has more leases than groups. The dealer may grant fewer groups
 (`Epoch.most_piece`). Before the rate is known, each piece may be twice as large as the one before.
 
-In ssp and bsp the data server sends the clock at which the groups begin, and with the last groups the sync
-clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the ticks.
+In ssp and bsp the data server sends the clock at which the groups begin. With the last groups it sends the
+sync clock that all replicas reach after them. The trainer of the groups gets both clocks, and sends the
+ticks.
 
 The rate counts groups with acknowledged pushes, over times in which the worker has groups. A period of
 measurement is at least half a piece long, because acknowledgements come in bursts.
@@ -64,20 +67,20 @@ class PieceSize:
     """Rate and piece size of one worker. Times are seconds on the caller's clock.
 
     Args:
-        first: Number of groups of the first piece, at least 1.
-        most: Maximum number of groups of a piece.
+        first: Number of groups in the first piece, at least 1.
+        most: Maximum number of groups in a piece.
     """
 
     def __init__(self, *, first: int, most: int) -> None:
         self._size = float(min(first, most))
-        """Number of groups of a piece, with its fraction."""
+        """Number of groups in a piece, including a fraction."""
         self._left = 0.0
         """Fraction of a group that rounding has left over from earlier pieces."""
         self._most = most
         self._is_known = False
         self._finished = 0
         self._since: float | None = None
-        """Begin of the period of measurement; None before the first group."""
+        """Begin of the measured period; None before the first group."""
         self._waits_since: float | None = None
 
     def waits(self, now: float) -> None:
@@ -116,7 +119,7 @@ class PieceSize:
 logger = logging.getLogger(__name__)
 
 DIAL_S = 1.0
-"""Deadline of a dial before the client checks for another server, in seconds."""
+"""Deadline in seconds of a dial, after which the client looks for another server."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +131,7 @@ class ImageGroup:
     """Requested rows of the images, (n, C, H, W); None if only labels were requested."""
     labels: NDArray[Any]
     clock: int = 0
-    """Minimum clock at which the group begins; 0 if the server sent none."""
+    """Minimum clock at which the group begins; 0 if the server sent no clock."""
     sync_clock: int = 0
     """Sync clock of all replicas before the group; 0 if the server sent none."""
 
@@ -144,14 +147,14 @@ class WorkerSlot:
 
 
 class DataClient:
-    """Reads the groups of one worker of a replica ahead of need.
+    """Reads ahead of need the groups of one worker in a replica.
 
     Args:
         address: Returns the address of the data server that leases groups; an empty text while the run has
             none. Call `map_changed` after a change.
         servers: Returns the addresses of the ready data servers, first the one to read images from.
         ahead: Maximum number of groups in memory.
-        first_piece: Number of groups of the first piece from a pool; None: the replicas have shares.
+        first_piece: Number of groups in the first piece from a pool; None: the replicas have shares.
         rows: First needed row of the images, and the row after the last one; ``(0, 0)``: labels only. None:
             whole images.
 
@@ -182,18 +185,18 @@ class DataClient:
         self._ahead = ahead
         self._pieces = PieceSize(first=first_piece, most=MOST_LEASES) if first_piece is not None else None
         self._ask_at = ahead // 2 if first_piece is None else 0
-        """Number of untaken groups at which the client asks for more: half of the groups ahead, because one
-        request for them costs less than one per group; from a pool, those of the newest piece."""
+        """Number of untaken groups at which the client asks for more. This is half of the groups ahead,
+        because one request for them costs less than one per group; from a pool, the newest piece."""
         self._report_at = max(ahead // 2, 1)
         """Number of finished groups that are reported together."""
         self._limits = limits
         self._waits = waits
         self._leased: list[tuple[Lease, int, int]] = []
-        """Leased groups, the oldest first, until their images are read, with `clock` and `sync_clock`."""
+        """Leased groups without images yet, oldest first, each with `clock` and `sync_clock`."""
         self._groups: deque[ImageGroup] = deque()
         self._epoch = self._position = 0
         self._held: dict[tuple[int, int, int], HeldLease] = {}
-        """Leases of the epoch that are not settled, and the newest one, by epoch, number and attempt."""
+        """By epoch, number and attempt: the epoch's unsettled leases, and the newest lease."""
         self._reported: dict[tuple[int, int, int], Finished] = {}
         """Acknowledged reports of held groups, which another data server does not have."""
         self._known_end = -1
@@ -218,7 +221,7 @@ class DataClient:
         """Read ahead until cancelled.
 
         Raises:
-            RoleFailed: For `patience_s`, no data server could be reached, or none gave a correct answer.
+            RoleFailed: For `patience_s`, the client could not reach a data server, or got no correct answer.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -235,7 +238,7 @@ class DataClient:
             self._changed.clear()
             channel.address = self._address()
             if not channel.address:
-                # The run waits for a data server; its driver limits this wait.
+                # The run waits for a data server; the run's driver limits this wait.
                 await self._changed.wait()
                 channel.renew()
                 continue
@@ -285,10 +288,10 @@ class DataClient:
         return self._answered and not self._refused
 
     async def _use(self, link: Link, work: Callable[[Link], Awaitable[None]]) -> None:
-        """Run one of the two tasks; an error ends the link, and with it the other task.
+        """Run one of the two tasks; an error in it ends the link, and so the other task.
 
         The function does not raise the error. In Python 3.11 and 3.12 a task group with a failed task leaves
-        its caller marked as cancelled, if the caller waits for the end of the group.
+        a caller that waits for its end marked as cancelled.
         """
         try:
             await work(link)
@@ -404,7 +407,7 @@ class DataClient:
     async def _report(self, link: Link) -> None:
         await self._is_known.wait()
         while True:
-            # A few at a time; at once if the epoch, or further groups, may wait for these reports.
+            # Report a few at a time; at once if the epoch or further groups may wait for these reports.
             while not self._reports or not self._reports_due:
                 self._has_reports.clear()
                 await self._has_reports.wait()
@@ -428,8 +431,7 @@ class DataClient:
         return self._last and not (self._groups or self._leased)
 
     async def wait_group(self) -> None:
-        """Wait for a group, or for the answer that the replica has no more groups; the caller then checks
-        `has_group`.
+        """Wait for a group, or for the answer that the replica has no more groups; then check `has_group`.
 
         The wait has no deadline: the epoch may be over, or other replicas busy. Cancelling the wait loses no
         group.
@@ -458,7 +460,7 @@ class DataClient:
 
     @property
     def first(self) -> ImageGroup:
-        """The next group; raises IndexError without one."""
+        """The next group; raises IndexError if there is none."""
         return self._groups[0]
 
     def take(self) -> ImageGroup:
@@ -474,7 +476,7 @@ class DataClient:
         return group
 
     def finished(self, report: Finished) -> None:
-        """Note a trained group with an acknowledged push; the client reports it soon."""
+        """Record a trained group with an acknowledged push; the client reports the group soon."""
         self._reports.append(report)
         if self._pieces is not None:
             self._pieces.finished()
@@ -484,12 +486,12 @@ class DataClient:
     @property
     def _reports_due(self) -> bool:
         """Whether the reports are sent now."""
-        # At once if the replica has no more groups, or the client has none left.
+        # At once if the replica has no more groups, or if the client has none left.
         is_short = self._last or not (self._groups or self._leased)
         return is_short or len(self._reports) >= self._report_at
 
     def statistics(self) -> FetchCounts:
-        """Return the counts of groups, and of waits for them."""
+        """Return the counts of groups, and of waits for groups."""
         return FetchCounts(
             groups=self._received - len(self._groups),
             blocked_fetches=self._blocked_fetches,

@@ -3,14 +3,15 @@
 Letters: N images, C channels, H rows, W columns. Images are uint8, labels int64, both C-contiguous.
 
 Training images may stay in their files (`StoredImages`), and are then read and decoded on demand. A damaged
-image ends the run with an error that has its name; with the policy ``skip`` the next readable image of its
-class replaces it. The choice depends only on the files, so every server of a data set chooses the same image.
+image ends the run with an error that names the image. With the policy ``skip``, the next readable image of
+its class replaces it. The choice depends only on the files, so every server of a data set chooses the same
+image.
 
-The validation split, images that a run holds back from training, depends only on the labels, the seed and the
+A run holds images back from training for validation. This split depends only on the labels, the seed and the
 count, so each data server of a run holds back the same images. The split is stratified: each class gives
 images in proportion to its size.
 
-The policy for damaged images, labels and rows is to stop at the first one, or to leave all of them out.
+The policy for damaged images, labels and rows: stop at the first one, or leave all of them out.
 """
 
 import logging
@@ -39,8 +40,7 @@ MAX_SHARE = 0.05
 class Damage:
     """Collects the damage of one data set.
 
-    Args:
-        policy: ``error`` makes the first damage an error; ``skip`` counts it.
+    Args: policy: ``error`` raises an error for the first damage; ``skip`` counts damage.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -128,8 +128,8 @@ class StoredImages:
         """Read and decode one image, shape (C, H, W). Blocks. From any thread.
 
         Raises:
-            DataError: The image cannot be read and no other image can replace it, or too many images cannot
-                be read.
+            DataError: The image is unreadable and no other image can replace it, or too many images are
+                unreadable.
         """
         known = self._instead.get(number)
         if known is not None:
@@ -150,7 +150,7 @@ class StoredImages:
         return images
 
     def __getitem__(self, chosen: Any) -> NDArray[np.uint8]:
-        """Index images as NumPy does: by a number, a slice, or an array of numbers or of truth values."""
+        """Index images as NumPy does: by a number, a slice, or an array of numbers or booleans."""
         numbers = np.arange(len(self))[chosen]
         return self.read(int(numbers)) if np.ndim(numbers) == 0 else self.take(numbers)
 
@@ -159,8 +159,7 @@ class StoredImages:
         return list(self.replaced.values())[:MAX_SENTENCES]
 
     def _replace(self, number: int, error: DataError) -> NDArray[np.uint8]:
-        """Read the next readable image of the same class, in the order of their numbers; after the last image
-        the first one follows."""
+        """Read the next readable image of the same class, by number; the first image follows the last."""
         self._note(number, error)
         alike = np.flatnonzero(self._labels == self._labels[number])
         at = int(np.searchsorted(alike, number))
@@ -191,7 +190,7 @@ class StoredImages:
 
 
 MAX_CHANNELS = 4
-"""Maximum length of a trailing axis of channels (rows, columns, channels)."""
+"""Maximum length of a trailing channel axis (rows, columns, channels)."""
 
 MAX_CLASSES = 65_536
 """Maximum number of classes: the model has an output for each class up to the largest label."""
@@ -211,7 +210,7 @@ class Dataset:
     name: str
     """Short name, such as ``mnist`` or ``digits``."""
     source: str
-    """Source of the data, and the reason for this source, in one sentence."""
+    """Source of the data, and why it was chosen, in one sentence."""
     train_images: NDArray[np.uint8] | StoredImages
     """Images of shape (N, C, H, W), in memory or read on demand."""
     train_labels: NDArray[np.int64]
@@ -224,9 +223,9 @@ class Dataset:
     damaged: tuple[str, ...] = ()
     """Damaged images that were left out: a sentence each, at most 100, then the number of the others."""
     squared_norm: float = 0.0
-    """Mean, over some images, of the sum of an image's squared pixels (scaled to 0 to 1); 0 if unknown."""
+    """Mean over some images of an image's sum of squared pixels (scaled to 0 to 1); 0 if unknown."""
     cache: CacheLimits | None = None
-    """Limits of a data server's cache of the images; None: the options of the run decide."""
+    """Limits of a data server's image cache; None: the run's options decide."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -275,7 +274,8 @@ def make_dataset(
         damaged: Damaged images that the source left out.
 
     Raises:
-        DataError: A wrong dtype, shape or count; the error has the array, its value and the expected one.
+        DataError: A dtype, shape or count is wrong; the error has the array, its value and the expected
+            value.
     """
     _check_arguments(train, test, origins)
     train_images = train[0] if isinstance(train[0], StoredImages) else as_images(train[0], origins[0])
@@ -332,7 +332,7 @@ def _check_arguments(train: object, test: object, origins: object) -> None:
 
 
 def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
-    """Return the mean, over evenly chosen images, of the sum of an image's squared pixels (scaled to 0 to 1).
+    """Return the mean, over evenly chosen images, of an image's sum of squared pixels (scaled to 0 to 1).
 
     The function leaves out unreadable images: their training raises the error.
     """
@@ -348,7 +348,7 @@ def _squared_norm(images: NDArray[np.uint8] | StoredImages) -> float:
 
 
 def _called(value: object) -> str:
-    """Describe a value by its type, and by its length if it has one."""
+    """Describe a value by its type and, if it has one, its length."""
     if value is None:
         return "None"
     length = f" of {len(value)}" if isinstance(value, Sized) else ""
@@ -386,10 +386,10 @@ def _check_array(array: object, origin: str) -> None:
 
 
 def as_images(array: NDArray[Any], origin: str) -> NDArray[np.uint8]:
-    """Return an array of images as (N, C, H, W), contiguous; a view if the pixels have this order already.
+    """Return an array of images as (N, C, H, W), contiguous; a view if the pixels are in this order already.
 
     Raises:
-        DataError: Not an array, or a wrong dtype or shape; names the array by `origin`.
+        DataError: Not an array, or its dtype or shape is wrong; the error names the array by `origin`.
     """
     _check_array(array, origin)
     if array.dtype != np.uint8:
@@ -403,7 +403,7 @@ def channels_first(array: NDArray[Any], origin: str) -> NDArray[Any]:
     Channels are last if the last of four axes has at most `MAX_CHANNELS` entries, and the second has more.
 
     Raises:
-        DataError: The array has other axes, or no pixels; the error has its `origin`.
+        DataError: The array has other axes, or no pixels; the error names its `origin`.
     """
     if array.ndim == 3:
         array = array[:, np.newaxis]
@@ -458,7 +458,7 @@ class ValidationSplit:
         classes, sizes = np.unique(labels, return_counts=True)
         shares = sizes * count / len(labels)
         taken = np.floor(shares).astype(np.int64)
-        # A class gives its last image only if no other class has an image to give.
+        # A class gives its last image only if no other class can give an image.
         largest = np.lexsort((taken - shares, taken + 1 >= sizes))
         taken[largest[: count - int(taken.sum())]] += 1
         dice = Dice(seed)

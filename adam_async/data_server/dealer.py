@@ -1,18 +1,19 @@
 """The leases of a run on its dealer, the data server that the cluster map names: a shell of `state`.
 
-The dealer enters the live replicas, the epochs of the map, and the questions of workers into one state, which
-is in memory only. Two events need the *sets*, the groups that the shards have (`SetReader`). After the loss
-of a replica they settle its leases. The other event is the begin of an epoch of which the shards may have
-groups already: an epoch that an earlier dealer began, or any epoch of a resumed run, because shards that
-return from disks may be ahead of others. Groups that all shards have are finished, and groups that only some
-have are steps of their own.
+The dealer applies live replicas, the map's epochs, and workers' questions to one state, which exists only in
+memory. Two events need the *sets*, the groups that the shards have (`SetReader`). After the loss of a replica
+they settle its leases. The other event is the begin of an epoch whose groups the shards may have already.
+Such an epoch began under an earlier dealer, or belongs to a resumed run, where shards from disks may be ahead
+of others. Groups that all shards have are finished; each group that only some shards have becomes a separate
+step.
 
-The workers keep what an earlier dealer has leased to them, and go on. So the dealer reads the sets after the
-workers of all live replicas have sent their leases. If a replica is lost meanwhile, it reads the sets anew.
+The workers keep their leases from an earlier dealer and continue. So the dealer reads the sets only after the
+workers of all live replicas have sent their leases. If a replica is lost during the reading, the dealer reads
+the sets again.
 
-The question for sets names a version of the map. From this version on a bundle takes groups only of replica
-generations in the map, so its answer is final for the generations that have ended. A bundle without a primary
-is asked again when it has one: the reading waits, and logs the bundle that it waits for.
+The question for sets names a version of the map. From this map version on, a bundle takes groups only of
+replica generations in the map. So its answer is final for the ended generations. The dealer waits for a
+bundle without a primary, logs this wait, and asks again when the bundle has a primary.
 """
 
 import asyncio
@@ -48,8 +49,7 @@ from transport import LocalProtocolError, TransportError
 logger = logging.getLogger(__name__)
 
 Answer = tuple[BundleSets, Ranges, Ranges]
-"""Answer of one bundle: the groups that all its trainable shards have, and those that only some
-have."""
+"""Answer of one bundle: the groups that all its trainable shards have, and the groups that only some have."""
 
 
 class SetReader:
@@ -57,7 +57,7 @@ class SetReader:
 
     Args:
         cluster: Returns the newest map.
-        reach_s: Deadline of a dial, and of one question, in seconds.
+        reach_s: Deadline of a dial and of one question, in seconds.
     """
 
     def __init__(self, endpoint: Endpoint, cluster: Callable[[], ClusterMap], *, reach_s: float) -> None:
@@ -72,7 +72,7 @@ class SetReader:
 
         Args:
             homes: Names of the bundles.
-            groups: Number of groups of the epoch.
+            groups: Number of groups in the epoch.
             version: See `SetsRead.version`.
             most_clock: Highest clock that a replica can reach.
         """
@@ -89,7 +89,7 @@ class SetReader:
             version=version,
             every=every,
             some=some,
-            # A worker that lies about its clock can raise that of a server further than any replica can come.
+            # A worker with a false clock can raise a server's clock further than any replica can get.
             clock=min(clock, most_clock),
             images=counted.images,
             loss_sum=counted.loss_sum,
@@ -135,7 +135,7 @@ def merged(answers: Iterable[Answer], groups: int) -> tuple[frozenset[int], froz
     """Return the groups that all trainable shards have, those that only some have, and the highest clock.
 
     Args:
-        groups: Number of groups of the epoch; an answer may have others, which are left out.
+        groups: Number of groups in the epoch; any others in an answer are left out.
     """
     trainable = [(every, some) for body, every, some in answers if body.trainable]
     clock = max((body.clock for body, _, _ in answers), default=0)
@@ -168,9 +168,9 @@ class Dealer:
         on_effects: Takes the effects of the state.
 
     Attributes:
-        state: Leases of the term in progress, or of the last one.
+        state: Leases of the term in progress, or of the last term.
         deals: Whether this server is the dealer of the run that it serves.
-        term: Term in which this server deals; 0: it does not.
+        term: Term in which this server is the dealer; 0: it is not.
 
     Run `run` as a task of the owner's group.
     """
@@ -193,7 +193,7 @@ class Dealer:
         self._run = ""
         self._images = 0
         self._seen: tuple[int, float] = 0, 0.0
-        """Newest epoch in the map, and the time at which this server saw it first."""
+        """Newest epoch in the map, and when this server first saw it."""
         self._group: asyncio.TaskGroup
         self._reading: asyncio.Task[None] | None = None
         self._timer = Timer(lambda: self.state.next_deadline(), lambda: self.enter(TimePassed()))
@@ -291,7 +291,7 @@ class Dealer:
         if epoch is None or epoch.run != self._run or epoch.ended or not cluster.in_progress or store is None:
             return
         if epoch.number > self.state.epoch:
-            # Replicas that are not in this version of the map send no leases.
+            # Replicas that this map version lacks send no leases.
             version = cluster.version if not self.state.lacks_held else 0
         if version or ends:
             name, homes = f"{self._identity.node}/sets-{version}", sorted(set(store.buckets))
@@ -321,9 +321,9 @@ class Dealer:
             resumed = None
         train_s = resumed.train_s if resumed is not None else 0.0
         named = ends[0] if ends else ()
-        # A false record may name groups that no epoch has, and each of them would take memory.
+        # A false record may name groups that no epoch has; each of them would take memory.
         skipped = tuple([(start, min(stop, epoch.groups)) for start, stop in named if start < epoch.groups])
-        # A shard that has dropped the set of the epoch answers that it has all groups.
+        # A shard that has dropped the epoch's set answers that it has all groups.
         absent = {number for each in skipped for number in range(*each)}
         finished = joined(sets.every - absent) if sets is not None else ()
         warm = warm_groups(
@@ -340,7 +340,7 @@ class Dealer:
                 carried=epoch.carried,
             )
         if self.term > 1 and not self.state.epoch:
-            train_s += _now() - self._seen[1]  # the dealer before this one began it
+            train_s += _now() - self._seen[1]  # the previous dealer began it
         self.enter(
             EpochBegan(
                 number=epoch.number,

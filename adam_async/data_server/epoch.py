@@ -1,34 +1,32 @@
-"""Pure: an epoch: the order of its images, cut into groups; queues of replicas, leases, skipped groups.
+"""Pure: an epoch: the order of its images, cut into groups; replicas' queues, leases, skipped groups.
 
 Theory of operation
 -------------------
-Each replica has a queue. With a warm start one replica alone has groups first; no replica gets other groups
-until these are finished. A run that stops *drains* its epoch: the dealer leases no more groups, except those
-that equal clocks need, and ragged ones.
+Each replica has a queue. During a warm start only one replica has groups; the others get groups when these
+are finished. A run that stops *drains* its epoch: the dealer leases no more groups, except ragged ones and
+those that bring all clocks to the same value.
 
 A lost replica leaves unfinished groups. Its leases are *unsettled* until the dealer knows which of their
-groups the shards have: groups that every shard has are finished, and the others wait again. A group that only
-some shards have is *ragged*. It is trained again as a step of its own, and never skipped; the shards that
-have it refuse the step. While a lease is unsettled, the epoch neither closes nor ends.
+groups the shards have. Groups that every shard has are finished; the others wait again. A group that only
+some shards have is *ragged*. A ragged group is trained again as a separate step, and never skipped; the
+shards that have it refuse the step. While a lease is unsettled, the epoch neither closes nor ends.
 
 If shares are ranges, the groups of a lost replica move to the *successor*, the next live replica. If shares
-are rounds, all participants get its groups, round by round, beginning with the replica that will finish
+are rounds, all participants get these groups round by round, beginning with the replica that will finish
 first. With ranges a joining replica gets an equal part of the waiting groups. With rounds a joining replica
 takes part from the next epoch on, unless it is alone. Without a live replica, groups wait for the next one.
 
 An epoch may end before all its groups are trained. An epoch *closes* when a fraction of the live replicas
-with groups have finished their shares. A closed epoch leases only groups with images that the epoch before
-has skipped, and only to replicas that have finished their shares. Leased groups are still trained and count.
-The epoch is over when all leased groups are finished; it skips the groups that were not leased. If all
-replicas lease from one pool, the epoch leases only this fraction of its groups, and closes when they are
-finished.
+with groups have finished their shares. A closed epoch leases only groups whose images the previous epoch
+skipped, and only to replicas that have finished their shares. Leased groups are still trained and count. The
+epoch is over when all leased groups are finished; it skips all other groups. If all replicas lease from one
+pool, the epoch leases only this fraction of its groups, and closes when they are finished.
 
-The order of an epoch, cut into image groups, depends only on the seed, the epoch, and the images that the
-epoch before skipped: every server, restart and replay makes the same order. The skipped images depend on the
-order of the epoch before, and therefore on all epochs before that one; one bit for each image represents the
-skipped images. Skipped images come first, then all others, both in the order of a permutation that depends on
-seed and epoch only. Group `number` holds the images at positions `number * images_per_group` onwards; the
-last group of an epoch may be short.
+An epoch's order, cut into image groups, depends only on the seed, the epoch, and the images that the previous
+epoch skipped. So every server, restart and replay makes the same order. The skipped images depend on the
+previous epoch's order, and so on all earlier epochs; one bit per image represents them. Skipped images come
+first, then all others, both in the order of a permutation that depends on seed and epoch only. Group `number`
+holds the images at positions `number * images_per_group` onwards; the last group of an epoch may be short.
 """
 
 from collections import deque
@@ -58,25 +56,25 @@ class EpochOrder:
     indices: NDArray[np.int64]
     """Shape (images,): a permutation of the image numbers."""
     carried: int = 0
-    """Number of images that come first because the epoch before has skipped them."""
+    """Number of images that come first because the previous epoch skipped them."""
 
     @property
     def carried_images(self) -> bytes:
-        """The images that come first, because the epoch before has skipped them.
+        """The images that come first because the previous epoch skipped them.
 
-        One bit for each image of the order, by number, from the highest bit of a byte on; empty if all are 0.
+        One bit per image of the order, by number, highest bit of each byte first; empty if all are 0.
         """
         return _bits(self.indices[: self.carried], len(self.indices))
 
     def images_in(self, ranges: Ranges) -> bytes:
-        """Return the images of ranges of groups, in the form of `carried_images`."""
+        """Return the images in ranges of groups, in the form of `carried_images`."""
         size = self.images_per_group
         images = [self.indices[start * size : stop * size] for start, stop in ranges]
         return _bits(np.concatenate(images), len(self.indices)) if images else b""
 
     @property
     def num_groups(self) -> int:
-        """Number of groups of the epoch."""
+        """Number of groups in the epoch."""
         return count_groups(len(self.indices), self.images_per_group)
 
     def group(self, number: int) -> NDArray[np.int64]:
@@ -112,7 +110,7 @@ class EpochOrders:
         return count_groups(self.num_images, self._images_per_group)
 
     def images_of(self, number: int) -> int:
-        """Return the number of images of a group; 0 if no epoch has this group."""
+        """Return the number of images in a group; 0 if no epoch has the group."""
         return max(min(self._images_per_group, self.num_images - number * self._images_per_group), 0)
 
     def order(
@@ -122,8 +120,8 @@ class EpochOrders:
 
         Args:
             epoch: From 1.
-            skipped: For each epoch from `first` to the one before `epoch`, ranges of its untrained groups.
-                All calls for one run must have the same values.
+            skipped: For each epoch from `first` to the last one before `epoch`: ranges of its untrained
+                groups. All calls for a run must pass the same values.
             first: First epoch of `skipped`, at most `epoch`.
             carried: `EpochOrder.carried_images` of epoch `first`.
         """
@@ -158,7 +156,7 @@ class EpochOrders:
 
 
 def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
-    """Return one bit for each of `num_images` images, set for these images; empty without any."""
+    """Return one bit for each of `num_images` images, set for these images; empty if there are none."""
     if not len(images):
         return b""
     chosen = np.zeros(num_images, np.bool_)
@@ -167,7 +165,7 @@ def _bits(images: NDArray[np.int64], num_images: int) -> bytes:
 
 
 def count_groups(num_images: int, images_per_group: int) -> int:
-    """Return the number of groups of `num_images` images, including a short last group."""
+    """Return how many groups `num_images` images make, including a short last group."""
     return -(-num_images // images_per_group)
 
 
@@ -182,9 +180,9 @@ class GroupLease:
     replica: Replica
     attempt: int
     losses: dict[int, float] = field(default_factory=dict)
-    """Losses of the parts of the replica that have reported the group, whose sum is the group's loss."""
+    """Losses from the parts of the replica that have reported the group; their sum is the group's loss."""
     lost_at: int = 0
-    """Version of the map without the replica generation of an unsettled lease."""
+    """Version of the map that first lacks the replica generation of an unsettled lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +194,7 @@ class EpochBegan:
     shares: Mapping[Replica, tuple[int, int]]
     """Share of each replica: its range of groups, or its number among the replicas and their total."""
     round_groups: int = 0
-    """Number of groups of a replica's round; 0: shares are ranges, and there are no clocks."""
+    """Number of groups in a replica's round; 0: shares are ranges, and there are no clocks."""
     first_clock: int = 0
     """Clock of all replicas at the start, with rounds."""
     clock: int = 0
@@ -214,31 +212,31 @@ class EpochBegan:
     train_s: float = 0.0
     """Training time of the epoch before this dealer began it, in seconds."""
     warm: int = 0
-    """Number of the first groups of the epoch that belong to the warm start."""
+    """Number of first groups in the epoch that belong to the warm start."""
     carried: int = 0
-    """Number of groups at the front, which have the images that the epoch before has skipped."""
+    """Number of groups at the front; they have the images that the previous epoch skipped."""
     behind: Collection[Replica] = ()
     """Replicas in whose shares the epoch before has skipped images."""
     fraction: float = 1.0
     """Fraction of the replicas, or of the groups in a pool, after which no more groups are leased."""
     pooled: bool = False
-    """Whether all replicas lease their groups from one pool."""
+    """Whether all replicas lease from one pool."""
     step: int = 1
     """Number of groups of a step."""
     images_per_group: int = 1
     num_images: int = 0
-    """Number of images of the epoch, of which the last group may have fewer; 0: whole groups."""
+    """Number of images in the epoch; the last group may have fewer than others; 0: whole groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetsRead:
-    """All bundles of the run's store sent the groups that their shards have."""
+    """All bundles of the run's store have sent the groups that their shards have."""
 
     epoch: int
     version: int
-    """Version of the map from which on no bundle orders a push of a generation that the map does not name."""
+    """Version of the map from which on bundles order only pushes of generations in the map."""
     every: Set[int]
-    """Groups that all shards have that take gradients."""
+    """Groups in every shard that takes gradients."""
     some: Set[int]
     """Groups that some of these shards have, and others lack."""
     clock: int = 0
@@ -250,21 +248,21 @@ class SetsRead:
 
 
 class Restored(NamedTuple):
-    """The groups that the workers of a live replica hold, of an epoch that another dealer began."""
+    """The groups that a live replica's workers hold, in an epoch that another dealer began."""
 
     leases: Sequence[tuple[int, int]]
     """Number and attempt of their groups, some of which may be finished."""
     clock: int | None
-    """Earliest clock at which the first of the `given` groups begins; None if they have received none."""
+    """Earliest clock at which the first of the `given` groups begins; None without a received group."""
     given: int
-    """Number of groups that they have received since that clock."""
+    """Number of groups that the workers have received since that clock."""
 
 
 class Epoch:
     """Groups of one epoch.
 
-    The epoch begins with the event `EpochBegan` and the live replicas; also with what they hold, if another
-    dealer has dealt it out.
+    The epoch begins with the event `EpochBegan` and the live replicas; if another dealer began it, also with
+    what these replicas hold.
     """
 
     def __init__(
@@ -306,7 +304,7 @@ class Epoch:
         """Unfinished groups that only some shards have."""
         self.closed = False
         self.skipped = {number: POOL for start, stop in began.skipped for number in range(start, stop)}
-        """Skipped groups, and the replicas in whose shares they were."""
+        """Skipped groups, and the replicas whose shares had them."""
         self.finished = began.groups - len(assigned.progress) - len(self.skipped)
         self._given = {lease.replica for lease in self.leases.values()}
         self._later = {  # after the warm start
@@ -318,7 +316,8 @@ class Epoch:
         self.clock_targets: ClockTargets | None = None
         if began.round_groups:
             clocks = [each.clock for each in restored.values() if each.clock is not None]
-            # Replicas that hold groups stand at several clocks, and no other one may skip a clock of theirs.
+            # Replicas that hold groups stand at several clocks, and no other replica may skip one of these
+            # clocks.
             start = min(clocks, default=max(began.first_clock, began.clock))
             self.clock_targets = ClockTargets(round_groups=began.round_groups, clock=start)
             for replica in self._live:
@@ -343,7 +342,7 @@ class Epoch:
         self._close_if_due()
 
     def _new_queue(self, numbers: Sequence[int]) -> Queue:
-        # An attempt above the first makes a ragged group a step of its own.
+        # An attempt above the first makes a ragged group a separate step.
         left = [number for number in numbers if number not in self.leases]
         return deque((number, 2 if number in self.ragged else 1) for number in left)
 
@@ -380,14 +379,14 @@ class Epoch:
 
     @property
     def drained(self) -> bool:
-        """Whether the epoch drains and is not over, and no group is leased or may still be leased."""
+        """Whether the epoch drains and is not over, and no lease exists or may still begin."""
         if not self.draining or self.over or self.leases or self.unsettled or self.ragged:
             return False
         return not any(map(self.has_work, self._live))
 
     def drain(self) -> None:
-        """Lease no more groups except ragged ones, which the values of some shards have already. With clocks
-        all replicas then train up to the same clock."""
+        """Lease no more groups except ragged ones, whose gradients some shards have already. With clocks all
+        replicas then train up to the same clock."""
         self.draining = True
         if self.clock_targets is not None:
             self.clock_targets.shorten()
@@ -446,9 +445,9 @@ class Epoch:
 
     @property
     def most_piece(self) -> int | None:
-        """Maximum number of groups of one answer from a pool; None without a pool.
+        """Maximum number of groups in one answer from a pool; None without a pool.
 
-        A quarter of an equal share of the groups that are left lets all replicas end at the same time.
+        A quarter of an equal share of the remaining groups lets all replicas end at about the same time.
         """
         if not self._pooled or self._warming:
             return None
@@ -466,14 +465,14 @@ class Epoch:
         return self.clock_targets.begin_of(replica) if self.clock_targets is not None else 0
 
     def has_work(self, replica: Replica) -> bool:
-        """Return whether a group waits for a replica, and the replica may lease it."""
+        """Return whether a group waits that the replica may lease."""
         queue = self._queue_of(replica)
-        # The last groups of a closed epoch are trained, so that it ends.
+        # The last groups of a closed epoch must be trained, so that it ends.
         if self.draining and not self.closed and not self._has_room(replica, queue):
             return False
         if not queue or self._warming or not self._pooled:
             return bool(queue)
-        # Carried groups come first in a pool, and are leased in any case, so that none is skipped twice.
+        # Carried groups come first in a pool, and are always leased, so that no group is skipped twice.
         taken = self.finished + len(self.leases) + len(self.unsettled)
         return self._is_kept(queue[0][0]) or taken < self._pool_limit
 
@@ -499,7 +498,7 @@ class Epoch:
         return self.clock_targets.report_end(replica) if self.clock_targets is not None else 0
 
     def open_lease(self, number: int, replica: Replica, attempt: int) -> GroupLease | None:
-        """Return the lease of a group to a replica under an attempt; None without such a lease."""
+        """Return the lease of a group to a replica in a given attempt; None without such a lease."""
         lease = self.leases.get(number)
         if lease is None or lease.attempt != attempt or lease.replica != replica:
             return None
@@ -512,9 +511,9 @@ class Epoch:
         self.finished += 1
 
     def settle(self, sets: SetsRead) -> tuple[list[int], int]:
-        """Settle the leases of replicas that the map of the sets no longer names.
+        """Settle the leases of replicas that the sets' map no longer names.
 
-        Returns the groups that every shard has, which are finished, and the number of returned leases.
+        Returns the groups that every shard has (they are finished), and the number of returned leases.
         """
         settled = [number for number, lease in self.unsettled.items() if lease.lost_at <= sets.version]
         done = [number for number in settled if number in sets.every]
@@ -522,7 +521,8 @@ class Epoch:
             del self.unsettled[number]
         self.finished += len(done)
         if self.clock_targets is not None:
-            # In bsp the sums of ended generations need the other replicas up to their highest clock.
+            # In bsp the sums of ended generations need the other replicas up to these generations' highest
+            # clock.
             self.clock_targets.seen(sets.clock)
         returned = sorted(set(settled).difference(done))
         self.ragged.difference_update(done)
@@ -540,9 +540,9 @@ class Epoch:
     def _return_leases(self, replica: Replica, numbers: list[int]) -> None:
         """Put groups of a lost replica back into its queue."""
         groups = [(number, self.unsettled.pop(number).attempt + 1) for number in numbers]
-        # Returned groups are the oldest ones, so they go to the front, in their order.
+        # Returned groups are the oldest, so they go to the front, in order.
         self._queue_of(replica).extendleft(reversed(groups))
-        # A closed epoch leases no more groups, so a returned group is skipped unless it is kept.
+        # A closed epoch leases no more groups, so it skips a returned group unless it must be kept.
         if self.closed:
             self._queue_of(replica).extend(self._skip({replica: self._queue_of(replica)}))
 
@@ -550,7 +550,7 @@ class Epoch:
 
     def _close_if_due(self) -> None:
         """Close the epoch after enough finished groups or shares; carried groups are still leased."""
-        # With clocks all groups are trained; the warm start belongs to one replica.
+        # With clocks all groups are trained, and the warm start belongs to one replica.
         if self.closed or self._warming or self.clock_targets is not None or self._fraction >= 1:
             return
         if self.unsettled:
@@ -567,11 +567,11 @@ class Epoch:
                 self.queues.setdefault(done[at % len(done)], deque()).append(group)
 
     def _done_if_enough(self) -> list[Replica]:
-        """Return the replicas that have finished their shares, if they are enough to close the epoch."""
+        """Return the replicas that have finished their shares, if enough have to close the epoch."""
         if all(self.queues.get(replica) for replica in self._given):
             return []  # the usual answer first, because every finished group calls this
         waiting = {r for queues in (self.queues, self._later) for r, queue in queues.items() if queue}
-        # A member without any work, such as one that joined late, does not count.
+        # A member without any work, such as a late joiner, does not count.
         needed = _part(self._fraction, len(self._members & (waiting | self._given)))
         idle = sorted(self._members & self._given - waiting)
         if len(idle) < needed:
@@ -582,7 +582,7 @@ class Epoch:
         return done if len(done) >= needed else []
 
     def _skip(self, queues: dict[Replica, Queue]) -> list[tuple[int, int]]:
-        """Empty some queues: skip their groups, except kept groups; return the kept groups."""
+        """Empty some queues: skip their groups, but return those that must be kept."""
         kept = [group for queue in queues.values() for group in queue if self._is_kept(group[0])]
         for replica, queue in queues.items():
             self.skipped.update((number, replica) for number, _ in queue if not self._is_kept(number))
@@ -596,7 +596,7 @@ class Epoch:
         lost = [replica for replica in self._live if replica not in live]
         joined = sorted(replica for replica in live if replica not in self._live)
         self._live = tuple(sorted(live))
-        # All losses first: no group may move to a replica that is lost too.
+        # Handle all losses first: no group may move to a replica that is lost too.
         for replica in lost:
             self._lose(replica, version)
         self._pass_on()
@@ -646,7 +646,7 @@ class Epoch:
         if not self._members:
             return
         first = min(self._members)
-        # The groups that may return are older than the others of their replica, and move with them.
+        # Groups that may return are older than the replica's other groups, and move with them.
         staying = {POOL, *(lease.replica for lease in self.unsettled.values())}
         for queues in (self.queues, self._later):
             # The warm start stays with one replica.

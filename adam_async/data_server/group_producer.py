@@ -1,7 +1,7 @@
 """Groups of the current epoch, made on a separate thread if they need computing.
 
 A data server asks for groups ahead (`prepare`), waits for groups of a request (`when_ready`), and takes them.
-The event loop gathers images that are in memory and not transformed; a thread reads, decodes and transforms
+The event loop gathers images that are in memory and need no transform; a thread reads, decodes and transforms
 all others. Groups of waiting requests come before groups made ahead, which keep to the granted memory. The
 memory of a run is checked before its first group (`check_run_memory`).
 """
@@ -48,7 +48,7 @@ SHARE_OF_AVAILABLE = 2
 """Divisor of the available memory that gives the maximum memory of a run beside its cache."""
 
 GROUPS_AT_ONCE = 3
-"""Number of copies of a group that are in memory at a time: gathered, transformed, and in an answer."""
+"""Number of copies of a group in memory at a time: gathered, transformed, and in an answer."""
 
 LABEL_BYTES = 8
 """Size of a label, in bytes."""
@@ -91,7 +91,7 @@ def check_cache(limits: CacheLimits, *, available_bytes: int) -> None:
     """Check the size of the cache that a run asks for on a data server.
 
     Args:
-        available_bytes: Memory available to the server plus the memory of its images, in bytes.
+        available_bytes: Memory available to the server, plus the memory that its images use, in bytes.
 
     Raises:
         ConfigError: The cache is larger.
@@ -106,8 +106,8 @@ def check_cache(limits: CacheLimits, *, available_bytes: int) -> None:
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 2
-"""Maximum number of blocks given to the thread at once: enough that it never waits for the next block, and
-few because an urgent block waits for all of them."""
+"""Maximum number of blocks that the thread has at once: enough to keep it busy, but few, because an urgent
+block waits for all of them."""
 
 COMPILE_S = 600.0
 """Deadline of the child process that compiles the kernels of transforms, in seconds."""
@@ -116,8 +116,7 @@ MODULE = "adam_async.data_server.transforms.compiling"
 """Module of that process."""
 
 SHARE_OF_ANSWER = 64
-"""Divisor of the cache size that gives the maximum size of an answer: the unread answers of several workers
-must fit together."""
+"""Divisor of the cache size that gives an answer's maximum size: several unread answers must fit."""
 
 
 _NO_IMAGES, _NO_LABELS = np.empty((0, 1, 1, 1), np.uint8), np.empty(0, np.int64)
@@ -136,8 +135,8 @@ class GroupProducer:
     """The groups that one data server sends.
 
     Args:
-        functions: Kinds of transforms that are functions of the user; a run may name no others.
-        on_failure: Receives an error of the thread; the same images raise it again.
+        functions: Kinds of transforms that are user functions; a run may name no other functions.
+        on_failure: Receives an error from the thread; the same images raise it again.
 
     Run `run` as a task of the owner's group.
     """
@@ -204,8 +203,8 @@ class GroupProducer:
         """Prepare a run. A refused run changes nothing.
 
         Raises:
-            ConfigError: The record of the run asks for a function that this server does not allow, or has an
-                invalid transform, step or number of images, or sizes that do not fit into the memory.
+            ConfigError: The run's record asks for a function that this server does not allow, or for sizes
+                that do not fit into memory; or it has an invalid transform, step or number of images.
             DataError: Images cannot be read.
         """
         config = program.config
@@ -231,10 +230,11 @@ class GroupProducer:
     async def _make_recipe(
         self, program: TrainingProgram
     ) -> tuple[Recipe | None, Callable[[], Recipe] | None]:
-        """Make the recipe of a run; None without transforms.
+        """Make a run's recipe; None without transforms.
 
         Returns:
-            Also a function that makes the recipe with compiled kernels; None if its kernels are final.
+            Also returns a function that makes the recipe with compiled kernels; None if its kernels are
+                final.
         """
         check_allowed(program.transforms, self._functions)
         await self._has_thread.wait()
@@ -250,7 +250,7 @@ class GroupProducer:
         return recipe, partial(make, kernels="numba") if stands_in else None
 
     async def _change_kernels(self, pool: ComputePool) -> None:
-        """Compile the kernels of recipes in a child process, and change the recipes to them; forever."""
+        """Compile recipes' kernels in a child process and switch the recipes to them; runs forever."""
         while True:
             await self._has_slow_recipe.wait()
             self._has_slow_recipe.clear()
@@ -280,7 +280,7 @@ class GroupProducer:
         return limits
 
     def _step_of(self, program: TrainingProgram) -> StepSpec | None:
-        """Return the record of the run's step; None without one."""
+        """Return the record of the run's step; None if the run has no step."""
         step, data = StepSpec.from_dict(program.spec), self._dataset
         # The bound of the sample is for images of the step's shape.
         if step is not None and step.sample and step.shape != data.image_shape:
@@ -291,7 +291,7 @@ class GroupProducer:
         return step
 
     async def _hold_back(self, config: Config) -> None:
-        """Read the images that a run holds back from training; they stay in memory, like test images."""
+        """Read the images that a run holds back from training; like test images, they stay in memory."""
         self._trained, self.validation = None, (_NO_IMAGES, _NO_LABELS)
         if not config.validation:
             return
@@ -321,7 +321,7 @@ class GroupProducer:
         self.sample = (await self._pool.run(read, cost="sample"), data.train_labels[chosen])
 
     def _make_cache(self, limits: CacheLimits) -> CachedImages | None:
-        """Make the cache of images that are not in memory; None for images in memory."""
+        """Make the cache for images that are not in memory; None if all are."""
         stored = self._dataset.train_images
         if not isinstance(stored, StoredImages):
             return None
@@ -331,7 +331,7 @@ class GroupProducer:
     def begin_epoch(self, order: EpochOrder, *, takers: int) -> None:
         """Begin the groups of an epoch, each for this many workers.
 
-        The order numbers the images to train on; images held back have no number in it.
+        The order numbers the images to train on; held-back images have no number in it.
         """
         self._forget_epoch()
         self.epoch = order.epoch
@@ -383,14 +383,14 @@ class GroupProducer:
 
     @property
     def _held_bytes(self) -> int:
-        """Size of the data set's images in memory, in bytes; a mapped file does not count."""
+        """Size of the data set's images in memory, in bytes; mapped files do not count."""
         images = self._dataset.train_images
         mapped = isinstance(images, np.memmap) or isinstance(getattr(images, "base", None), np.memmap)
         return 0 if mapped or isinstance(images, StoredImages) else images.nbytes
 
     @property
     def answer_bytes(self) -> int:
-        """Maximum size of the images of an answer, in bytes, after a run has begun."""
+        """Maximum size of the images in an answer, in bytes, once a run has begun."""
         assert self._limits is not None, "there is no run"
         return max(self._limits.size_bytes // SHARE_OF_ANSWER, 1)
 
@@ -413,7 +413,7 @@ class GroupProducer:
     def when_ready(
         self, numbers: Sequence[int], then: Callable[[], None], *, is_open: Callable[[], bool] = lambda: True
     ) -> None:
-        """Call `then` when these groups can be taken: at once or later; never if the epoch ends before.
+        """Call `then` once these groups can be taken, perhaps at once; never if the epoch ends first.
 
         `then` must take the groups before it returns, because they may be dropped later.
 
@@ -430,7 +430,7 @@ class GroupProducer:
             self._want(group_cache, numbers)
 
     def drop_closed(self) -> None:
-        """Drop the waiting questions that have no answer any more, and the blocks that only they need."""
+        """Drop the waiting questions whose answer is closed, and the blocks that only they need."""
         group_cache = self._group_cache
         if group_cache is None or all(wanted.is_open() for wanted in self._wanted):
             return
@@ -459,7 +459,7 @@ class GroupProducer:
         return self._group_cache.take(numbers)
 
     def watch(self, copies: Iterable[NDArray[np.uint8]]) -> None:
-        """Count copies of parts of taken groups, until they are freed."""
+        """Count copies of parts of taken groups until they are freed."""
         for copy in copies:
             if copy.base is None:  # the array's count includes its slices
                 self._memory.watch(copy)
@@ -520,13 +520,13 @@ class GroupProducer:
         group_cache.evict({block for wanted in self._wanted for block in group_cache.blocks(wanted.numbers)})
 
     def statistics(self) -> TransformCounts | None:
-        """Return the statistics of the thread that transforms; None without transforms."""
+        """Return the statistics of the transforming thread; None without transforms."""
         if self._recipe is None or self._pool is None:
             return None
         return TransformCounts(late_answers=self._late, pool=self._pool.statistics())
 
     def cache_statistics(self) -> CacheCounts | None:
-        """Return the statistics of the memory of images and groups; None before the first run."""
+        """Return the memory statistics of images and groups; None before the first run."""
         if self._limits is None:
             return None
         if self._cache is not None:

@@ -1,9 +1,9 @@
 """A worker's reader of images: it asks the data servers of its run for leased groups.
 
-The images of a group are the same on all data servers. A reader keeps to one server, which makes groups ahead
-for it. If that server is lost, or owes an answer for several times the usual time of an answer, the reader
-asks the next server for the same groups, and keeps to the server that answers first. So any number of servers
-may be lost, as long as one is ready or joins in time.
+The images of a group are the same on all data servers. A reader stays with one server, which makes groups
+ahead for it. If this server is lost, or owes an answer for several times the usual time, the reader asks the
+next server for the same groups. It then stays with the server that answers first. So any number of servers
+may be lost if one is ready or joins in time.
 
 The reader refuses answers beyond the limits of groups in its run (`GroupLimits`).
 """
@@ -31,12 +31,12 @@ class GroupLimits:
     """The sizes of groups, images and labels in one run."""
 
     images: int
-    """Number of images of each group but the last one of an epoch, which may have fewer."""
+    """Number of images in each group; an epoch's last group may have fewer."""
     shape: tuple[int, ...]
-    """Shape (C, H, W) of the requested rows of an image; with no rows there are labels only."""
+    """Shape (C, H, W) of the requested image rows; without rows there are only labels."""
     classes: int
     epochs: int
-    """Number of epochs of the run."""
+    """Number of epochs in the run."""
     validation: int = 0
     """Number of training images that the run holds back."""
     train_images: int = 0
@@ -49,7 +49,7 @@ class GroupLimits:
             self.train_images = int(cluster.nodes[server].info.get("train_images", self.train_images))
 
     def images_of(self, number: int) -> int:
-        """Return the number of images of a group; 0 if no epoch has this group."""
+        """Return the number of images in a group; 0 if no epoch has the group."""
         return max(min(self.images, self.train_images - self.validation - number * self.images), 0)
 
     def check_leases(self, leases: Sequence[Lease]) -> None:
@@ -94,19 +94,19 @@ class GroupLimits:
 logger = logging.getLogger(__name__)
 
 DIAL_S = 1.0
-"""Deadline of a dial before the reader tries another server, in seconds."""
+"""Deadline in seconds of a dial, after which the reader tries another server."""
 
 OWED_S = 0.5
-"""Minimum time for which a server owes an answer before the reader asks another one, too, in seconds."""
+"""Minimum time in seconds for which a server owes an answer before the reader asks another one, too."""
 
 USUAL_TIMES = 4
-"""Multiple of the usual time of an answer after which the reader asks another server, too."""
+"""Multiple of the usual answer time after which the reader asks another server, too."""
 
 NEWEST = 1 / 8
 """Weight of the newest answer in the usual time of an answer."""
 
 Images = tuple[NDArray[Any] | None, NDArray[Any]]
-"""The requested rows of a group's images (n, C, H, W), or None if only labels were requested; labels (n,)."""
+"""Requested rows of a group's images (n, C, H, W), or None if only labels were; and labels (n,)."""
 
 
 class GroupReader:
@@ -116,7 +116,7 @@ class GroupReader:
         servers: Returns the addresses of the ready data servers, first the one to keep to. Call `map_changed`
             after a change.
         rows: See `DataClient`.
-        owed_s: Minimum time before the reader asks another server, in seconds.
+        owed_s: Minimum time in seconds before the reader asks another server.
     """
 
     def __init__(
@@ -161,13 +161,13 @@ class GroupReader:
         self._spare.drop()
 
     async def read(self, leases: Sequence[Lease], *, least: int) -> list[Images]:
-        """Return the images and labels of the first of the requested groups of an epoch.
+        """Return the images and labels of the first of the requested groups in an epoch.
 
         Args:
-            least: Minimum number of groups in the answer, unless they are too large for one answer.
+            least: Minimum number of groups in the answer, if one answer has room for them.
 
         Raises:
-            RoleFailed: For `patience_s`, no data server could be reached, or none gave a correct answer.
+            RoleFailed: For `patience_s`, the reader could not reach a data server, or got no correct answer.
         """
         message = pack(
             ReadGroups(
@@ -182,7 +182,7 @@ class GroupReader:
         while True:
             self._changed.clear()
             if not self._addresses:
-                # The run waits for a data server; its driver limits this wait.
+                # The run waits for a data server; the run's driver limits this wait.
                 await self._changed.wait()
                 until = 0.0
                 continue
@@ -206,7 +206,7 @@ class GroupReader:
                 raise RoleFailed(channel.peer, why)
 
     async def _ask(self, message: Message) -> Message:
-        """Ask the reader's server, and after a while also the next one; return the first answer."""
+        """Ask the reader's server and, after a while, also the next one; return the first answer."""
         loop, servers = asyncio.get_running_loop(), self._addresses
         begin = loop.time()
         link = await self._link(self._channel, servers[self._moved % len(servers)])
@@ -222,7 +222,7 @@ class GroupReader:
         return answer
 
     async def _ask_another(self, owed: "asyncio.Future[Message]", address: str, message: Message) -> Message:
-        """Ask another server; return the answer that comes first, and keep to its server."""
+        """Ask another server; return the first answer, and stay with the server that sent it."""
         try:
             async with asyncio.TaskGroup() as group:
                 other = group.create_task(
@@ -244,7 +244,7 @@ class GroupReader:
             self._spare.drop()
 
     async def _spare_answer(self, address: str, message: Message) -> Message | None:
-        """Return the answer of another server; None if it sends none."""
+        """Return the answer of another server; None if it sends no answer."""
         try:
             link = await self._link(self._spare, address)
             return await link.call(message, timeout_s=self._waits.call_s)
@@ -253,7 +253,7 @@ class GroupReader:
             return None
 
     async def _link(self, channel: Channel, address: str) -> Link:
-        """Return the channel's link to an address; dial without one."""
+        """Return the channel's link to an address; dial if there is none."""
         link = channel.link
         if link is None or link.closed or channel.address != address:
             channel.drop()

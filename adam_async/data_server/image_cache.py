@@ -1,21 +1,21 @@
 """Decoded images of one data server: in memory while the cache has room, else in a file or decoded again.
 
-Each epoch takes every image once, in a new order, so the least recently used images are needed again soonest.
-With room for a share c of the images, a cache that evicts the least recently used finds c + (1 - c) ln(1 - c)
-of the images (3 % with room for a quarter), and one that evicts nothing finds c. The images decoded first
-therefore stay, and none is ever evicted.
+Each epoch takes every image once, in a new order, so the least recently used images are needed soonest. With
+room for a share c of the images, a cache that evicts the least recently used image finds c + (1 - c) ln(1 -
+c) of the images (3 % with room for a quarter). A cache that evicts nothing finds c. So the images decoded
+first stay, and none is ever evicted.
 
-The memory is one array of slots, so images that are all in memory are gathered in one call.
+The memory is one array of slots, so one call can gather images that are all in memory.
 
-Gathering one small group costs more in calls, and in waits for the interpreter's lock, than in copied bytes;
-so does sending it as separate tensors. Groups that follow each other in the order of the epoch are therefore
-gathered together, as a *block*. An answer with several of them is one slice of the block. The cache drops a
-block when all its groups are taken; the memory is freed with the last slice.
+For a small group, the calls and the waits for the interpreter's lock cost more than copying its bytes; so
+does sending it as separate tensors. So the cache gathers groups that are neighbours in the epoch's order
+together, as a *block*. An answer with several such groups is one slice of the block. The cache drops a block
+when all its groups are taken; the memory is freed with the last slice.
 
 A block of transformed images, or of images that are not in memory, takes time. For such images `prepare` and
-`want` return the blocks to make, and the caller makes them on its thread and adds them with `put`. If memory
-is short, the cache drops blocks without a waiting request, the oldest first: a block depends only on the
-epoch and its number, and can be made again.
+`want` return the blocks to make. The caller makes them on its thread and adds them with `put`. If memory is
+short, the cache drops blocks without a waiting request, oldest first. A block depends only on the epoch and
+its number, so it can be made again.
 """
 
 import logging
@@ -47,8 +47,8 @@ class CachedImages:
     """Images of a data set, which stay in memory after decoding. For one thread at a time.
 
     Args:
-        size_bytes: Memory for images; a size below one image means none.
-        spill: Folder of the scratch file for images that do not fit; None: they are decoded again.
+        size_bytes: Memory for images; a size below one image means no memory.
+        spill: Folder of the scratch file for images that do not fit; None: such images are decoded again.
     """
 
     dtype = np.dtype(np.uint8)
@@ -92,7 +92,7 @@ class CachedImages:
         return self._used == len(self)
 
     def take(self, chosen: NDArray[np.int64], axis: int = 0) -> NDArray[np.uint8]:
-        """Gather images by their numbers, shape (n, C, H, W). Blocks unless all images are in memory.
+        """Gather images by number, shape (n, C, H, W). Blocks unless all images are in memory.
 
         Raises:
             DataError: An image cannot be read; see `StoredImages.read`.
@@ -196,27 +196,25 @@ Transform = Callable[[NDArray[np.uint8], NDArray[np.int64]], NDArray[np.uint8]]
 """Function from images and their numbers in the data set to transformed images. From any thread."""
 
 BLOCK_BYTES = 1 << 16
-"""Maximum size of the images of a block of several groups, in bytes: about five groups of 16 images of
+"""Maximum size in bytes of the images in a block of several groups: about five groups of 16 images of
 28x28."""
 
 INSTANT_BLOCK_BYTES = 1 << 19
-"""Maximum size in bytes of a block of images that are only gathered: gathering a block takes as long as
-transforming a few images."""
+"""Maximum size in bytes of a block that is only gathered, as fast as a few images are transformed."""
 
 JOINED_BYTES = 1 << 17
 """Size in bytes below which pieces of an answer are joined: a copy costs less than a separate tensor."""
 
 FORGOTTEN_AFTER = 4
-"""Age at which the cache drops a block if memory is short, as a multiple of the number of blocks in the
-cache; the age of a block is the number of blocks made after it. The worker of such a block is lost, or far
-too slow."""
+"""Age at which the cache drops a block if memory is short, as a multiple of the number of cached blocks. A
+block's age is the number of blocks made after it. The worker of such a block is lost, or far too slow."""
 
 
 class MemoryInUse:
     """Counts the bytes of the watched arrays until they are freed.
 
-    An answer that waits in a link, or a group in training in the same process, is a slice of an array, which
-    exists as long as the slice does. Arrays may be freed in any thread; all other state belongs to one
+    An answer that waits in a link, or a group in training in the same process, is a slice of an array. The
+    array exists as long as the slice does. Any thread may free an array; all other state belongs to one
     thread.
     """
 
@@ -250,9 +248,9 @@ class GroupCache:
 
     Args:
         dataset: Data set with the labels, and with the images if `images` is None.
-        transform: Transform of the images; None: none.
+        transform: Transform of the images; None without one.
         instant: Whether the requesting call makes the blocks itself; None: only if images are in memory and
-            not transformed.
+            need no transform.
         memory: Counts handed-out arrays until they are freed.
         limit_bytes: Memory for blocks and handed-out arrays, in bytes; None: no bound.
     """
@@ -277,7 +275,7 @@ class GroupCache:
         if instant is None:
             instant = transform is None and isinstance(self._images, np.ndarray)
         self.instant = instant
-        """Whether the cache makes all blocks itself, and the caller none."""
+        """Whether the cache makes all blocks itself, so that the caller makes none."""
         self._memory = MemoryInUse() if memory is None else memory
         self._limit_bytes = limit_bytes
         self.evicted = 0
@@ -285,14 +283,14 @@ class GroupCache:
         group_bytes = order.images_per_group * prod(dataset.image_shape)
         self._block_groups = max((INSTANT_BLOCK_BYTES if instant else BLOCK_BYTES) // group_bytes, 1)
         self.block_bytes = self._block_groups * group_bytes
-        """Size of the images of a whole block, in bytes."""
+        """Size of a whole block's images, in bytes."""
         self._making: set[int] = set()
         self._ready: dict[int, tuple[Pictures, int]] = {}
         """Blocks by number, the oldest first, and the number of blocks made before each."""
         self._made = 0
         self._left: dict[int, int] = {}
-        """Number of groups of each block that are still to be taken, each as often as it has takers. A group
-        taken more often than that only makes the cache drop its block early."""
+        """Number of untaken groups in each block; a group counts once for each of its takers. A group taken
+        more often than that only makes the cache drop its block early."""
 
     # --- making ------------------------------------------------------------------------------
 
@@ -300,7 +298,7 @@ class GroupCache:
         """Gather the blocks of these groups that neither exist nor were taken before, or return them.
 
         An instant cache gathers them while memory has room, and returns none. Otherwise the caller must
-        `make` and `put` the returned blocks; each is returned once, until it is forgotten.
+        `make` and `put` the returned blocks; each is returned once until it is forgotten.
         """
         missing = [
             block for block in self.blocks(numbers) if self._is_missing(block) and self._left_in(block)
@@ -342,8 +340,8 @@ class GroupCache:
     def evict(self, wanted: Collection[int] = ()) -> None:
         """Drop blocks, the oldest first, until memory suffices; wanted ones stay.
 
-        If memory is within the limit but has no room for a further block, the method drops only blocks whose
-        age is at least `FORGOTTEN_AFTER`.
+        If memory is within the limit but has no room for a further block, drops only blocks of age
+        `FORGOTTEN_AFTER` or more.
         """
         limit = self._limit_bytes
         if limit is None:
@@ -367,9 +365,9 @@ class GroupCache:
         return all(number // self._block_groups in self._ready for number in numbers)
 
     def take(self, numbers: Sequence[int]) -> Pieces:
-        """Take groups out, at least one; groups without a block are gathered now.
+        """Take out at least one group; gather groups without a block now.
 
-        Returns their images and labels, in order; no group is in two arrays.
+        Returns the groups' images and labels, in order; no group is in two arrays.
 
         Raises:
             IndexError: The epoch has no such group.
@@ -391,7 +389,7 @@ class GroupCache:
         return images
 
     def _runs(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the first and the last group of each run of neighbours within a block."""
+        """Return the first and last group of each run of neighbours within a block."""
         runs: list[tuple[int, int]] = []
         for number in numbers:
             if runs and number == runs[-1][1] + 1 and number % self._block_groups:

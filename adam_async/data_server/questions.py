@@ -1,10 +1,10 @@
 """Questions to a data server: a question enters in `ask` and leaves in `answer`.
 
 A question for leases, or a report of groups, becomes an event of the dealer's state. A report is answered at
-once, a question when the state grants it. Leases have the numbers of groups. The images of a group depend
-only on the run, the epoch and the number, so any data server answers any worker, and a lost one loses
-nothing. An answer with images leaves as soon as its link has room and the producer has made the groups; a
-slow reader delays no other worker.
+once, a question when the state grants it. Leases have the numbers of groups. A group's images depend only on
+the run, the epoch and the number. So any data server can answer any worker, and the loss of a server loses
+nothing. The server sends images as soon as the link has room and the producer has made the groups; a slow
+reader delays no other worker.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -42,15 +42,14 @@ from adam_async.runtime.timeline import Timeline
 from transport import Identity, Link, Message, RemoteProtocolError, Request
 
 UNREAD_BYTES = 1 << 16
-"""Maximum number of unsent bytes of a link to which groups are sent: with more bytes, the worker has not read
-the last answer."""
+"""Maximum number of unsent bytes on a link for further groups: with more, the last answer is unread."""
 
 Takers = Mapping[tuple[int, int, int], tuple[str, int]]
 """Node and incarnation of each worker, by the replica, generation and part that the worker has."""
 
 
 def takers(cluster: ClusterMap) -> Takers:
-    """Return the workers that may ask for groups and report them, in the replica generations of the map."""
+    """Return the workers that may ask for groups and report them, by the map's replica generations."""
     replica_generations = cluster.replica_generations()
     return {
         (int(replica), replica_generation, part): (name, cluster.nodes[name].incarnation)
@@ -60,7 +59,7 @@ def takers(cluster: ClusterMap) -> Takers:
 
 
 def busy_refusal(link: Link, asking: Collection[Link]) -> tuple[str, str] | None:
-    """Return code and text of the refusal of a further question on a link; None if the link may ask."""
+    """Return code and text that refuse a further question on a link; None if the link may ask."""
     # Unread answers to a worker would otherwise fill the memory.
     if link in asking or link.unsent_bytes > UNREAD_BYTES:
         return "busy", "one question for groups at a time: read the answer to the last one first"
@@ -68,7 +67,7 @@ def busy_refusal(link: Link, asking: Collection[Link]) -> tuple[str, str] | None
 
 
 class Questions:
-    """Questions for leases, and reports, of the workers of one data server."""
+    """The questions for leases, and the reports, that workers send to one data server."""
 
     def __init__(
         self, *, identity: Identity, waits: Waits, dealer: Dealer, timeline: Timeline | None
@@ -100,7 +99,7 @@ class Questions:
         self._asking.clear()
 
     def leave(self, why: str) -> None:
-        """Serve no run: refuse the open questions and all later ones, until the next run."""
+        """Serve no run: refuse the open questions, and all later ones until the next run."""
         self._run = ""
         self.refuse_all("wrong-run", why)
 
@@ -142,7 +141,7 @@ class Questions:
         )
 
     def _refusal(self, request: Request, body: LeaseGroups | ReportGroups) -> tuple[str, str] | None:
-        """Return code and text of the refusal of a question; None if the dealer accepts it."""
+        """Return code and text that refuse a question; None if the dealer accepts it."""
         if body.run != self._run:
             return "wrong-run", f"this data server is on {self._run or 'no run'}, not on {body.run}"
         if not self._dealer.deals:
@@ -188,7 +187,7 @@ def check_report(body: ReportGroups, partitions: int, *, images_of: Callable[[in
     """Refuse a report of groups that no worker can have finished.
 
     Args:
-        images_of: Function from the number of a group to its number of images; 0 if no epoch has the group.
+        images_of: Function from a group's number to its number of images; 0 if no epoch has the group.
 
     Raises:
         RemoteProtocolError: The report is impossible; the error says why.
@@ -206,7 +205,7 @@ def check_report(body: ReportGroups, partitions: int, *, images_of: Callable[[in
 
 
 ANSWER_BYTES = 8 << 20
-"""Maximum size of the images of an answer of several groups, in bytes; the worker asks again for more."""
+"""Maximum size in bytes of the images in an answer of several groups; the worker asks again for more."""
 
 
 LABEL_BYTES = 72
@@ -237,7 +236,7 @@ class ImageQuestions:
         self._most_groups = max(most // (orders.images_of(0) * self._image_bytes), 1)
 
     def leave(self, why: str) -> None:
-        """Serve no run, until the next one: refuse the waiting questions and all later ones."""
+        """Serve no run until the next one: refuse the waiting questions and all later ones."""
         self._run = ""
         early, self._early = self._early, []
         for request, _ in early:
@@ -246,7 +245,7 @@ class ImageQuestions:
     # --- groups ------------------------------------------------------------------------------
 
     def read_groups(self, request: Request, body: ReadGroups) -> None:
-        """Send groups as soon as the link has room and they are made; refuse groups of an ended epoch."""
+        """Send groups once they are made and the link has room; refuse groups of an ended epoch."""
         if refused := self._refusal(request, body):
             request.fail(*refused)
             return
@@ -254,7 +253,7 @@ class ImageQuestions:
         self._answer(request, body)
 
     def map_changed(self, known: Takers) -> None:
-        """Answer the questions that have waited for a newer map, which has these workers."""
+        """Answer the questions that waited for a newer map with these workers."""
         self._takers = known
         early, self._early = self._early, []
         for request, body in early:
@@ -266,7 +265,7 @@ class ImageQuestions:
         self._producer.drop_closed()
 
     def _refusal(self, request: Request, body: ReadGroups) -> tuple[str, str] | None:
-        """Return code and text of the refusal of a question; None for an acceptable question."""
+        """Return code and text that refuse a question; None for an acceptable question."""
         if body.run != self._run:
             return "wrong-run", f"this data server is on {self._run or 'no run'}, not on {body.run}"
         groups, numbers = self._orders.num_groups, body.numbers
@@ -290,7 +289,7 @@ class ImageQuestions:
         if body.rows is not None:
             first, stop = body.rows
             size = size * (stop - first) // self._height
-        # Memory is charged before the groups are made, so a full budget delays only them, and no other
+        # Charge memory before the groups are made: a full budget then delays only them, and no other
         # question.
         request.charge(size, partial(self._make, request, body))
 
@@ -347,14 +346,14 @@ class ImageQuestions:
         reply_when_room(request, self._size(len(range(total)[part])), make)
 
     def _size(self, images: int) -> int:
-        """Return the size of this many images with their labels, in bytes."""
+        """Return the size in bytes of this many images with their labels."""
         return images * (self._image_bytes + self._dataset.test_labels.itemsize)
 
 
 def _cut(
     images: tuple[NDArray[Any], ...], labels: NDArray[Any], rows: tuple[int, int] | None
 ) -> tuple[NDArray[Any], ...]:
-    """Return the tensors of an answer from images (n, C, H, W); only rows are copied, not whole images."""
+    """Return the tensors of an answer from images (n, C, H, W); copy rows only, not whole images."""
     if rows is None:
         return *images, labels
     first, stop = rows
@@ -364,7 +363,7 @@ def _cut(
 
 
 def check_test_part(body: ReadTest, total: int, *, image_bytes: int, most_bytes: int) -> str:
-    """Return the reason for which these test images do not fit into one message; empty if they fit.
+    """Return why these test images do not fit into one message; empty if they do.
 
     Raises:
         RemoteProtocolError: The end of the range is below its start.

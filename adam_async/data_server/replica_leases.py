@@ -1,34 +1,34 @@
-"""Pure: the leases of one replica generation, in a log from which all its workers get the same answers.
+"""Pure: the leases of one replica generation, in a log that gives all its workers the same answers.
 
-A replica's workers train the same groups, each at its own pace. The leases of the replica are written to its
-log, and each worker reads the log from its own *position*, the number of groups that it has received. A
-question names the position, so a repeated question gets the same groups. A worker has all groups before its
-position. Positions begin at 0 in each epoch.
+A replica's workers train the same groups, each at its own pace. The replica's leases are written to its log.
+Each worker reads the log from its own *position*, the number of groups that it has received. A question names
+the position, so a repeated question gets the same groups. A worker has all groups before its position.
+Positions begin at 0 in each epoch.
 
-Between two groups of the log there may be a *mark*: at this position the replica got the sync clock, because
-it had no more groups. Every worker that passes the mark must get the sync clock, because the step before the
-mark may have fewer groups. The clock of the last mark may rise until a group follows.
+Between two groups of the log there may be a *mark*: here the replica got the sync clock, because it had no
+more groups. Every worker that passes the mark must get the sync clock, because the step before the mark may
+have fewer groups. The clock of the last mark may rise until a group follows.
 
 The workers keep the groups of the log that are not *settled*: received by all workers, and finished. From
 these the next dealer makes the log again (`restore`).
 
-*Limits.* An epoch that ends early waits for its leases (`epoch.py`). From shares, groups are leased ahead of
-need, as many to a slow replica as to a fast one, and the slow replica takes longer for them. A replica below
-half the rate of the fastest one therefore has only as many groups as it finishes in the time that the fastest
-one would need for the largest number that the slow one held at once. The limit is at least one and a half
-steps, rounded down, because a report needs a whole step.
+*Limits.* An epoch that ends early waits for its leases (`epoch.py`). Shares are leased ahead of need, as many
+groups to a slow replica as to a fast one, and the slow replica takes longer for them. So a replica below half
+the fastest rate gets only as many groups as it can finish in a limited time. In this time the fastest replica
+would finish the most groups that the slow one held at once. The limit is at least one and a half steps,
+rounded down, because a report needs a whole step.
 
-*Clocks.* With `ssp` and `bsp` no replica may wait for a replica without work. So there is a *sync clock*: at
-the end of an epoch, and of a run that stops, every replica advances to the same clock, the *end*. A data
-server counts the steps of its leased groups, so it can report that clock. When other replicas get the groups
-of a lost replica, the end may rise, and replicas with a lower end get the new one.
+*Clocks.* With `ssp` and `bsp` no replica may wait for a replica without work. So there is a *sync clock*:
+when an epoch ends or a run stops, every replica advances to the same clock, the *end*. A data server counts
+the steps of its leased groups, so it can report this clock. When other replicas get the groups of a lost
+replica, the end may rise, and replicas with a lower end get the new one.
 
-A step is `round_groups` groups in the order of their leases. A group that returned from a lost replica is a
-step of its own, and the step before it ends short. If fewer groups wait for the replica, the step has fewer
-groups, and the replica's clock after the step is the reported end, at which its next groups begin.
-The end must not be too low, because a worker with a higher clock would wait for all others; a worker with a
-lower clock advances. A report, or the sets of the shards, may have a higher clock, which raises the end.
-If the run stops, `shorten` lowers the end to the highest clock that leased groups lead to.
+A step is `round_groups` groups in the order of their leases. A group returned from a lost replica is a
+separate step, and the step before it ends short. If fewer groups wait for the replica, the step has fewer
+groups. The replica's clock after the step is then the reported end, at which its next groups begin. The end
+must not be too low, because a worker with a higher clock would wait for all others; a worker with a lower
+clock only advances. A report, or a shard's set, may have a higher clock and so raise the end. If the run
+stops, `shorten` lowers the end to the highest clock that leased groups lead to.
 """
 
 from bisect import bisect_right
@@ -63,12 +63,12 @@ class ReplicaLeases:
 
     @property
     def settled(self) -> int:
-        """Number of the first groups of the epoch that all workers have received and finished."""
+        """Number of first groups in the epoch that all workers have received and finished."""
         return self._first
 
     @property
     def stop(self) -> int:
-        """Number of leases of this generation in the epoch."""
+        """Number of this generation's leases in the epoch."""
         return self._first + len(self._groups)
 
     def holds(self, position: int) -> bool:
@@ -101,11 +101,11 @@ class ReplicaLeases:
         self._positions = [0] * len(self._positions)
 
     def restore(self, sent: Sequence[tuple[int, int, Sequence[HeldLease]]]) -> list[Logged]:
-        """Begin an epoch with the log of an earlier dealer; return the groups in it.
+        """Begin an epoch with an earlier dealer's log; return the groups in it.
 
         Args:
-            sent: Position of each worker, the sync clock that it has received there (-1: none), and the
-                groups before its position that it holds.
+            sent: For each worker: its position, the sync clock that it received there (-1: none), and the
+                earlier groups that it holds.
         """
         self.begin_epoch()
         stop, heard, held = max(sent, key=lambda each: each[:2])
@@ -174,7 +174,7 @@ class LeaseLimits:
         self._replicas: dict[Replica, _Replica] = {}
 
     def leased(self, replica: Replica, groups: int, now: float) -> None:
-        """Count groups leased to a replica; its time counts from the first lease on."""
+        """Count groups leased to a replica, whose time begins with the first lease."""
         counts = self._replicas.setdefault(replica, _Replica(now))
         counts.held += groups
         counts.most = max(counts.most, counts.held)
@@ -186,11 +186,11 @@ class LeaseLimits:
         counts.finished += 1
 
     def keep(self, replicas: Collection[Replica]) -> None:
-        """Forget all replicas except these; a replica that returns begins from nothing."""
+        """Forget all replicas except these; a returning replica begins from nothing."""
         self._replicas = {name: counts for name, counts in self._replicas.items() if name in replicas}
 
     def room(self, replica: Replica, now: float) -> int | None:
-        """Return the maximum number of further groups for a replica; None: no limit."""
+        """Return how many further groups a replica may get; None: no limit."""
         own = self._replicas.get(replica)
         rate = own.rate(now) if own is not None else None
         if own is None or rate is None:
@@ -203,15 +203,15 @@ class LeaseLimits:
 
 @dataclass(slots=True)
 class _Course:
-    """Leases of one replica since the server last reported the end to it."""
+    """One replica's leases since the server last reported the end to it."""
 
     clock: int
-    """Earliest clock at which the groups leased after that report begin."""
+    """Earliest clock at which the groups leased since that report begin."""
     given: int = 0
 
 
 class ClockTargets:
-    """Clocks of the replicas of one epoch."""
+    """The clocks of all replicas in one epoch."""
 
     def __init__(self, *, round_groups: int, clock: int) -> None:
         self._round_groups = round_groups
@@ -222,7 +222,7 @@ class ClockTargets:
         self._courses: dict[Replica, _Course] = {}
 
     def join(self, replica: Replica, clock: int | None = None, given: int = 0) -> None:
-        """Add a replica, at the sync clock; or one that has received groups since another clock."""
+        """Add a replica at the sync clock, or one that has received groups since another clock."""
         self._courses[replica] = _Course(self.end if clock is None else clock, given)
 
     def leave(self, replica: Replica) -> None:
@@ -248,7 +248,7 @@ class ClockTargets:
         """Return the clock of a replica after it has trained its leases and some waiting groups.
 
         Args:
-            attempts: Attempt of each waiting group, in their order.
+            attempts: Attempts of the waiting groups, in order.
         """
         course = self._courses.get(replica)
         if course is None:
@@ -267,7 +267,7 @@ class ClockTargets:
         self.end = max([self.end, *(self.reach(replica, attempts) for replica, attempts in waiting)])
 
     def seen(self, clock: int) -> None:
-        """Raise the end to a reported clock, if that is higher."""
+        """Raise the end to a reported clock if that is higher."""
         self._reported = max(self._reported, clock)
         self.end = max(self.end, clock)
 

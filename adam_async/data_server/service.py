@@ -1,10 +1,10 @@
 """The data-server role, which prepares image groups before workers ask for them.
 
-Decoded images are in memory while the cache has room; the others are decoded again, or are in a scratch file
-(AD-04, `image_cache`). The order of an epoch is keyed by (seed, epoch), with the skipped images of the epoch
-before at the front (AD-24), so every server makes the same groups. A server gathers groups ahead for its
-replicas (AD-03), and a slow reader delays no other worker, because the server does not wait for sent answers
-(AD-05). All workers of a replica get its groups, each worker the image rows that it needs.
+Decoded images stay in memory while the cache has room; the others are decoded again, or are in a scratch file
+(AD-04, `image_cache`). Seed and epoch determine the order of an epoch, with the images that the previous
+epoch skipped at the front (AD-24). So every server makes the same groups. A server gathers groups ahead for
+its replicas (AD-03). A slow reader delays no other worker, because the server does not wait for sent answers
+(AD-05). All workers of a replica get its groups; each gets the image rows that it needs.
 
 One data server is the *dealer*, which leases the groups to the replicas (`dealer`). A question for leases
 passes through `questions`; `_on_effects` answers it. Questions for images get their answers in `questions`.
@@ -45,16 +45,16 @@ from transport import Link, Request
 logger = logging.getLogger(__name__)
 
 DIGESTED = 64
-"""Maximum number of images in the digest of a data set."""
+"""Maximum number of images that a data set's digest covers."""
 
 
 class DataServer(Role):
-    """One data server, from `async with` to its end.
+    """One data server, for the duration of its `async with`.
 
     Args:
-        settings: The server's place in its cluster; the timeline records leases, too.
+        settings: The server's place in its cluster; its timeline also records leases.
         dataset: Data to serve.
-        functions: Kinds of transforms that are functions of the user; the server refuses a run with others.
+        functions: Kinds of transforms that are user functions; the server refuses a run that names others.
         make_pool: See `GroupProducer`.
         available_bytes: See `GroupProducer`.
 
@@ -76,7 +76,7 @@ class DataServer(Role):
         self._refused = ""
         """Id of a run that this server cannot serve."""
         self.transform_failed: TransformFailed | None = None
-        """Error of a user's function on an image, for which this server refuses the run; None without such an
+        """Error of a user's function on an image, which makes this server refuse the run; None without an
         error."""
         self._partitions = 1
         self._read_ahead = 1
@@ -93,7 +93,7 @@ class DataServer(Role):
         self._carried = b""
         """`EpochOrder.carried_images` of the producer's epoch."""
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
-        """Reports to the controllers, in their order."""
+        """Reports to the controllers, in order."""
         self._dealer = Dealer(
             self._endpoint, self._waits, cluster=lambda: self._membership.map, on_effects=self._on_effects
         )
@@ -112,11 +112,11 @@ class DataServer(Role):
 
     @property
     def state(self) -> DataState:
-        """Leases of this server's term as the dealer, or of its last one."""
+        """Leases of this server's current or last term as the dealer."""
         return self._dealer.state
 
     def _fail(self, error: BaseException) -> None:
-        """Refuse the run if its transforms failed or took all memory; end the server with any other error."""
+        """Refuse the run if its transforms failed or took all memory; any other error ends the server."""
         if not isinstance(error, TransformFailed | MemoryError):
             self._spawn("images-failed", self._end_with(error, self._run))
             return
@@ -131,7 +131,7 @@ class DataServer(Role):
         self._spawn("run-refused", self._refuse(run.id, why))
 
     async def _end_with(self, error: BaseException, run: str) -> None:
-        """End the server with an error in a run; report it to the cluster, within `GOODBYE_S`."""
+        """End the server because of an error in a run; report the error to the cluster within `GOODBYE_S`."""
         try:
             async with asyncio.timeout(GOODBYE_S):
                 # Not ready: other data servers may go on with the run.
@@ -250,7 +250,7 @@ class DataServer(Role):
             carried = b""
         oldest = cluster.ended - len(cluster.results) + 1
         if first + len(before) < oldest:
-            # One result in the map has no skipped groups (`must_train_all`), and the order begins there.
+            # One result in the map has no skipped groups (`must_train_all`), and the order starts there.
             first, carried, before = oldest, b"", []
         results = before + [cluster.result(each) for each in range(first + len(before), number)]
         return self._orders.order(
@@ -324,7 +324,7 @@ class DataServer(Role):
 
     async def _report_epoch(self, run: str, term: int, number: int, result: EpochCounts) -> None:
         def end(newest: ClusterMap) -> EpochRecord | None:
-            """Return the epoch as ended, with its result, if it is still open, and this server its dealer."""
+            """Return the epoch as ended, with its result, if it is open and this server is its dealer."""
             epoch, dealer = newest.epoch, newest.dealer
             if epoch is None or (epoch.run, epoch.number) != (run, number) or epoch.ended:
                 return None
@@ -350,7 +350,7 @@ class DataServer(Role):
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Describe a dataset for the cluster map; without the names of its classes if they are too long.
+    """Describe a dataset for the cluster map; leave out the class names if they are too long.
 
     Raises:
         DataError: The cluster map has no room for a description of this size.

@@ -3,13 +3,12 @@
 Theory of operation
 -------------------
 A data host is not a member of any cluster. The node that starts a cluster asks the host to `Serve`, and keeps
-the link of that question open. For each question the host opens a `DataServer` over the same images, on
-another port; that server joins the asker's cluster like any other data server.
+that question's link open. For each question the host opens a `DataServer` over the same images on another
+port, which joins the asker's cluster like any other data server.
 
 The data server serves until the asker closes the link. If the link breaks, the cluster may still work. The
-data server then stays until the cluster map reports the loss of the asker, or until its membership has had no
-controller for `patience_s`. The host logs the end of a data server with its reason; this end affects neither
-the host nor the other servers.
+data server then stays until the cluster map reports the asker's loss, or until it has had no controller for
+`patience_s`. The host logs why a data server ends; the end affects neither the host nor the other servers.
 """
 
 import logging
@@ -35,18 +34,18 @@ class HostCounts(Counts, kw_only=True):
     """Counts of a data host."""
 
     serving: dict[str, str]
-    """Addresses of the data servers, by the controllers of their clusters."""
+    """Addresses of the data servers, by their clusters' controllers."""
 
 
 class DataHost(Role):
-    """One data host, from `async with` to its end, which also ends all data servers that it opened.
+    """One data host, for the duration of its `async with`; its end also ends the data servers that it opened.
 
     Args:
         settings: Settings of the host, without a controller. The role is ``data``, the address
             ``tcp://host:port``; data servers take any free port of that host.
         dataset: Data to serve.
-        entropy: Source of the incarnations of data servers.
-        functions: Kinds of transforms that are functions of the user; the servers refuse runs with others.
+        entropy: Source of the data servers' incarnations.
+        functions: Kinds of transforms that are user functions; the servers refuse runs that name others.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class DataHost(Role):
         self._spawn(f"cluster-{self._asked}", self._serve(request, node, controller, server))
 
     async def _serve(self, request: Request, node: str, controller: str, server: DataServer) -> None:
-        """Run one data server to its end, and log the reason of the end."""
+        """Run one data server to its end, and log why it ends."""
         ended = "the asker has closed its link"
         joined = False
         try:
@@ -134,7 +133,7 @@ class DataHost(Role):
 
 
 async def _closed_in_order(link: Link) -> bool:
-    """Wait for the end of a link; return whether the peer closed it in order."""
+    """Wait for a link's end; return whether the peer closed it in order."""
     try:
         while True:
             await link.receive()  # the asker sends no more messages: this waits for the end

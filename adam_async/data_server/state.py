@@ -1,29 +1,29 @@
 """Pure: leases of image groups to replicas, questions that wait, and the end of an epoch.
 
 The state belongs to the *dealer*, the data server that leases the groups of a run. It is in memory only. The
-next dealer *follows*: it begins the epoch in progress from the leases that all workers send it, and from the
-*sets* of groups that the shards have, which are read afterwards. So each lease of the dealer before is known:
-a worker holds it, or the group is in all sets, or the replica is lost and the sets are final for it.
+next dealer *follows*: it continues the epoch in progress from the leases that all workers send it, and from
+the *sets* of groups that the shards have, which it reads afterwards. So each lease of the previous dealer is
+known: a worker holds it, or all sets have the group, or the replica is lost and the sets are final for it.
 
 A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
-finished. When the replica is lost, or begins another *generation* because a worker is replaced, its leases
+finished. A replica may be lost, or begin another *generation* because a worker is replaced. Its leases then
 wait unsettled until the dealer has read the sets (`SetsRead`). Groups that every shard has are finished. The
-others return under the next attempt number; `epoch` decides which replica gets them.
+other groups return under the next attempt number; `epoch` decides which replica gets them.
 
 The groups of a replica generation are in its log (`replica_leases`). Each worker reads the log from its own
-position: all workers get the same groups, and a repeated question gets the same answer. When the first worker
-reaches the end of the log, the state leases more groups.
+position. So all workers get the same groups, and a repeated question gets the same answer. When the first
+worker reaches the end of the log, the state leases more groups.
 
-A report of a group that is not leased under that attempt, or of another generation, is late: the sets decide
-about the group. The report is counted, and changes at most the known clocks. So no group of an epoch is
-finished twice, and the epoch is over when all of them are finished or skipped (`epoch`). Then its result
-waits for the losses, which the shards count with their sets.
+A report is late if its group is not leased under that attempt, or if it comes from another generation; the
+sets then decide about the group. The report is counted, and changes at most the known clocks. So no group of
+an epoch is finished twice, and the epoch is over when all groups are finished or skipped (`epoch`). The
+epoch's result then waits for the losses, which the shards count with their sets.
 
 On each link a worker first sends the leases that it holds (`LeaseAsked.held`). A question without work is
-*parked* until groups are available, the epoch changes, or its time is up. So is a question of a generation
-that has not begun or is over, and a first question until the epoch begins. If a worker has not learnt yet
-that its replica has no more groups, or with `ssp` and `bsp` has not got the sync clock, the state answers its
-question at once. Times are absolute seconds on the caller's clock.
+*parked* until groups are available, the epoch changes, or its time is up. The state also parks a question of
+a generation that has not begun or is over, and a first question until the epoch begins. The state answers at
+once if a worker does not know yet that its replica has no more groups, or in `ssp` and `bsp` lacks the sync
+clock. Times are absolute seconds on the caller's clock.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ from adam_async.run.ids import Replica
 
 @dataclass(frozen=True, slots=True)
 class ReplicasChanged:
-    """The controllers decided which replicas are live, and in which generation."""
+    """The controllers have decided which replicas are live, and in which generation."""
 
     replica_generations: Mapping[Replica, int]
     version: int = 0
@@ -57,16 +57,16 @@ class LeaseAsked:
     """A worker asks for groups."""
 
     request: int
-    """Number of the question; the effect that answers the question has it, too."""
+    """Number of the question; the effect that answers the question has the same number."""
     replica: Replica
     replica_generation: int
     partition: int
     epoch: int
-    """Epoch of the last group that the worker has received; 0 if none."""
+    """Epoch of the last group that the worker received; 0 without one."""
     position: int
     """Number of groups of this epoch that the worker has received."""
     heard: int
-    """Sync clock that the worker has received at `position`; -1 if none."""
+    """Sync clock that the worker received at `position`; -1 without one."""
     count: int
     """Maximum number of groups; 0: the worker sends its leases."""
     wait_s: float
@@ -75,7 +75,7 @@ class LeaseAsked:
     """The newest of the received groups."""
 
     def position_in(self, epoch: int) -> int:
-        """Return the position of the worker in an epoch; 0 if its last group is of an earlier one."""
+        """Return the worker's position in an epoch; 0 if its last group is of an earlier epoch."""
         return self.position if self.epoch == epoch else 0
 
 
@@ -131,7 +131,7 @@ class Grant:
     end: int = 0
     """Sync clock, with `last`."""
     settled: int = 0
-    """Number of groups of the epoch that all workers of the replica have received and finished; -1: see
+    """Number of groups in the epoch that all workers of the replica have received and finished; -1: see
     `Leases.settled`."""
 
 
@@ -177,7 +177,7 @@ class DataState:
         """End of the newest epoch; None before it."""
         self._images = 0
         self._losses: LossSums = {}
-        """Losses of the reported groups, and of those before, by epoch."""
+        """By epoch, the losses of reported groups and of earlier groups."""
         self._started: float | None = None
         self._before_s = self._train_s = 0.0
         self._clock = 0
@@ -264,12 +264,12 @@ class DataState:
 
     @property
     def needs_held(self) -> bool:
-        """Whether the workers may hold leases of another dealer, and the next epoch begins from them."""
+        """Whether the next epoch begins from leases of another dealer, which the workers may hold."""
         return self._follows and self._epoch is None
 
     @property
     def lacks_held(self) -> bool:
-        """Whether the next epoch needs the leases of a worker of a live replica that has not sent them."""
+        """Whether the next epoch needs leases that a live replica's worker has not sent yet."""
         return self.needs_held and any(None in sent for sent in self._held().values())
 
     def _held(self) -> dict[Replica, list[LeaseAsked | None]]:
@@ -281,7 +281,7 @@ class DataState:
         }
 
     def _restored(self, event: EpochBegan) -> dict[Replica, Restored]:
-        """Make the logs of the live replicas again, from the leases of their workers."""
+        """Rebuild the logs of the live replicas from their workers' leases."""
         restored = {}
         for replica, sent in self._held().items():
             workers = [
@@ -303,12 +303,12 @@ class DataState:
         # No replica has this part, so the question would wait for ever.
         if event.partition >= self._partitions:
             return [Grant(event.request, 0, (), last=False)]
-        # A worker that lost its link asks again, and its new question replaces the parked one.
+        # A worker that lost its link asks again; its new question replaces the parked one.
         void = [parked for parked in self._parked if _worker(parked.asked) == _worker(event)]
         self._parked = [parked for parked in self._parked if parked not in void]
         self._parked.append(Parked(event, now + event.wait_s))
         log = self._logs.get(event.replica)
-        # A worker that claims unleased groups waits for them, and confirms none.
+        # A worker that claims unleased groups waits for them, and confirms no group.
         if (
             log is not None
             and self._epoch is not None
@@ -384,9 +384,9 @@ class DataState:
     def _end(self, epoch: Epoch, sets: SetsRead) -> list[Effect]:
         """Return the result of an epoch that is over."""
         loss_images, loss_sum = sets.images, sets.loss_sum
-        # The part with the loss may have no arrays that it pushes: no shard has its losses, the reports do.
-        # Otherwise the reports may have more: after another dealer, the groups that only some shards had
-        # are reported again.
+        # The part with the loss may push no arrays: then only the reports have its losses, not the shards.
+        # Otherwise the reports may have more: after another dealer, workers report again the groups that only
+        # some shards had.
         if not loss_images:
             loss_images, loss_sum = self._loss.images, self._loss.total
         counts = EpochCounts(
@@ -404,12 +404,12 @@ class DataState:
 
     @property
     def _loss(self) -> LossSum:
-        """Losses of the reported groups of the epoch, and of those before."""
+        """Losses of the epoch's reported groups, and of earlier groups."""
         return self._losses.get(self.epoch, LossSum())
 
     @property
     def lost_at(self) -> int:
-        """Version of the map whose sets settle all leases; 0 if none is unsettled."""
+        """Version of the map whose sets settle all leases; 0 if no lease is unsettled."""
         unsettled = self._epoch.unsettled.values() if self._epoch is not None else ()
         return max((lease.lost_at for lease in unsettled), default=0)
 
@@ -425,7 +425,7 @@ class DataState:
 
     @property
     def groups(self) -> int:
-        """Number of groups of the newest epoch; 0 before the first."""
+        """Number of groups in the newest epoch; 0 before any."""
         return self._epoch.groups if self._epoch is not None else 0
 
     @property
@@ -459,7 +459,7 @@ class DataState:
                 return Grant(asked.request, 0, (), last=False, settled=-1) if late else None
             return Grant(asked.request, number, (), last=False)
         position = asked.position_in(number)
-        # The generation has not begun or is over, or the log does not have the position.
+        # The generation has not begun or is over, or the log does not reach the position.
         if (
             epoch is None
             or log is None
@@ -467,7 +467,7 @@ class DataState:
             or not log.holds(position)
         ):
             return Grant(asked.request, number, (), last=True) if late else None
-        # A late question is answered in any case, if necessary with a sync clock that the worker has.
+        # Answer a late question in any case, if necessary with a sync clock that the worker has already.
         heard = asked.heard if not late else -1
         if position == log.stop and not epoch.has_work(asked.replica):
             self._mark(epoch, asked.replica, log, heard)
@@ -524,7 +524,7 @@ class DataState:
             log.mark(epoch.report_end(replica))
 
     def next_deadline(self) -> float | None:
-        """Return the time at which the next parked question expires; None without parked questions."""
+        """Return when the next parked question expires; None without parked questions."""
         return min((parked.deadline for parked in self._parked), default=None)
 
     # --- invariants and statistics -----------------------------------------------------------

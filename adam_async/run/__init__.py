@@ -1,11 +1,11 @@
 """Descriptions of runs, stores and the cluster: options, records of the cluster map, shards, results.
 
-`option_sources.py` merges the sources of options into one `Config`, which checks itself; `learning_rate.py`
+`option_sources.py` merges the sources of options into one `Config`, which checks itself. `learning_rate.py`
 decides the epochs, rate and schedule that the user left open. `training_program.py` encodes options, model
-and partition plan into a program record. The driver submits this record into the cluster map
-(`cluster_map.py`), from which workers and data servers read it. Each party computes the same table of shards
-from a store's record and its arrays (`shard_table.py`). Roles send their counts to the driver, which updates
-the progress (`progress.py`) and returns a `RunResult` (`result.py`).
+and partition plan into a program record. The driver submits this record to the cluster map
+(`cluster_map.py`), where workers and data servers read it. Each party computes the same shard table from a
+store's record and its arrays (`shard_table.py`). Roles send their counts to the driver, which updates the
+progress (`progress.py`) and returns a `RunResult` (`result.py`).
 
 Files, in reading order:
 

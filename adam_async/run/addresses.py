@@ -1,4 +1,4 @@
-"""Pure: addresses in options: of one role, of several, and of the controllers of a group.
+"""Pure: addresses in options: of one role, of several, and of a group's controllers.
 
 --bind tcp://10.0.0.1:7070                                                  one
 --controller tcp://10.0.0.1:7070,tcp://10.0.0.2:7070,tcp://10.0.0.3:7070    all controllers of a cluster
@@ -18,7 +18,7 @@ CONTROLLERS = (1, 3, 5)
 CONTROLLERS_WORDS = (
     "1, 3 or 5, of which none, one or two may be lost (an even number survives no more losses)"
 )
-"""Valid numbers of controllers, and the same in words for errors."""
+"""Valid numbers of controllers, as numbers and in words for errors."""
 
 PEER = re.compile(r"\s*(\d{1,9})\s*=(.*)")
 
@@ -70,7 +70,7 @@ def check_controllers(option: str, number: int) -> None:
 
 
 def read_peers(text: str) -> dict[str, str]:
-    """Read ``--peers``: the controllers of a group, as node ids such as ``controller-1`` and addresses.
+    """Read ``--peers``: a group's controllers, as node ids such as ``controller-1`` with addresses.
 
     Raises:
         ConfigError: A controller has no id or an address that others cannot dial, an id or address is
@@ -123,12 +123,12 @@ def peer_name(number: str) -> str:
 
 
 def controller_names(count: int) -> list[str]:
-    """Return the node ids of the controllers of a cluster that is started as a whole."""
+    """Return the node ids of the controllers of a cluster that starts as a whole."""
     return ["controller"] if count == 1 else [f"controller-{number}" for number in range(1, count + 1)]
 
 
 def addresses_in(data: str) -> tuple[str, ...]:
-    """Return the addresses of data hosts in `Config.data`; none if it names a data set.
+    """Return the data hosts' addresses in `Config.data`; none if it names a data set.
 
     Raises:
         ConfigError: An address is invalid, or is named twice.

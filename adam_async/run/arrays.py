@@ -1,4 +1,4 @@
-"""Pure: the specification of an array of a store, and the factors of its gradient.
+"""Pure: the specification of a store's array, and the factors of its gradient.
 
 Letters: K rows of a batch, I inputs, R outputs.
 """
@@ -17,7 +17,7 @@ from adam_async.run.store_record import DTYPES
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The shape and type of an array of a store.
+    """The shape and type of an array in a store.
 
     Attributes:
         shape: Lengths of the array's axes; empty for a scalar.
@@ -25,7 +25,7 @@ class ArraySpec:
         split: Whether several servers may have parts of the array, cut into shards along its first axis.
 
     Raises:
-        ConfigError: The shape is no sequence of whole numbers, or the type is not supported.
+        ConfigError: The shape is not a sequence of whole numbers, or the type is not supported.
     """
 
     shape: tuple[int, ...]
@@ -57,8 +57,8 @@ class ArraySpec:
 class Factors:
     """The gradient of a weight matrix (R, I) as two factors: the sum over K rows of errors^T activations.
 
-    Messages contain factors instead of the gradient (Adam, section 3.5.2), which saves bytes if K * (R + I)
-    is less than R * I. The gradient is a sum; divide one factor by K for a mean.
+    Messages carry factors instead of the gradient (Adam, section 3.5.2), which saves bytes if K * (R + I) is
+    less than R * I. The gradient is a sum; divide one factor by K for a mean.
 
     Attributes:
         activations: (K, I).

@@ -1,4 +1,4 @@
-"""Pure: the cluster map: nodes, stores, the program in progress and its records, as one snapshot value.
+"""Pure: the cluster map: nodes, stores, the current program and its records, as one snapshot value.
 
 The map is the part of the controllers' state that nodes see. Nodes read it with `get` and `watch`, and change
 it with `compare-and-set`; they may set these keys: ``nodes/<id>``, ``stores/<name>``, ``stores/<name>/<n>``,
@@ -24,10 +24,10 @@ DISK = "disk"
 """Key of a server's `NodeRecord.info`: whether it keeps its shards on a disk."""
 
 NUMERICS = "numerics"
-"""Key of a server's `NodeRecord.info`: the facts that the last bits of its results depend on, by name."""
+"""Key in a server's `NodeRecord.info`: the facts that decide the last bits of its results, by name."""
 
 COPIES = "copies"
-"""Key of a server's `NodeRecord.info`: its address for other servers, if that is not `address`."""
+"""Key in a server's `NodeRecord.info`: its address for other servers, if that is not `address`."""
 
 ELSEWHERE = "elsewhere"
 """Key of a server's `NodeRecord.info`: its address for data servers that cannot reach `address`."""
@@ -39,7 +39,7 @@ STORE_ROLES = ("ps", "client", "reader")
 """Roles that use stores. They wait for a controller for `Waits.controller_s`, and stay in a learned map."""
 
 MOST_REASON = 2048
-"""Maximum length of `NodeRecord.failed`, and of a notice, in characters."""
+"""Maximum length of `NodeRecord.failed` and of a notice, in characters."""
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,18 +50,18 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the node's listener."""
     incarnation: int
     before: tuple[int, ...] = ()
-    """Earlier incarnations of the node, set by the controller; none of them may join again."""
+    """Earlier incarnations of the node, set by the controller; they may not join again."""
     live: bool = True
     ready: str = ""
-    """Id of the run for which the node is ready; for a worker together with its replica's generation, see
+    """Id of the run for which the node is ready; for a worker, together with its replica's generation: see
     `ready_word`."""
     left: bool = False
     """Whether the node left by itself; false for a lost node."""
     lost_at: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
-    """Time of the loss, in seconds since 1970, by the clock of the leading controller, or of the driver that
+    """Time of the loss in seconds since 1970, by the clock of the leading controller or of the driver that
     reports it; 0 for a live node."""
     failed: str = ""
-    """Run in which the node cannot take part, and the error, as `failed_word` writes them."""
+    """Run in which the node cannot take part, and the error, as written by `failed_word`."""
     replica: int = -1
     """For workers: replica that the worker trains; for clients: place in the clocks of the client's store.
     The controller sets it; -1 for none."""
@@ -70,8 +70,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     placed: int = 0
     """For workers and clients: map version at which the controller assigned replica and part."""
     serves: tuple[str, ...] = ()
-    """For parameter servers: stores for which the server holds the values of all its shards, as `served_word`
-    writes them."""
+    """For parameter servers: stores whose shards here all have values, as written by `served_word`."""
     store: str = ""
     """For clients: id of the store to which the client pushes; empty for a reader."""
     info: dict[str, Any] = {}
@@ -80,32 +79,33 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_SLOT = {"replica": -1, "partition": 0, "placed": 0}
-"""Values of the fields of a node that has no replica and no part."""
+"""Field values of a node that has no replica and no part."""
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One epoch: the shares of its groups, and its result."""
+    """One epoch: each replica's share of its groups, and its result."""
 
     run: str
     number: int
     groups: int
     shares: dict[str, tuple[int, int]]
-    """Range of groups of each replica (as text, for msgpack). If `round_groups` is set, the replica's place
-    and the number of places instead: the replica has each round whose number, from 0 and modulo the number of
-    places, is its place. Rounds contain only the groups left after the warm start. If shards have groups of
-    the epoch already, the dealer shares out the groups left among the same replicas."""
+    """Each replica's range of groups (as text, for msgpack). If `round_groups` is set, the replica's place
+    and the number of places instead. The replica then has each round whose number, counted from 0, leaves its
+    place as remainder when divided by the number of places. Rounds contain only the groups left after the
+    warm start. If shards have groups of the epoch already, the dealer shares out the groups left among the
+    same replicas."""
     round_groups: int = 0
     """With ssp and bsp, number of groups in a round, as many as in one step; 0 if shares are ranges."""
     first_clock: int = 0
-    """Clock of every replica at the beginning of the epoch, in steps; 0 in asp."""
+    """Clock of every replica when the epoch begins, in steps; 0 in asp."""
     carried: int = 0
     """Number of groups, at the beginning of the epoch, whose images the epoch before skipped; replicas always
     train these groups."""
     behind: tuple[int, ...] = ()
     """Replicas whose shares of the epoch before have skipped groups."""
     drain: bool = False
-    """Whether the driver stops the run with a checkpoint: the data servers lease no more groups, except in
-    ssp and bsp those up to one clock for all replicas, the `clock` of the data server's statistics."""
+    """Whether the driver stops the run with a checkpoint. The data servers then lease no more groups; in ssp
+    and bsp they lease up to one clock for all replicas, the `clock` of the data server's statistics."""
     ended: bool = False
     result: EpochCounts = EpochCounts()
     """Counts that the dealer sets with `ended`."""
@@ -121,7 +121,7 @@ class DealerRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     incarnation: int
     data: dict[str, Any] = {}
-    """The `DATA_FACTS` of the first dealer, so that no data server with other data goes on with the run."""
+    """The `DATA_FACTS` of the first dealer, so that no data server with other data continues the run."""
     changed: int = 0
     """Version of the map at which the term began."""
 
@@ -138,21 +138,21 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     bundles: dict[str, BundleRecord] = {}
     """Bundles of the placed stores, by key."""
     placements: int = 0
-    """Number of stores placed so far, which is the generation of the store placed last."""
+    """Number of stores placed so far: the generation of the store placed last."""
     run: ProgramRecord | None = None
-    """The program in progress, or the last one."""
+    """The current or last program."""
     epoch: EpochRecord | None = None
     ended: int = 0
-    """Number of ended epochs of the run and of the runs that it continues."""
+    """Number of ended epochs in the run and in the runs that it continues."""
     results: tuple[EpochCounts, ...] = ()
     """Counts of the newest of these epochs, in order; at most `RESULTS_KEPT`."""
     dealer: DealerRecord | None = None
-    """Dealer of the run, also after its loss until the next one is named; None before the first one."""
+    """Dealer of the run, even after its loss until the next one is named; None before the first."""
     pieces: dict[str, ProgramPiece] = {}
-    """Pieces of the blob of a program, by key; the submission of the program's record removes them."""
+    """Pieces of a program's blob, by key; submitting the program's record removes them."""
 
     def version_of(self, key: str) -> int:
-        """Return the version of the map at which a key's record last changed; 0 if there is no record."""
+        """Return the map version at which a key's record last changed; 0 without a record."""
         kind, _, name = key.partition("/")
         record: msgspec.Struct | None
         if kind == "nodes":
@@ -193,10 +193,10 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return text.startswith(prefixes) or (self.run is not None and text == self.run.id)
 
     def result(self, epoch: int) -> EpochCounts:
-        """Return the result of an epoch of the run, counted from 1.
+        """Return the result of an epoch in the run, counted from 1.
 
         Raises:
-            RunFailed: The epoch has not ended, or the map no longer holds its result.
+            RunFailed: The epoch has not ended, or the map no longer has its result.
         """
         at = epoch - 1 - self.ended + len(self.results)
         if not 0 <= at < len(self.results):
@@ -207,7 +207,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return self.results[at]
 
     def live(self, role: str) -> list[str]:
-        """Return the live nodes of one role, in the order of their ids."""
+        """Return the live nodes of one role, sorted by id."""
         return sorted(id for id, node in self.nodes.items() if node.role == role and node.live)
 
     def copies_address(self, server: str) -> str:
@@ -222,13 +222,13 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return next((store for store in self.stores.values() if store.id == id), None)
 
     def bundle(self, store: str, home: str) -> BundleRecord | None:
-        """Return a bundle, by the id of its store and its home."""
+        """Return a bundle by its store's id and its home."""
         name = next((name for name, record in self.stores.items() if record.id == store), "")
         record = self.bundles.get(bundle_key(name, home))
         return record if record is not None and record.store == store else None
 
     def primary(self, store: str, home: str) -> NodeRecord | None:
-        """Return the server that is the primary of a bundle; None while there is none."""
+        """Return a bundle's primary server; None while there is none."""
         return self._primary_of(self.bundle(store, home))
 
     def _primary_of(self, bundle: BundleRecord | None) -> NodeRecord | None:
@@ -240,12 +240,12 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_store(self) -> StoreRecord | None:
-        """The store of the run; None before the run has one."""
+        """Store of the run; None until the run has a store."""
         return self.store(self.run.id) if self.run is not None else None
 
     @property
     def buckets(self) -> tuple[str, ...]:
-        """Home of each bucket of the run's store; empty until it is placed."""
+        """Home of each bucket in the run's store; empty until the store is placed."""
         store = self.run_store
         return store.buckets if store is not None else ()
 
@@ -256,7 +256,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return store.generation if store is not None else 0
 
     def serving(self, store: StoreRecord) -> bool:
-        """Return whether the primaries of all bundles of a store hold values for all their shards."""
+        """Return whether the primaries of all bundles in a store have values for all their shards."""
         name = next((name for name, record in self.stores.items() if record.id == store.id), "")
         for home in set(store.buckets):
             bundle = self.bundles.get(bundle_key(name, home))
@@ -268,7 +268,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
     def pushers(self, store: StoreRecord) -> dict[int, tuple[int, frozenset[tuple[str, int]]]]:
         """Return the replicas that push to a store: generation of each, node and incarnation of its members.
 
-        A run's workers push to the run's store, by replica. A client is a replica of its own.
+        A run's workers push to the run's store, by replica. A client counts as a replica.
         """
         if store.program:
             if self.run is None or self.run.id != store.program:
@@ -298,7 +298,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dealing(self) -> str:
-        """Data server that leases the groups of the run; empty while there is none."""
+        """Data server that leases the run's groups; empty while there is none."""
         dealer, run = self.dealer, self.run
         node = self.nodes.get(dealer.node) if dealer is not None else None
         if dealer is None or node is None or run is None or dealer.run != run.id:
@@ -311,15 +311,15 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
         return self.nodes[self.dealing].address if self.dealing else ""
 
     def data_servers_for(self, replica: int) -> tuple[str, ...]:
-        """Return the addresses of the data servers that are ready for the run, for the workers of a replica:
-        first the one that they keep to, while it answers."""
+        """Return the addresses of the run's ready data servers for a replica's workers. First comes the
+        server that the workers stay with while it answers."""
         run = self.run
         ready = sorted(name for name in self.live("data") if run and self.nodes[name].ready == run.id)
         first = replica % len(ready) if ready else 0
         return tuple(self.nodes[name].address for name in (*ready[first:], *ready[:first]))
 
     def members(self, replica: int) -> tuple[str, ...]:
-        """Return the live workers of a replica, in the order of their parts."""
+        """Return a replica's live workers, in the order of their parts."""
         named = [
             (node.partition, name)
             for name, node in self.nodes.items()
@@ -360,8 +360,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True):
 def must_train_all(results: Sequence[EpochCounts]) -> bool:
     """Return whether the next epoch must train all its groups.
 
-    The order of an epoch follows from the results since the last epoch without skipped groups, so one of the
-    last `RESULTS_KEPT` results must be of such an epoch: the map has no more.
+    An epoch's order depends on the results since the last epoch without skipped groups. The map has only the
+    last `RESULTS_KEPT` results, so one of them must be of such an epoch.
 
     Args:
         results: Results of the epochs before, also of the runs that the run continues.
@@ -371,10 +371,10 @@ def must_train_all(results: Sequence[EpochCounts]) -> bool:
 
 
 def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> int:
-    """Return the number of a set of workers of a replica; 0 if some are missing.
+    """Return the number of a replica's set of workers; 0 if some are missing.
 
     Args:
-        members: Incarnation of each worker and map version of its assignment, in the order of their parts.
+        members: Each worker's incarnation and the map version of its assignment, in the order of their parts.
     """
     if len(members) != partitions:
         return 0
@@ -383,12 +383,12 @@ def replica_generation(members: Sequence[tuple[int, int]], partitions: int) -> i
 
 
 def ready_word(run: str, replica_generation: int) -> str:
-    """Return the text by which a worker reports that it is ready for a run in one replica generation."""
+    """Return the text that reports a worker ready for a run in one replica generation."""
     return f"{run}/{replica_generation}"
 
 
 def failed_word(run: str, why: str) -> str:
-    """Return the text by which a worker or a data server reports that it cannot take part in a run."""
+    """Return the text that reports why a worker or data server cannot take part in a run."""
     return f"{run}: {why}"[:MOST_REASON]
 
 

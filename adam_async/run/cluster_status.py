@@ -1,8 +1,8 @@
 """Pure: the state of a cluster at one moment: roles and machines, the run, its copies, lags and condition.
 
-The cluster map has the members, and each role reports its counts to a member with the keys of a driver. The
-lag of a replica is the largest number of steps, over all shards, by which its clock is behind the clock of
-the fastest replica. The command `status`, the live table and the events of a run have these values.
+The cluster map has the members, and each role reports its counts to a member that has a driver's keys. A
+replica's lag is the most steps, over all shards, by which its clock is behind the fastest replica's. The
+command `status`, the live table and the events of a run have these values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from adam_async.run.counts import ControllerCounts, Counts, DataCounts, ServerCo
 from adam_async.run.run_copies import RunCopies, copies_of, store_copies
 
 ROLES = ("controller", "data", "ps", "worker", "driver", "client", "reader")
-"""Order of the roles of a status."""
+"""Order of roles in a status."""
 
 ASKED = ("ps", "data", "worker")
 """Roles in the map that report counts; the controllers are not in the map."""
@@ -48,7 +48,7 @@ class RoleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Number of groups that a worker has trained, or that a data server has counted as trained in this
     epoch."""
     lag: int | None = None
-    """Number of steps by which a worker's replica is behind the fastest replica; None without clocks."""
+    """Number of steps by which a worker's replica is behind the fastest one; None without clocks."""
     version: tuple[int, int] | None = None
     """Lowest and highest version of a server's shards."""
     notice: str = ""
@@ -66,25 +66,25 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the driver is live."""
     epoch: int
     epochs: int
-    """Number of epochs of the run; 0 for a program without them."""
+    """Number of epochs in the run; 0 for a program without epochs."""
     finished: int
-    """Number of trained groups of the epoch."""
+    """Number of trained groups in the epoch."""
     groups: int
-    """Number of groups of the epoch; 0 before the epoch begins."""
+    """Number of groups in the epoch; 0 before it begins."""
     replicas: int
     """Number of replicas that the run should have."""
     images: int
-    """Number of trained images of the epoch."""
+    """Number of trained images in the epoch."""
     images_per_s: float
-    """Trained images per second since the poll before; without one, in the epoch so far. 0 without a live
-    replica."""
+    """Trained images per second since the last poll; without an earlier poll, in the epoch so far. 0 without
+    a live replica."""
     loss: float | None
     """Mean loss of the epoch so far; None if unknown or not finite."""
     left_s: float | None
-    """Time until the end of the last epoch at the rate of this one, without evaluations, in seconds; None if
-    unknown, or without a live replica."""
+    """Seconds until the end of the last epoch at this epoch's rate, without evaluations; None if unknown, or
+    without a live replica."""
     test_accuracy: float | None
-    """Test accuracy of the newest evaluated epoch; None before the first one."""
+    """Test accuracy of the newest evaluated epoch; None before any."""
     in_place: bool = False
     """Whether the workers train in the memory of the servers, without pushes."""
 
@@ -96,9 +96,9 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     stores: int
     roles: tuple[RoleStatus, ...]
     copies: RunCopies | None
-    """Copies of the run's shards; None before they are placed."""
+    """Copies of the run's shards; None until the shards are placed."""
     store_copies: dict[str, RunCopies]
-    """Copies of the shards of each store of clients, by the store's name."""
+    """Copies of the shards in each clients' store, by store name."""
     condition: Condition
 
 

@@ -1,8 +1,8 @@
 """Pure: how well a cluster is: losses that it survives, what limits it, who takes part, waits, a verdict.
 
-Status, live table, events and metrics have these values from here. They are those of two polls of the roles:
-the counts now, and earlier ones, of which the differences are rates. Without earlier counts the rates are
-those since the start of the run.
+Status, live table, events and metrics have these values from here. The facts come from two polls of the
+roles: the current counts, and earlier ones, whose differences give rates. Without earlier counts the rates
+are those since the start of the run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,37 +18,38 @@ from adam_async.run.run_copies import RunCopies
 Verdict = Literal["well", "degraded", "ending"]
 
 Limit = Literal["", "compute", "wire", "server", "clock", "input", "loop"]
-"""Limit of the rate of a run; empty if unknown.
+"""The limit of a run's rate; empty if unknown.
 
-compute: threads that train. wire: the way of pushes and pulls. server: parameter servers that apply pushes.
-clock: the slowest replica. input: images of data servers. loop: event loops of workers, which are late.
+compute: threads that train. wire: the transfer of pushes and pulls. server: parameter servers that apply
+pushes. clock: the slowest replica. input: images from data servers. loop: workers' event loops, which are
+late.
 """
 
 LATE_S = 0.1
-"""Median lateness of the timers of a worker's loop above which the loop limits the run, in seconds."""
+"""Median lateness in seconds of the timers in a worker's loop, above which the loop limits the run."""
 
 BUSY = 0.8
-"""Share of a core that a server's process uses, above which the server limits waits for pushes."""
+"""Share of a core that a server's process uses, above which waits for pushes count as the server's limit."""
 
 MOST_WAITED_FOR = 200
-"""Maximum length of the text of a worker's wait, in characters: a table that draws a longer one is slow."""
+"""Maximum length of a worker's wait as text, in characters: a table draws a longer text slowly."""
 
 CopiesOf = Mapping[str, RunCopies]
-"""Copies of the shards by their owner in words: the run, or a store."""
+"""Copies of the shards, whose owner is given in words: the run, or a store."""
 
 CountsOf = Mapping[str, Counts]
 """Counts of the roles that answered, by node."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """One wait that holds up a run or a store."""
+    """A wait that holds up a run or a store."""
 
     who: str
     """Node that waits, or the pushes that wait."""
     what: str
     """Missing thing."""
     deadline_s: float | None
-    """Time after which the wait fails, in seconds; None for a wait without an end."""
+    """Time in seconds after which the wait fails; None for an endless wait."""
     cure: str
     """Action that ends the wait."""
 
@@ -58,16 +59,16 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostRole(msgspec.Struct, frozen=True, kw_only=True):
-    """A role that was lost, and that no other one has replaced."""
+    """A lost role that no other role has replaced."""
 
     node: str
     role: str
     since: float | None
-    """Time of the loss, in seconds since 1970, by the clock of the leading controller; None if unknown."""
+    """Time of the loss in seconds since 1970, by the leading controller's clock; None if unknown."""
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Health of a run, and of the stores of a cluster."""
+    """The health of a run, and of a cluster's stores."""
 
     verdict: Verdict
     """``degraded``: copies, roles or replicas are lacking. ``ending``: the run or a store has failed, or all
@@ -75,10 +76,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     """Reasons of a verdict other than ``well``, in words, the worst first."""
     survives: int | None = None
-    """Losses of servers or controllers that run and stores survive now, whichever roles they hit; None if
-    neither exists."""
+    """Number of lost servers or controllers that run and stores survive now, whichever are lost; None without
+    run and stores."""
     weakest: str = ""
-    """Roles that survive the fewest losses: those with the copies of a bundle, or the controllers."""
+    """Roles that survive the fewest losses: those with a bundle's copies, or the controllers."""
     limited_by: Limit = ""
     live: int = 0
     """Number of replicas whose workers are all live and ready."""
@@ -94,7 +95,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def survival(self) -> str:
-        """The losses that run and stores survive, in words; empty if neither exists."""
+        """The losses that run and stores survive, in words; empty without run and stores."""
         if self.survives is None:
             return ""
         losses = "1 loss" if self.survives == 1 else f"{self.survives} losses"
@@ -206,10 +207,10 @@ def _survived(copies: CopiesOf, answering: int, controllers: int) -> tuple[int |
 
 
 def limit_of(counts: CountsOf, earlier: CountsOf) -> Limit:
-    """Return what limits the rate of a run: the largest of the shares of the time of its workers.
+    """Return what limits a run's rate: whatever takes the largest share of its workers' time.
 
-    A worker computes, waits for servers, for images or for clocks, or its event loop is late. A wait for
-    servers is one of the wire, unless a server uses `BUSY` of a core.
+    A worker computes, waits for servers, images or clocks, or has a late event loop. A wait for servers is
+    one of the wire, unless a server uses `BUSY` of a core.
     """
     workers = of_kind(WorkerCounts, counts.values())
     spent = [0.0] * 4
@@ -281,7 +282,7 @@ def _waits(cluster: ClusterMap, counts: CountsOf, copies: CopiesOf, waits: Waits
 
 
 def images_per_s(counts: CountsOf, earlier: CountsOf) -> float:
-    """Return the images per second between two polls of an epoch; without earlier counts, of the epoch."""
+    """Return the images per second between two polls of an epoch; without earlier counts, over the epoch."""
     dealer = next((each for each in of_kind(DataCounts, counts.values()) if each.term), None)
     if dealer is None:
         return 0.0

@@ -2,7 +2,7 @@
 
 In the modes of a run some options have an effect and others do not. `Only`, `Not` and `Idle` at the fields of
 `Config` name the modes. `check_modes` makes the errors, and the page of options (docs/reference/options.md)
-has the modes as a table.
+shows the modes as a table.
 """
 
 import re
@@ -43,7 +43,7 @@ from adam_async.run.stragglers import read_slow, slow_links
 from transport.config import Checksum, LinkKind
 
 MOST_COPIES = 8
-"""Maximum number of copies of a store's shards."""
+"""Maximum number of copies of each shard in a store."""
 
 DEFAULT_COPIES = 3
 """Default number of servers with each shard, in a cluster with several controllers."""
@@ -79,20 +79,19 @@ MAX_THREADS_PER_CORE = 8
 """Maximum number of compute threads per core, above which threads would only wait for each other."""
 
 FLUSH_S = 1.0
-"""Default time between two rounds in which a server writes its changed shards to its disk, in seconds."""
+"""Default time in seconds between two rounds in which a server writes its changed shards to disk."""
 
 MOST_GROUPS_OF_STEP = 512
-"""Maximum number of groups of a step: a push names them in `messages.body.MOST_RANGES` ranges."""
+"""Maximum number of groups in a step: a push names them in `messages.body.MOST_RANGES` ranges."""
 
 SHARD_BYTES = 1 << 20
-"""Default maximum size of a shard of a run or a store, in bytes. The paper cuts parameters into shards of
-1 MB (AD-40)."""
+"""Default maximum size of a run's or store's shard, in bytes. The paper has shards of 1 MB (AD-40)."""
 
 MOST_SLACK = 1 << 20
 """Maximum number of steps by which a client may be ahead of the slowest."""
 
 GROUP_IMAGES = 16
-"""Default number of training images of a group."""
+"""Default number of training images per group."""
 
 AHEAD_BYTES = 32 << 20
 """Maximum size of the images that a worker reads ahead, in bytes, unless one group or the groups in flight
@@ -113,15 +112,14 @@ class Waits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     call_s: _Wait = 10.0
     """Deadline of one request to a controller or data server."""
     answer_s: _Wait = 5.0
-    """Deadline of one push or pull, after which the worker reconnects and sends its open requests again."""
+    """Deadline of one push or pull; the worker then reconnects and sends its open requests again."""
     patience_s: _Wait = 30.0
-    """Deadline of all attempts of a worker to reach the primary of a shard."""
+    """Deadline of all a worker's attempts to reach a shard's primary."""
     controller_s: _Wait = 3600.0
-    """Deadline of servers and clients of stores for the return of a controller; pushes and pulls go on
-    meanwhile. Other roles wait for `patience_s`."""
+    """Deadline of servers and store clients for a controller's return; pushes and pulls go on meanwhile.
+    Other roles wait for `patience_s`."""
     copies_s: _Wait = 3600.0
-    """Deadline of all attempts of a worker to reach the primary of a shard in place of `patience_s`, if too
-    few copies of the shard are in sync (`min_in_sync`) and pushes wait for a server."""
+    """Deadline that replaces `patience_s` while too few copies of a shard are in sync (`min_in_sync`)."""
     prepare_s: _Wait = 120.0
     """Deadline for all roles of a run to join and to prepare."""
     grace_s: _Wait = 2.0
@@ -148,7 +146,7 @@ Damaged = Literal["error", "skip"]
 """Treatment of damaged images."""
 
 SUMS_BYTES = 64 << 20
-"""Maximum size of a model whose workers send sums in one process by default, in bytes."""
+"""Maximum size in bytes of a model whose workers send sums in one process by default."""
 
 
 _NO_PUSHES = "nothing is pushed or pulled"
@@ -179,7 +177,7 @@ _CHECK_SIZE = Check(lambda name, text: read_image_size(text, name))
 _CHECK_SLOW = Check(lambda name, texts: read_slow(texts, name))
 _CHECK_MEMORY = Check(lambda name, texts: read_memory(texts, name))
 _CHECK_CACHE = Check(lambda name, text: cache_limits(text, "", available_bytes=0, name=name))
-"""Facts that several fields share, or that have no room at theirs."""
+"""Facts that several fields share, or that are too long for their fields."""
 
 _Halo = Literal["auto", "exchange", "recompute"]
 _Protocol = Literal["auto", "delta", "factors"]
@@ -226,8 +224,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Model: auto (fits the data), mnist-adam, digits, mlp, cifar-conv, or FILE.toml with a spec."""
     data: Annotated[str, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND)] = "auto"
     """Training data: auto, mnist, digits, fashion-mnist, cifar-10, synthetic, a folder or file
-    (docs/reference/data.md), package.module:function that returns a data set, or tcp://HOST:PORT of a data
-    server that stands alone; several addresses with commas."""
+    (docs/reference/data.md), package.module:function that returns a data set, or tcp://HOST:PORT of a
+    standalone data server; several addresses with commas."""
     damaged: Annotated[Damaged, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND), _NOT_WITH_HOSTS] = "error"
     """Damaged images: error stops at the first one, skip leaves out up to one in twenty."""
     augment: bool = False
@@ -241,12 +239,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "auto"
     )
     """Memory for images: auto, half of the available memory, or a size such as 4G. A data server reads
-    folders, shards and .npy files above this size on demand; with a given size it reads all of these on
+    folders, shards and .npy files above this size on demand. With a given size it reads all of these on
     demand, so it serves images at once."""
     spill: Annotated[str, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND), _NOT_WITH_HOSTS] = ""
     """Folder for decoded images that do not fit into the cache."""
     epochs: Annotated[int, Meta(ge=0), CHANGES, DECIDED] = 0
-    """Passes over the training images; 0 is as many as have 1,500 steps, at least 3 and at most 100. A step
+    """Passes over the training images; 0 is as many as make 1,500 steps, at least 3 and at most 100. A step
     is one push, of one group by default."""
     replicas: Annotated[int, Meta(ge=1, le=1024), CHANGES] = 1
     """Model replicas; each has its own workers."""
@@ -282,39 +280,39 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     controllers: Annotated[int, CHANGES, OF_ROLES, Idle(BY_HAND), Check(check_controllers)] = 1
     """Controllers: 1, or 3 or 5, which survive the loss of one or two."""
     copies: Annotated[int, Meta(ge=0, le=MOST_COPIES), Not(IN_PLACE, _ONE_MEMORY, _SEVERAL)] = 0
-    """Servers with each shard; 0 is 3, or all servers if fewer, with several controllers, else 1. With
-    --record or --weights aliased 0 is always 1."""
+    """Servers with each shard; 0 is 1 with one controller, with several 3, or all servers if there are fewer.
+    With --record or --weights aliased 0 is always 1."""
     min_in_sync: Annotated[int, Meta(ge=0, le=MOST_COPIES)] = 0
     """Copies that must have a push before it is applied; 0 is 2, or 1 with one copy."""
     copies_bind: Annotated[str, Of("ps"), Check(_check_bind)] = ""
-    """tcp://HOST:PORT on which parameter servers listen for each other, such as on a network of their own; by
+    """tcp://HOST:PORT on which parameter servers listen for each other, such as on a separate network; by
     default they use one address for all. train needs --processes too."""
     processes: Annotated[bool, CHANGES, OF_ROLES, _NOT_BY_HAND] = False
     """Run each role as a child process over loopback TCP, instead of all roles in this process."""
     rule: Annotated[str, DECIDED, Check(_check_rule)] = "auto"
     """Update rule: sgd, adagrad, adam, adamw, your own as package.module:Class, or auto. auto is adam for the
     model that --model auto makes for photographs, else sgd. Fewer than 240 photographs then also train in
-    groups of 4 to 15 images, one in flight, unless --in-flight, or other --images-per-group, is given."""
+    groups of 4 to 15 images, one in flight, unless --in-flight, or another --images-per-group, is given."""
     rule_args: str = ""
-    """Constants of a rule of yours, as a JSON object such as '{"decay": 0.1}'."""
+    """Constants of your rule, as a JSON object such as '{"decay": 0.1}'."""
     rule_record: Annotated[str, DECIDED, UNTYPED] = ""
-    """Record of a rule of yours, as JSON text, with the digest of its file; the run sets it."""
+    """Record of your rule as JSON text, with its file's digest; the run sets it."""
     rate: Annotated[float, Meta(ge=0.0), DECIDED] = 0.0
     """Learning rate; 0 is the rule's default."""
     momentum: Fraction = 0.0
     """Momentum of rule sgd."""
     nesterov: bool = False
-    """Use Nesterov's momentum, with gradients one step of the momentum ahead."""
+    """Use Nesterov's momentum, with gradients taken one momentum step ahead."""
     weight_decay: Amount = 0.0
     """Weight decay: of the gradient, or with rule adamw of the values."""
     betas: tuple[Fraction, Fraction] | None = None
-    """Shares of the mean and of the mean square that stay at each update, of rules adam and adamw; by default
+    """Shares of the mean and of the mean square that each update keeps, for rules adam and adamw; by default
     0.9 and 0.999."""
     eps: Amount = 0.0
     """Number that is added to the root before the division, of rules adagrad, adam and adamw; 0 is the rule's
     default."""
     initial_accumulator_value: Amount = 0.0
-    """First value of the sums of squares, of rule adagrad."""
+    """First value of the sums of squares, for rule adagrad."""
     push_every: Annotated[int, Meta(ge=1, le=MOST_GROUPS_OF_STEP), Not(IN_PLACE, _NO_PUSHES)] = 1
     """Groups whose gradients are summed into one push."""
     pull_every: Annotated[int, Meta(ge=1), Not(IN_PLACE, _NO_PUSHES), Not(BSP, _READS_SUM)] = 1
@@ -338,7 +336,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     layer_rate: Annotated[
         float, Meta(ge=0.0), Only(SGD, _OTHER_RULES), Not(CUT, _WHOLE_NORM), _NOT_IN_PLACE
     ] = 0.0
-    """Maximum rate of each tensor, in multiples of |weights| / |gradient|; 0 is off."""
+    """Maximum rate of each tensor, as a multiple of |weights| / |gradient|; 0 is off."""
     scale_by_staleness: Annotated[bool, Not(BSP, _AS_STALE), _NOT_IN_PLACE] = False
     """Divide a push's rate by 1 + its staleness."""
     lag: Annotated[int, Meta(ge=0, le=1), Only(BSP)] = 0
@@ -348,17 +346,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     checkpoint_misses: Annotated[int, Meta(ge=0, le=1_000_000), CHANGES, Only(CHECKPOINTS)] = 3
     """Failed checkpoints in a row that end the run; 0: train on without checkpoints."""
     keep: Annotated[int, Meta(ge=1, le=1_000_000), CHANGES, Only(CHECKPOINTS)] = 2
-    """Number of newest checkpoints that stay in the folder; older ones go once a new one is on the disk."""
+    """Number of newest checkpoints to keep in the folder; a new one on the disk replaces the oldest."""
     record: Annotated[bool, CHANGES, Not(CUT, _NO_CUTS), _NOT_IN_PLACE] = False
     """Whether roles record the order, read versions and batch boundaries that a replay needs."""
     protocol: Annotated[_Protocol, CHANGES, DECIDED, Not(IN_PLACE, _NO_PUSHES)] = "auto"
-    """Form of the weight gradients of dense layers in messages; auto takes the smaller one, but sums (delta)
-    of small models in one process."""
+    """Form of dense layers' weight gradients in messages; auto takes the smaller one, but sums (delta) for
+    small models in one process."""
     weights: Annotated[_Weights, CHANGES, DECIDED, Not(STEP, _READ_ONLY, ("aliased",))] = "auto"
     """Train on a copy, or in place on the servers' memory (aliased); auto is in place if possible."""
     validation: Annotated[int, Meta(ge=0)] = 0
-    """Training images to hold back as validation images, in proportion from each class; --patience,
-    --keep-best and --until-accuracy use the accuracy on them."""
+    """Training images to hold back for validation, in proportion from each class; --patience, --keep-best and
+    --until-accuracy use the accuracy on them."""
     patience: Annotated[int, Meta(ge=0), CHANGES, _ONLY_VALIDATED] = 0
     """Epochs in a row without a better validation accuracy that end the run; 0: no limit."""
     keep_best: Annotated[bool, CHANGES, _ONLY_VALIDATED, Not(RECORDED, _LAST_WEIGHTS)] = False
@@ -366,7 +364,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     keep_going: Annotated[bool, CHANGES, ONE_WAY] = False
     """Train on even if the loss is not finite, or more than ten times that of guessing."""
     seed: Annotated[int, Meta(ge=0)] = 0
-    """Seed of every random value of the run."""
+    """Seed of every random value in the run."""
     until_accuracy: Annotated[float, Meta(ge=0.0, le=1.0), CHANGES] = 0.0
     """Accuracy on validation images, else on test images, that ends the run at the end of an epoch; 0 trains
     all epochs."""
@@ -383,13 +381,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     are controller, ps, data, worker and driver. Processes on one machine are not limited, but the machine
     must have as much available."""
     memory_budget: Annotated[str, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED), Check(read_budget)] = "512M"
-    """Maximum memory of each process for its peers: their requests, and answers to these; and as much shared
-    memory again."""
+    """Maximum memory of each process for its peers: their requests and its answers; and as much shared memory
+    again."""
     checksum: Annotated[Checksum, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
     """CRC-32C of tensors sent between processes: on, off, or auto (to other hosts)."""
     link: Annotated[LinkKind, CHANGES, OF_DRIVER, _OF_ALL, Only(LINKED)] = "auto"
     """Links between processes of one host: shared (a Unix socket, and shared memory for tensors), tcp, or
-    auto (shared where that is possible)."""
+    auto (shared where possible)."""
     ack: Annotated[
         _Ack,
         CHANGES,
@@ -403,7 +401,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds between two rounds in which a server writes its changed shards to its disk."""
     read_ahead: Annotated[int, Meta(ge=1, le=1024), CHANGES, UNTYPED] = 64  # memory for each
     """Number of groups that a data server prepares ahead per replica, and that a worker requests ahead; fewer
-    if these are more than 32 MiB of images."""
+    if these exceed 32 MiB of images."""
     waits: Annotated[Waits, CHANGES, OF_DRIVER, UNTYPED] = Waits()
     """Deadlines; in a file the table ``[waits]``."""
 
@@ -488,7 +486,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
 
     def hosts(self, data: Sequence[str], *, starts_own: bool) -> tuple[str, ...]:
-        """Return the addresses of the data hosts of a cluster; none if it starts its own data servers.
+        """Return the addresses of a cluster's data hosts; none if it starts its own data servers.
 
         Args:
             data: Addresses that the caller names; empty: the addresses in the option `data`.
@@ -549,14 +547,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def has_user_rule(self) -> bool:
-        """Whether the rule is one of the user, by import path."""
+        """Whether the rule is a user's rule, given by import path."""
         return ":" in self.rule
 
     def weights_in(self, obstacle: str) -> Literal["copy", "aliased"]:
         """Return the mode of the workers: the wanted mode, or in place if possible.
 
         Args:
-            obstacle: Why the workers cannot have the memory of the servers, with the cure; empty if they can.
+            obstacle: Why the workers cannot use the servers' memory, with the cure; empty if they can.
 
         Raises:
             ConfigError: Training in place is wanted and impossible.
@@ -570,7 +568,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return "copy" if is_copied or excluded_options(self, IN_PLACE) else "aliased"
 
     def obstacle_of_memory(self, *, one_host: bool) -> str:
-        """Return why the workers of other processes cannot have the memory of the servers; empty if they can.
+        """Return why workers in other processes cannot use the servers' memory; empty if they can.
 
         Args:
             one_host: Whether one command starts all roles, on one host that has shared links.
@@ -592,9 +590,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             one_process: Whether servers and workers share their memory.
             model_bytes: Size of the model's parameters; each push buffer takes as much with sums.
         """
-        # Several compute threads form the products of factors, and a server's loop one after the other. But a
-        # step of several groups and the log of several copies are smaller with factors, and in bsp the bits
-        # of a run depend on no link.
+        # Several compute threads form the products of factors in parallel, a server's loop one after the
+        # other. But steps of several groups and logs of several copies are smaller with factors, and in bsp a
+        # run's bits must not depend on links.
         is_kept = self.ack == "durable" or self.copies_in_force > 1 or self.synchronous
         is_alone = self.push_every == self.partitions == 1 and self.weights == "copy"
         sums = one_process and is_alone and not is_kept and model_bytes <= SUMS_BYTES
@@ -602,11 +600,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def workers(self) -> int:
-        """Number of workers of all replicas."""
+        """Number of workers in all replicas."""
         return self.replicas * self.partitions
 
     def groups_ahead(self, image_bytes: int) -> int:
-        """Return the number of groups to read ahead, at least one, for images of this size in bytes."""
+        """Return the number of groups to read ahead, at least one, if images have this size in bytes."""
         return max(min(self.read_ahead, AHEAD_BYTES // (image_bytes * self.images_per_group)), 1)
 
     def threads_per_worker(self, cores: int) -> int:
@@ -635,13 +633,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def images_per_update(self) -> int:
-        """Number of images in one update of a rule: of one group, or in `bsp` of a step of all replicas."""
+        """Number of images in one rule update: in one group, or in `bsp` in a step of all replicas."""
         groups = self.replicas * self.push_every if self.synchronous else 1
         return self.images_per_group * groups
 
 
 def replica_in_flight(workers: Sequence[Mapping[str, Any]], partitions: int) -> int:
-    """Return the number of groups in flight of a replica: as many as each of its workers can have.
+    """Return a replica's number of groups in flight: as many as each of its workers can have.
 
     Args:
         workers: Facts of each worker: ``threads``, and ``in_flight`` if it is given.
@@ -658,7 +656,7 @@ def default_in_flight(threads: int, partitions: int) -> int:
 
 
 _OF_RULES = ("momentum", "nesterov", "weight_decay", "betas", "eps", "initial_accumulator_value")
-"""Options that are constants of rules; their classes have the bounds."""
+"""Options that are rule constants; the rules' classes have the bounds."""
 
 OPTIONS = options_of(Config)
 """Each option by name: its type, default, bounds and facts."""

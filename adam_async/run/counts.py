@@ -1,10 +1,10 @@
-"""Pure: the numbers that roles count, one type for each role, from their owners to the report.
+"""Pure: the numbers that roles count, one type per role, from their owners to the report.
 
 The facts of an ended epoch are its counts, from its dealer, and its evaluation, from the driver.
 
 A role fills in its type. The driver trusts no role, and reads an answer with the same type, which checks all
-bounds. Polls, the live table, the status and the report use the fields as they are. Names are those of the
-JSON text; docs/reference/report.md has the unit and the meaning of each.
+bounds. Polls, the live table, the status and the report use the fields as they are. Names are as in the JSON
+text; docs/reference/report.md has each one's unit and meaning.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _Finite = Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)]
 """A number that the JSON text of the cluster map can hold."""
 
 SkippedGroups = tuple[tuple[Count, Count], ...]
-"""Ranges of the skipped groups of an epoch."""
+"""The ranges of an epoch's skipped groups."""
 
 
 class EpochCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,10 +52,10 @@ class EpochCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     images: Count = 0
     """Number of trained images, each counted once."""
     loss: _Finite | None = None
-    """Mean loss of the images in `loss_images`; None if it is not finite."""
+    """Mean loss of the images in `loss_images`; None if not finite."""
     loss_images: Count = 0
-    """Number of images whose losses are known: all, unless the shards have dropped the set of the epoch, or a
-    dealer was lost and no shard takes gradients of the part that computes the loss."""
+    """Number of images with known losses. Losses are unknown if the shards have dropped the epoch's set, or
+    if a dealer was lost and no shard takes gradients from the part that computes the loss."""
     train_s: Seconds = 0.0
     """Time from the first lease to the last report, in seconds, earlier parts of a resumed epoch included."""
     clock: Clock = 0
@@ -73,29 +73,29 @@ class Evaluation(msgspec.Struct, frozen=True):
     epoch: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
     test_accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)]
     validation_accuracy: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    """Accuracy on the training images held back; None without them."""
+    """Accuracy on the held-back training images; None without any."""
 
 
 def joined_evaluations(*several: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
-    """Return the evaluations of all epochs in order; of two of one epoch the later argument counts."""
+    """Return the evaluations of all epochs in order; if two are of one epoch, the later argument counts."""
     found = {each.epoch: each for evaluations in several for each in evaluations}
     return tuple(found[epoch] for epoch in sorted(found))
 
 
 def newest_and_best(evaluations: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
-    """Return the newest `RESULTS_KEPT` evaluations, and the earlier one with the best validation accuracy."""
+    """Return the newest `RESULTS_KEPT` evaluations, and the best earlier one by validation accuracy."""
     older, newest = evaluations[:-RESULTS_KEPT], evaluations[-RESULTS_KEPT:]
     best = max(older, key=lambda each: each.validation_accuracy or 0.0, default=None)
     return newest if best is None or best.validation_accuracy is None else (best, *newest)
 
 
 def skipped_groups(results: Iterable[EpochCounts]) -> list[SkippedGroups]:
-    """Return the ranges of skipped groups of each epoch."""
+    """Return each epoch's ranges of skipped groups."""
     return [each.skipped_groups for each in results]
 
 
 Total = Annotated[Count, msgspec.Meta(extra={"grows": True})]
-"""Number that only grows as long as its role runs; other numbers are states of the moment."""
+"""Number that only grows while its role runs; other numbers are momentary states."""
 
 TotalSeconds = Annotated[Seconds, msgspec.Meta(extra={"grows": True})]
 """Sum of durations that only grows."""
@@ -108,7 +108,7 @@ Histogram = dict[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}\Z")], Count]
 """Number of pushes by staleness, which is text of 1 to 9 digits."""
 
 ONCE = frozenset(("traffic", "protocols", "staleness_by_tensor"))
-"""Fields that a report has once, for all roles together; they are unset in the records of its roles."""
+"""Fields that a report has once for all roles together; in its role records they are unset."""
 
 
 _Client = Annotated[str, msgspec.Meta(max_length=16)]
@@ -118,7 +118,7 @@ _Tensor = Annotated[str, msgspec.Meta(max_length=MOST_NAME)]
 
 
 def _check_numbers(*records: Any) -> None:
-    """Check the numbers of records of rooms that know no bounds. Raises ValueError: one is out of bounds."""
+    """Check the numbers in records of rooms that know no bounds. Raises ValueError: one is out of bounds."""
     for record in records:
         for name, value in dataclasses.asdict(record).items() if record is not None else ():
             if not 0 <= value < 1 << 53:
@@ -161,7 +161,7 @@ class ControllerCounts(Counts, kw_only=True):
 
 
 class CacheCounts(msgspec.Struct, kw_only=True):
-    """Memory of images and groups of a data server.
+    """Memory that a data server uses for images and groups.
 
     Only a cache that decodes images sets `hits` and the fields after it.
     """
@@ -198,7 +198,7 @@ class DataCounts(Counts, kw_only=True):
     """Counts of a data server: progress of the epoch, and leases since it became the dealer."""
 
     term: Count = 0
-    """Term in which this server deals out the groups of the run; 0: another one does."""
+    """Term in which this server deals out the run's groups; 0: another server does."""
     epoch: Epoch = 0
     """Epoch whose groups the server deals out; 0: none yet."""
     groups: Count = 0
@@ -213,21 +213,21 @@ class DataCounts(Counts, kw_only=True):
     skipped: Images = 0
     """Number of skipped images."""
     loss: float | None = None
-    """Mean loss over the images in `loss_images`; None if it is not finite."""
+    """Mean loss over the images in `loss_images`; None if not finite."""
     loss_images: Images = 0
-    """Number of images whose losses are known: those of groups that their workers have reported."""
+    """Number of images with known losses: those in groups that workers have reported."""
     leased: Total = 0
     returned: Total = 0
     """Number of leases that returned from lost replicas."""
     late_reports: Total = 0
     transforms: TransformCounts | None = None
-    """Statistics of the transforms; None without any."""
+    """Statistics of the transforms; None without transforms."""
     cache: CacheCounts | None = None
     """Statistics of the memory; None before the first run."""
 
 
 class ClientCounts(msgspec.Struct, kw_only=True):
-    """Counts of one client of a store, or replica of a run, over the shards of one server."""
+    """Counts of one client of a store, or replica of a run, over one server's shards."""
 
     clock: Clock | None = None
     """Lowest clock of its shards, in steps; None for a client that the map does not name."""
@@ -235,7 +235,7 @@ class ClientCounts(msgspec.Struct, kw_only=True):
 
 
 class StoreCounts(Counts, kw_only=True):
-    """Counts of the shards of one store on one server."""
+    """Counts of one store's shards on one server."""
 
     shards: Count = 0
     bytes: Count = 0
@@ -255,7 +255,7 @@ class StoreCounts(Counts, kw_only=True):
 
 
 class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the store of a run on the disk of one server."""
+    """Counts of a run's store on one server's disk."""
 
     updates: Total
     writes: Total
@@ -265,16 +265,16 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     syncs: Total
     disk_bytes: Count
     age_s: Seconds | None = None
-    """Age of the oldest update that is not on the disk, in seconds; None until all pieces were written."""
+    """Age in seconds of the oldest update that is not on the disk; None until all pieces are written."""
     period_s: Seconds
     as_of: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] | None
-    """Time up to which all updates are on the disk, in seconds since 1970; None before the first round."""
+    """Time in seconds since 1970 up to which all updates are on the disk; None before the first round."""
     full: bool
     """Whether the last write failed for lack of space."""
 
 
 class ServerCounts(StoreCounts, kw_only=True):
-    """Counts of a parameter server, and of its shards of a run; zeros without shards."""
+    """Counts of a parameter server and of its shards in a run; zeros without shards."""
 
     staleness: Histogram = {}
     staleness_by_tensor: dict[_Tensor, Histogram] | UnsetType = UNSET
@@ -292,7 +292,7 @@ class ServerCounts(StoreCounts, kw_only=True):
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """Lateness of the timers of the event loop, in seconds."""
+    """Lateness of the event loop's timers, in seconds."""
 
     p50: Seconds
     p99: Seconds
@@ -313,16 +313,16 @@ class KernelCounts(msgspec.Struct, frozen=True, kw_only=True):
     compiled: Count
     of: Count
     numpy_groups: Total
-    """Number of groups that NumPy's kernels trained while others were compiled."""
+    """Number of groups that NumPy's kernels trained while other kernels were compiled."""
 
 
 class PushCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a client of the parameter servers, over all bundles."""
+    """Counts of a parameter server client, over all bundles."""
 
     primaries: dict[str, str]
     """Primary of each bundle, by the bundle's home; empty text while there is none."""
     moves: Total
-    """Number of times that the primary of a bundle moved."""
+    """Number of times that a bundle's primary moved."""
     numbers: dict[str, Count]
     """Number of the last push to each shard; a client numbers its pushes to a shard from 1."""
     unanswered: Count
@@ -337,7 +337,7 @@ class PushCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a worker's client of the data servers."""
+    """Counts of a worker's data server client."""
 
     groups: Total
     blocked_fetches: Total
@@ -368,7 +368,7 @@ class ProtocolChoice:
 
 
 class WorkerCounts(Counts, kw_only=True):
-    """Counts of a model worker, and of the run in progress or of the last run.
+    """Counts of a model worker and of its current or last run.
 
     The worker, the run session and the training mode fill in their own fields.
     """
@@ -377,7 +377,7 @@ class WorkerCounts(Counts, kw_only=True):
     late_s: TotalSeconds = 0.0
     late_buckets: Buckets = ()
     buffers: BufferPoolStatistics | None = None
-    """Pool of receive buffers; roles of one process may share one."""
+    """Pool of receive buffers; several roles in a process may share it."""
     refused_greets: Total = 0
     protocols: list[ProtocolChoice] | UnsetType = UNSET
     push_buffers: Count = 0
@@ -388,7 +388,7 @@ class WorkerCounts(Counts, kw_only=True):
     clock_wait_s: TotalSeconds = 0.0
     clock_wait_buckets: Buckets = ()
     waiting_for: str = ""
-    """Text that names the replicas for which this replica waits; empty without a wait."""
+    """Names of the replicas that this replica waits for, as text; empty without a wait."""
     part: PartitionCounts | None = None
     kernels: KernelCounts | None = None
     cpus: tuple[Count, ...] | None = None
@@ -396,7 +396,7 @@ class WorkerCounts(Counts, kw_only=True):
     parameters: PushCounts | None = None
     data: FetchCounts | None = None
     neighbours: dict[str, PeerWorkerCounts] = {}
-    """The other workers of the replica, by node."""
+    """The replica's other workers, by node."""
     pool: ComputePoolStatistics | None = None
     engine: EngineStatistics | None = None
 
@@ -427,11 +427,11 @@ ROLES: dict[str, type[Counts]] = {
     "ps": ServerCounts,
     "worker": WorkerCounts,
 }
-"""Type of the counts of a role; other roles have those of any role."""
+"""Type of each role's counts; a role that is not listed has the common counts."""
 
 _Kind = TypeVar("_Kind", bound=Counts)
 
 
 def of_kind(kind: type[_Kind], roles: Iterable[Counts]) -> list[_Kind]:
-    """Return the counts of the roles of one kind."""
+    """Return the counts of all roles of one kind."""
     return [counts for counts in roles if isinstance(counts, kind)]

@@ -1,17 +1,17 @@
-"""Pure: the shares of an epoch's groups among its replicas, and the progress of the epoch at each group.
+"""Pure: how replicas share an epoch's groups, and the epoch's progress at each group.
 
 The controller gives each replica its share (`share_out`), and a data server makes queues of the shares
-(`assign`). The groups *left* of an epoch are all except those that the shards have when a dealer begins it.
-The first `warm` groups are only for the lowest replica. The first `carried` groups of the epoch have the
-images that the epoch before skipped. In ranges these groups come next, in equal shares for the replicas that
-skipped none of them, or for all replicas if each skipped some. The rest is shared out
+(`assign`). The groups *left* in an epoch are all groups except those that the shards have when a dealer
+begins it. The first `warm` groups are only for the lowest replica. The epoch's first `carried` groups have
+the images that the previous epoch skipped. In ranges these groups come next, in equal shares for the replicas
+that skipped none of them, or for all replicas if each skipped some. The rest is shared out
 
     in a pool   each replica takes the next group
     in ranges   a contiguous range of group numbers per replica, with equally many groups left, or one more
     in rounds   of `round_groups` groups, as many as in one step: rounds are dealt out in order, so that
                 step k of all replicas together is one contiguous piece of the epoch's order, like a step of
-                one replica with as many images. A dealer that follows another one deals out the rounds of
-                the whole epoch, whatever is left of them, so it continues the steps of the one before
+                one replica with as many images. A dealer that follows another one deals out the rounds of the
+                whole epoch, whatever is left of them, so it continues the earlier steps
 """
 
 from bisect import bisect_left
@@ -24,13 +24,13 @@ Ranges = Sequence[tuple[int, int]]
 """Ranges of group numbers, each from its first number to one past its last."""
 
 MOST_LEASES = 256
-"""Maximum number of leases of each group of an epoch that `most_clock` assumes."""
+"""How many leases of each group in an epoch `most_clock` assumes at most."""
 
 LEAST_STEPS = 4096
-"""Minimum number of steps of an epoch that `most_clock` assumes."""
+"""Minimum number of steps per epoch that `most_clock` assumes."""
 
 POOL = Replica(-1)
-"""Key of the queue of the common pool."""
+"""Key of the common pool's queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,10 +40,10 @@ class Assignment:
     warm: Sequence[int]
     """Groups of the warm start, for the lowest replica alone."""
     queues: Mapping[Replica, Sequence[int]]
-    """Groups after the warm start, for each replica in its order."""
+    """Groups after the warm start, for each replica in order."""
     progress: Mapping[int, float]
-    """Part of the epoch before each group left, from 0 to less than 1: in ranges as the replica with the
-    group counts it, otherwise in the order of the epoch."""
+    """Part of the epoch before each group left, from 0 to less than 1: in ranges within the replica's own
+    groups, otherwise in the order of the epoch."""
 
 
 def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
@@ -55,7 +55,7 @@ def groups_left(groups: int, finished: Ranges) -> Sequence[int]:
 
 
 def warm_groups(warm_start: int, *, epoch: int, groups: int, round_groups: int) -> int:
-    """Return the number of the first groups of an epoch that belong to the warm start of the run.
+    """Return the number of first groups in an epoch that belong to the run's warm start.
 
     Args:
         warm_start: Groups of the run that one replica trains alone; rounded up to whole rounds.
@@ -77,8 +77,8 @@ def share_out(
 ) -> dict[str, tuple[int, int]]:
     """Give each replica (as text) its range of groups; or in rounds its place and the number of replicas.
 
-    Ranges cover all groups. The range of the lowest replica begins with the `warm` and the `carried` groups;
-    `assign` gives other replicas their part of the carried groups. Each range has equally many of the other
+    Ranges cover all groups. The lowest replica's range begins with the `warm` and the `carried` groups;
+    `assign` gives other replicas their part of the carried groups. All ranges have equally many of the other
     groups left, or one more.
     """
     places = len(replicas)
@@ -103,7 +103,7 @@ def assign(
     behind: Collection[Replica] = (),
     follows: bool = False,
 ) -> Assignment:
-    """Make queues of the shares of `share_out`.
+    """Make queues from the shares of `share_out`.
 
     Args:
         shares: Replica to its range, or to its place and the number of replicas.
@@ -180,9 +180,9 @@ def covers(shares: Iterable[tuple[int, int]], *, groups: int, round_groups: int)
 def most_clock(*, stands_at: int, epochs: int, groups: int) -> int:
     """Return a clock, in steps, that no replica can exceed.
 
-    A step has at least one group, so an epoch has at most as many steps as groups, and as many again for each
-    new lease of all groups after the loss of replicas. The bound is generous, because it only limits a
-    replica's clock to numbers that a run could reach.
+    A step has at least one group. So an epoch has at most as many steps as groups, and as many again for each
+    time that all groups are leased anew after a loss. The bound is generous: it only limits a replica's clock
+    to numbers that a run could reach.
 
     Args:
         stands_at: Clock of the fastest replica at the start of the epochs, in steps.

@@ -1,8 +1,8 @@
 """Pure: the events of a run and of stores, for all that watch: live table, report, files, metrics, callbacks.
 
 An event is one of a few tagged records; its JSON text has the tag in `kind`. Events repeat what roles report
-to the driver, or to an operator, and what the cluster map shows; no role sends events. `report/stream.py` has
-the stream.
+to the driver or an operator, and what the cluster map shows; no role sends events. `report/stream.py` has the
+stream.
 
     run-begins, run-ends                a run and its result
     epoch-ends, evaluated               the counts of an ended epoch; its accuracies
@@ -37,26 +37,25 @@ from adam_async.run.series import Sample
 Incident = Literal["lost", "silent", "failover", "copies", "pushes", "wait"]
 """Kind of an incident.
 
-lost: a role was lost; the incident ends when the role returns, or another one takes its place. silent: a live
-role does not answer. failover: a bundle had no primary; the incident begins with the loss of the old one.
-copies: a bundle lacks copies in sync. pushes: pushes to a bundle wait for copies. wait: a role waits for
-another one.
+lost: a role was lost; the incident ends when the role returns or is replaced. silent: a live role does not
+answer. failover: a bundle had no primary; the incident begins with the loss of the old one. copies: a bundle
+lacks copies in sync. pushes: pushes to a bundle wait for copies. wait: a role waits for another one.
 """
 
 
 Outcome = Literal["finished", "interrupted", "failed"]
-"""How a run ended, as far as its driver knows."""
+"""How a run ended, as its driver knows it."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """Any event."""
 
     at: float = 0.0
-    """Time in seconds since 1970; the stream sets it if it is 0."""
+    """Time in seconds since 1970; if 0, the stream sets it."""
 
 
 class RunBegins(Event, frozen=True, kw_only=True, tag="run-begins"):
-    """A run begins to train, or a driver goes on with it."""
+    """A run begins to train, or a driver continues it."""
 
     run: str
     """Id of the run."""
@@ -68,7 +67,7 @@ class RunBegins(Event, frozen=True, kw_only=True, tag="run-begins"):
     epochs: int
     """Number of the last epoch."""
     images: int
-    """Number of training images of an epoch."""
+    """Number of training images per epoch."""
 
 
 class RunEnds(Event, frozen=True, kw_only=True, tag="run-ends"):
@@ -109,11 +108,11 @@ class PredictedImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predicted(Event, frozen=True, kw_only=True, tag="predicted"):
-    """Test images with the predictions of the weights after an epoch; only for streams that show them."""
+    """Test images with predictions by the weights after an epoch; only for streams that show them."""
 
     epoch: int
     is_later: bool = False
-    """Whether the weights are those of a later moment, as pulled from a run in progress."""
+    """Whether the weights are of a later moment, pulled from a run in progress."""
     height: ImageSide
     width: ImageSide
     channels: Annotated[int, msgspec.Meta(ge=1, le=3)]
@@ -166,7 +165,7 @@ class WorkerCounted(Counted, frozen=True, kw_only=True, tag="worker"):
 
 
 class StoreCounted(Event, frozen=True, kw_only=True, tag="store"):
-    """The counts of the shards of a store on one server."""
+    """Counts of a store's shards on one server."""
 
     store: str
     node: str
@@ -174,7 +173,7 @@ class StoreCounted(Event, frozen=True, kw_only=True, tag="store"):
 
 
 class ClientCounted(Event, frozen=True, kw_only=True, tag="client"):
-    """The counts of one client of a store, by itself."""
+    """Counts of one client of a store, sent by itself."""
 
     store: str
     node: str

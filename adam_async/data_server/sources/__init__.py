@@ -2,8 +2,8 @@
 
 `kinds.py` looks at the name, or at the names in a folder, and `datasets.py` calls the loader of that kind. A
 loader of encoded images collects samples, and `samples.py` decodes all of them into memory. Training images
-of folders and tar files may stay in their files instead; the data server then decodes them on demand.
-Programs with images in Python objects or in Ray call `objects.py` or `ray_data.py`.
+of folders and tar files may stay in their files; the data server then decodes them on demand. Programs with
+images in Python objects or in Ray call `objects.py` or `ray_data.py`.
 
     datasets.py                       start here: `load`, and all kinds of sources; folders of images by class
     kinds.py                          names of sources; kind and files, by the names in a folder alone

@@ -10,22 +10,22 @@
              below ``train`` and ``test``; or folders of images by class. The files of
              `adam_async/data_server/sources/` describe each source
 
-A damaged source that the user named is an error; single damaged images are left out if the caller allows it.
+A damaged source that the user named is an error; if the caller allows it, single damaged images are left out.
 `auto` skips a damaged cache or an unreachable network, and logs the reason.
 
-Folders of images have one folder for each class, below ``train`` and ``test`` or without them. The reader
-skips files and folders whose names begin with a dot, files outside class folders and the files of desktops,
-such as ``Thumbs.db``.
+Folders of images have one folder per class, either below ``train`` and ``test`` or without these two. The
+reader skips files and folders whose names begin with a dot, files outside class folders and the files of
+desktops, such as ``Thumbs.db``.
 
     DIR/train/CLASS/*.png, DIR/test/CLASS/*.png     or other usual names of sets, such as Training and valid
     DIR/CLASS/*.png                                 one image in five is a test image, by a hash of CLASS/NAME
 
-These data sets are in the user's cache after their download:
+After their download these data sets are in the user's cache:
 
     fashion-mnist   70,000 grey images of clothes, 28x28, in 10 classes
     cifar-10        60,000 colour images, 32x32, in 10 classes
 
-Each data set has its own folder in the cache. `load_dataset` loads MNIST itself, from more sources.
+Each data set has a separate folder in the cache. `load_dataset` loads MNIST itself, from more sources.
 """
 
 import logging
@@ -120,10 +120,10 @@ async def load_published(
 
     Args:
         downloader: Downloads missing files; None forbids downloads.
-        cache_dir: Folder in which each data set has a folder; without it no data set can be loaded.
+        cache_dir: Folder that has one folder per data set; without it no data set can be loaded.
 
     Raises:
-        DataError: The data set is not in the cache and cannot be downloaded; the error lists the attempts.
+        DataError: The data set is neither in the cache nor downloadable; the error lists the attempts.
     """
     known = published[source]
     if cache_dir is None:
@@ -196,7 +196,7 @@ async def load_dataset(
         source: A name as above, a folder or a file.
         downloader: Downloads missing files; None forbids downloads.
         data_dir: Folder of ``ADAM_DATA_DIR``, for ``auto`` and ``mnist``.
-        cache_dir: Folder of downloaded data sets; None forbids downloads, and earlier ones are not read.
+        cache_dir: Folder of downloaded data sets; None forbids downloads and ignores earlier ones.
         damaged: Policy for damaged images: ``error``, or ``skip`` to leave out up to 5 % of all, which
             `Dataset.damaged` then lists.
         cache: Memory for training images: images of folders, shards and .npy files that do not fit are read
@@ -208,7 +208,7 @@ async def load_dataset(
 
     Raises:
         DataError: The source is missing or damaged; the error has the file, its content, the expected content
-            and the remedy.
+            and a remedy.
     """
     if source == "digits":
         return await _digits(disk, "the digits inside the package, as asked for")
@@ -253,7 +253,7 @@ async def _mnist(disk: Disk, downloader: Downloader | None, cache_dir: Path | No
 
 
 def _is_absent(path: Path) -> bool:
-    """Return whether a path is that of no file; False if the system refuses the answer."""
+    """Return whether a path leads to no file; False if the system refuses the answer."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -317,4 +317,4 @@ LOADERS: dict[Kind, Callable[[LoadRequest, Files], Awaitable[Dataset]]] = {
     ".tar": load_shards,
     ".csv": load_tables,
 }
-"""Loaders of the files of a source, by its kind."""
+"""Loaders of a source's files, by kind."""

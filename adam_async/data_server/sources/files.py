@@ -1,7 +1,7 @@
-"""Reading of folders, and of files after a check of their kind and size; a scratch file for images.
+"""Reads folders, and files after a check of their kind and size; also a scratch file for images.
 
-The functions for ranges of files, and the scratch file for images that do not fit into memory, block the
-calling thread, which has no other work. Code on an event loop reads by `runtime.disk.Disk`.
+Range reads, and the scratch file for images that do not fit into memory, block the calling thread, which has
+no other work. Code on an event loop reads by `runtime.disk.Disk`.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ async def read_file(
         room_bytes: Memory for the file; see `limits.check_total`.
 
     Raises:
-        DataError: The path is a folder, a pipe or a device, whose content might never end, or the file is too
+        DataError: The path is a folder, pipe or device, whose content might never end; or the file is too
             large.
         OSError: The file cannot be read.
     """
@@ -44,10 +44,10 @@ async def read_file(
 
 
 IMAGE_SUFFIXES = tuple("png jpg jpeg jpe jfif bmp gif ppm pgm pbm pnm tif tiff webp".split())
-"""Endings of the names of images, without the dot."""
+"""Endings of image file names, without the dot."""
 
 ARCHIVES = (".zip", ".7z", ".rar", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-"""Endings of the names of archives that no loader reads."""
+"""Endings of archive names that no loader reads."""
 
 
 def is_image_name(name: str) -> bool:
@@ -56,7 +56,7 @@ def is_image_name(name: str) -> bool:
 
 
 def cure_of_archive(names: Iterable[str]) -> str:
-    """Return the advice to unpack the first archive among files that hold no data set; empty without one."""
+    """Return the advice to unpack the first archive among files without a data set; empty without one."""
     archives = (name for name in names if name.lower().endswith(ARCHIVES))
     return next((f"; unpack {quote(name)}, and name the folder with its content" for name in archives), "")
 
@@ -67,7 +67,7 @@ def is_clutter(name: str) -> bool:
 
 
 def check_kind(path: Path, limit: int) -> int:
-    """Return the size of an ordinary file of at most `limit` bytes. Blocks on the disk."""
+    """Return the size of an ordinary file, which must have at most `limit` bytes. Blocks on the disk."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise DataError(f"{path} is a folder, expected a file")
@@ -100,7 +100,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 class Scratch:
-    """A file without a name: no other process can open it, and the end of the process deletes it.
+    """A nameless file: no other process can open it, and it disappears when the process ends.
 
     Raises:
         OSError: No file can be made in the folder.

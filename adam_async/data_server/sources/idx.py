@@ -18,7 +18,7 @@ from adam_async.errors import DataError
 
 GZIP_MAGIC = b"\x1f\x8b"
 LIMIT_BYTES = 1 << 30
-"""Maximum size of unpacked content, in bytes; a small damaged file must not ask for all memory."""
+"""Maximum size of unpacked content, in bytes: a small damaged file must not take all memory."""
 
 TYPE_NAMES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
@@ -59,8 +59,8 @@ def parse_idx(data: bytes, origin: str, *, axes: int, room_bytes: int = LIMIT_BY
         axes: Required number of axes: 3 for images, 1 for labels.
 
     Raises:
-        DataError: The file is not IDX, has another type or number of axes, or has more or fewer values than
-            its header states.
+        DataError: The file is not IDX, has another type or number of axes, or its number of values differs
+            from its header.
     """
     content = gunzip(data, origin, room_bytes)
     kind = "images" if axes == 3 else "labels"

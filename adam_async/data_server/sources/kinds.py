@@ -1,8 +1,8 @@
-"""Names of sources, and the kind and files of each, by the names in a folder; reads no file, needs no NumPy.
+"""Names of sources, and each source's kind and files by the names in a folder; reads no file, needs no NumPy.
 
-The values of `--data` are names of data sets, functions to import, files and folders.
+`--data` takes the name of a data set, a function to import, a file or a folder.
 
-A command finds the files of its source before it imports the loaders, and a loader finds them again.
+A command finds the source's files before it imports the loaders, and a loader finds them again.
 """
 
 import difflib
@@ -55,13 +55,13 @@ TEST_IMAGES = "t10k-images-idx3-ubyte"
 TEST_LABELS = "t10k-labels-idx1-ubyte"
 
 STEMS = (TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS)
-"""Names of the files of MNIST without ``.gz``, in the order of the parts of a data set."""
+"""Names of MNIST's files without ``.gz``, in the order of a data set's parts."""
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
-"""Names of the arrays of NumPy archives, and of NumPy files, in the order of the parts of a data set."""
+"""Names of the arrays in NumPy archives, and of NumPy files, in the order of a data set's parts."""
 
 COMPRESSED = (".tar.gz", ".tgz")
-"""Endings of the names of compressed tar files."""
+"""Name endings of compressed tar files."""
 
 ENDINGS: dict[Kind, tuple[str, ...]] = {
     ".npz": (".npz",),
@@ -70,13 +70,13 @@ ENDINGS: dict[Kind, tuple[str, ...]] = {
     ".tar": (".tar", *COMPRESSED),
     ".csv": (".csv",),
 }
-"""Endings of the names of files, by kind."""
+"""Name endings of files, by kind."""
 
 IN_SETS: tuple[Kind, ...] = (".parquet", ".tar", ".csv")
 """Kinds whose files may lie in a folder for each set."""
 
 MAX_DEPTH = 3
-"""Number of levels of folders below a class folder in which the folder that the user means is searched."""
+"""How many levels below a class folder are searched for the folder that the user means."""
 
 SORT = "put the images of each class into a folder of its own, or list them in a .csv file of path,label"
 """Remedy for images without classes."""
@@ -118,7 +118,7 @@ def check_source(source: str) -> None:
     """Check that a source is a name, a function to import, or the path of a data set.
 
     Raises:
-        DataError: There is no such file or folder, or it holds no data set.
+        DataError: The file or folder does not exist, or holds no data set.
     """
     if source in NAMES or source.startswith(("synthetic:", "tcp://")) or is_import_path(source):
         return
@@ -134,7 +134,7 @@ def find_files(path: Path) -> FoundFiles:
     """Find the files of the only data set at a path. Blocks.
 
     Raises:
-        DataError: A folder has no data set, several, or a part of one.
+        DataError: A folder has no data set, several, or only a part of one.
         OSError: A folder cannot be read.
     """
     kind = kind_of_name(path.name)
@@ -144,7 +144,7 @@ def find_files(path: Path) -> FoundFiles:
 
 
 def kind_of_name(name: str) -> Kind | None:
-    """Return the kind of a file by the end of its name; None for an end that `ENDINGS` lacks."""
+    """Return a file's kind by its name ending; None for an ending that `ENDINGS` lacks."""
     return next((kind for kind, endings in ENDINGS.items() if name.lower().endswith(endings)), None)
 
 
@@ -155,7 +155,7 @@ def folders_in(folder: Path) -> list[str]:
     """
     with os.scandir(folder) as entries:
         visible = [each for each in entries if not each.name.startswith((".", "__"))]
-    # A link may lead in a circle, of which only `isdir` makes no error.
+    # Links may form a circle; only `isdir` raises no error for it.
     is_dir = {each.name: os.path.isdir(each) if each.is_symlink() else each.is_dir() for each in visible}
     return sorted(name for name, found in is_dir.items() if found)
 
@@ -194,7 +194,7 @@ def _in_folder(folder: Path) -> FoundFiles:
 
 
 def _without_files(folder: Path, folders: list[str], names: list[str]) -> FoundFiles:
-    """Find the files of a folder that has none itself, in its folders."""
+    """Find the files in the folders of a folder that has no files itself."""
     if in_sets := _files_in_sets(folder, folders):
         return in_sets
     if folders:
@@ -208,7 +208,7 @@ def _without_files(folder: Path, folders: list[str], names: list[str]) -> FoundF
 
 
 def _around(folder: Path, names: list[str]) -> str:
-    """Return the question whether the user means the folder around a folder of images; empty for others."""
+    """Return the question whether the user means the folder around a folder of images; otherwise empty."""
     if not any(map(is_image_name, names)):
         return ""
     with suppress(OSError):  # the error on the folder itself matters more
@@ -222,8 +222,8 @@ def _files_in_sets(folder: Path, folders: list[str]) -> FoundFiles | None:
     """Return shards or tables in folders that are named after the two sets.
 
     Returns:
-        Each file with its split; the split is None if the folder of the training set has files and no
-        folders, and no folder of another set has files. None without such files.
+        Each file with its split. The split is None if the training set's folder has files and no folders, and
+            no other set's folder has files. None without such files.
 
     Raises:
         DataError: The files are of several kinds.
@@ -261,9 +261,9 @@ def mnist_files(folder: Path, names: list[str]) -> Files:
 
 
 def _file_of(stem: str, names: list[str]) -> str | None:
-    """Return the name of a file of MNIST: the plain file first, in both usual spellings.
+    """Return the name of an MNIST file: the plain file first, in both usual spellings.
 
-    Some archives have each file also, or only, in a folder of its name.
+    Some archives have each file also, or only, in a folder with its name.
     """
     dotted = stem.replace("-idx", ".idx")
     for name in (stem, dotted, f"{stem}.gz", f"{dotted}.gz", f"{stem}/{stem}"):
@@ -276,7 +276,7 @@ def _file_of(stem: str, names: list[str]) -> str | None:
 
 
 def _class_folders(folder: Path, folders: list[str]) -> FoundFiles:
-    """Return the folders with class folders: that of the training set first, or a folder without sets.
+    """Return the folders with class folders: the training set's folder first, or a folder without sets.
 
     Raises:
         DataError: The class folders have no files, but folders elsewhere have images; or a test class has no
@@ -300,7 +300,7 @@ def _class_folders(folder: Path, folders: list[str]) -> FoundFiles:
 
 
 def _roots(folder: Path, folders: list[str]) -> tuple[Files, str]:
-    """Return the folders with class folders, that of the training images first, and a note on unread ones."""
+    """Return the folders with class folders, the training images' first, and a note on unread folders."""
     sets = {name: folder / inner for name, inner in sets_of_folders(folders).items()}
     if not sets:
         return ((folder, None),), ""
@@ -320,12 +320,12 @@ def _roots(folder: Path, folders: list[str]) -> tuple[Files, str]:
 
 
 def _unwrapped(folder: Path) -> Path:
-    """Return `folder`, or the only folder in it if that has the same name, as in some archives."""
+    """Return `folder`; or its only folder if that has the same name, as in some archives."""
     return folder / folder.name if folders_in(folder) == [folder.name] else folder
 
 
 def _check_depth(root: Path, classes: list[str]) -> None:
-    """Refuse class folders that have no files, and name the folder that the user may mean.
+    """Refuse class folders without files, and name the folder that the user may mean.
 
     Raises:
         DataError: No class folder has files, and there are images elsewhere.
@@ -351,7 +351,7 @@ def _has_files(folder: Path) -> bool:
 
 
 def _likely(folder: Path, depth: int) -> list[Path]:
-    """Return the folders, this one or folders in it, that have folders of sets, or of classes with files."""
+    """Return this folder or folders in it that have folders of sets, or of classes with files."""
     inner = folders_in(folder)
     if sets := sets_of_folders(inner):
         return [folder] if folders_in(folder / sets["train"]) else []
@@ -361,7 +361,7 @@ def _likely(folder: Path, depth: int) -> list[Path]:
 
 
 def _unsorted(folder: Path, depth: int) -> Path | None:
-    """Return the first folder, this one or one in it, that has images; None without one."""
+    """Return the first folder with images, this one or one in it; None without such a folder."""
     if any(map(is_image_name, os.listdir(folder))):
         return folder
     for name in folders_in(folder) if depth else ():

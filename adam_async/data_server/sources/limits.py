@@ -1,8 +1,8 @@
 """Pure: limits of a source, checked against its headers before decoding.
 
-The limits are far above every data set for which this package is made; they prevent a small damaged or
-hostile file from requesting all memory. A source that decodes as a whole must also fit the machine: `--cache`
-sets its limit. Encoded images that decode one by one, on demand, have only the limit `MAX_TOTAL_BYTES`.
+The limits are far above every data set that this package is made for. They keep a small damaged or hostile
+file from taking all memory. A source that decodes as a whole must also fit the machine: `--cache` sets its
+limit. Encoded images that decode one by one, on demand, have only the limit `MAX_TOTAL_BYTES`.
 """
 
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from adam_async.errors import DataError
 
 MAX_IMAGE_PIXELS = 1 << 26
-"""Maximum number of pixels of one image; the colours of a decoded image then take 192 MiB."""
+"""Maximum number of pixels in an image; its decoded colours then take 192 MiB."""
 
 MAX_IMAGE_BYTES = 1 << 26
-"""Maximum size of one encoded image, in a file or an archive, in bytes."""
+"""Maximum size of one encoded image, in a file or archive, in bytes."""
 
 MAX_FILE_BYTES = 1 << 31
 """Maximum size of one shard, table or archive, in bytes."""
 
 MAX_MEMBERS = 1 << 20
-"""Maximum number of members of one tar shard, and of rows of one table."""
+"""Maximum number of members in a tar shard, and of rows in a table."""
 
 MAX_LINE_BYTES = 1 << 22
-"""Maximum length of a line of a table, in bytes: its fields take some fifty times as much memory."""
+"""Maximum length of a table's line, in bytes: its fields take about fifty times as much memory."""
 
 MAX_TOTAL_BYTES = 1 << 33
-"""Maximum size of all images of a data set, encoded or decoded, in bytes."""
+"""Maximum size of all images in a data set, encoded or decoded, in bytes."""
 
 
 def check_file(size: int, limit: int, origin: str) -> None:
@@ -45,7 +45,7 @@ def check_members(members: int, origin: str) -> None:
 
 
 def check_lines(lines: Sequence[bytes], origin: str) -> None:
-    """Refuse a table with a line above `MAX_LINE_BYTES`. Raises DataError: it has one; names the first."""
+    """Refuse a table with a line above `MAX_LINE_BYTES`. Raises DataError; names the first."""
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE_BYTES:
             raise DataError(

@@ -25,7 +25,7 @@ from adam_async.errors import DataError, failing_as
 from adam_async.run.memory_sizes import CacheLimits
 
 ZIP, ARRAY = (b"PK\x03\x04", b"PK\x05\x06"), b"\x93NUMPY"
-"""First bytes of archives and of single arrays."""
+"""First bytes of archives, and of single arrays."""
 
 _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Header readers by version of the format; later versions have named fields, which images lack."""
@@ -43,8 +43,8 @@ def parse_npz(
         room_bytes: Memory for all four arrays, compared with their headers before unpacking.
 
     Raises:
-        DataError: Not such an archive, an array is missing, an array has a wrong dtype, shape or count, or
-            the arrays are too large.
+        DataError: This is no such archive, an array is missing, an array has a wrong dtype, shape or count,
+            or the arrays are too large.
     """
     if data.startswith(ARRAY):
         raise DataError(f"{origin} holds one array, expected an .npz archive with {', '.join(KEYS)}")
@@ -79,7 +79,7 @@ def parse_npz(
 
 
 def _with_test_part(arrays: list[NDArray[Any]], source: str) -> tuple[list[NDArray[Any]], str]:
-    """Split images and labels by the numbers of the images; without effect if their counts differ."""
+    """Split images and labels by image number; do nothing if their counts differ."""
     images, labels = arrays
     if labels.ndim not in (1, 2) or not images.ndim or len(images) != len(labels):
         return [images, labels, images, labels], source
@@ -135,8 +135,8 @@ MAX_FILE_BYTES = 1 << 42
 async def load_npy(request: LoadRequest, files: Files) -> Dataset:
     """Load x_train.npy, y_train.npy, x_test.npy and y_test.npy. Pickled objects are never loaded.
 
-    Training images that are larger than the cache, or that come with a cache of a given size, are read one by
-    one, because pages of a mapped file count as memory of the process.
+    Training images are read one by one if they exceed the cache, or if the cache has a given size: pages of a
+    mapped file count as memory of the process.
 
     Raises:
         DataError: A file is damaged, or an array has a wrong dtype, shape or count.

@@ -24,7 +24,7 @@ ITEMS_PER_TURN = 32
 """Number of items read before other tasks of the loop run."""
 
 LIMIT_BYTES = 4 << 30
-"""Default maximum size of the images of a data set of Python objects, in bytes."""
+"""Default maximum size in bytes of the images in a data set of Python objects."""
 
 
 @runtime_checkable
@@ -51,14 +51,13 @@ async def from_object(
 
     Args:
         source: Training images with labels.
-        test: A source of test images; or the share of `source` that is reserved for testing, always the same
-            items.
+        test: A source of test images; or the share of `source` to reserve for testing, always the same items.
         limit_bytes: Maximum size of training and test images together, in bytes.
         name: Short name of the data set, also for errors.
         scale: Whether floats from 0 to 1 become pixels from 0 to 255; by default floats raise an error.
 
     Raises:
-        DataError: An item cannot be read, differs in shape from the first, is not of uint8, or has no usable
+        DataError: An item is unreadable, differs in shape from the first, is not uint8, or has no usable
             label; the error has its number. The error also reports too few items, or too many for
             `limit_bytes`.
     """

@@ -1,11 +1,11 @@
 """Parquet files with columns ``image`` and ``label``, read with pyarrow (of the extra ``parquet``).
 
-An image is the bytes of an encoded image, or a structure with ``bytes``, as in Hugging Face's data sets,
-whose class names are in the file's metadata. Labels are integers or text.
+An image is the bytes of an encoded image, or a structure with ``bytes``. Hugging Face's data sets have such
+structures, and class names in the file's metadata. Labels are integers or text.
 
-A file may contain one value for all its rows, and so be a million times smaller than the rows in memory.
-Bytes and text are therefore read as a dictionary of values and an index for each row: equal rows share their
-memory, and the size of a batch's rows is known, and limited, before a row is converted from arrow.
+A file may have one value for all its rows, and so be a million times smaller than the rows in memory. So
+bytes and text are read as a dictionary of values, with an index per row: equal rows share their memory. The
+size of a batch's rows is known, and limited, before arrow converts a row.
 """
 
 import json
@@ -45,11 +45,11 @@ async def load_parquet(request: LoadRequest, files: Files) -> Dataset:
 
 
 def add_rows(data: bytes, origin: str, name: str, split: Split | None, samples: Samples) -> tuple[str, ...]:
-    """Add the images of one file; return the names of its classes, if any.
+    """Add the images of one file; return the file's class names, if any.
 
     Raises:
-        DataError: pyarrow is not installed, the file is no Parquet file or has other columns, or damage is
-            not skipped.
+        DataError: pyarrow is not installed, the file is not Parquet or has other columns, or damage is not
+            skipped.
     """
     try:
         import pyarrow
@@ -117,14 +117,13 @@ def _rows(file: Any, columns: list[str], origin: str, room_bytes: int) -> Iterat
 
 
 def _batches(file: Any, columns: list[str]) -> Iterator[Any]:
-    # One group at a time, because a batch of two groups has two lists of values, which arrow refuses in
-    # structures.
+    # One group at a time: a batch of two groups has two lists of values, which arrow refuses in structures.
     for group in range(file.num_row_groups):
         yield from file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _written_out(column: Any) -> int:
-    """Return the size of all rows of a dictionary-encoded column, in bytes."""
+    """Return the size in bytes of all rows in a dictionary-encoded column."""
     from pyarrow import compute
 
     sizes = compute.binary_length(column.dictionary).to_numpy(zero_copy_only=False)
@@ -132,7 +131,7 @@ def _written_out(column: Any) -> int:
 
 
 def _values(column: Any, known: dict[Any, Any]) -> list[Any]:
-    """Return the values of a column; equal values that are not numbers share their memory."""
+    """Return a column's values; equal values that are not numbers share their memory."""
     from pyarrow import types
 
     if not types.is_dictionary(column.type):

@@ -1,10 +1,9 @@
 """Pure: one encoded image, from bytes to pixels, with Pillow (of the extra ``data``).
 
-Images have the orientation that a viewer shows: the reader rotates images of JPEG and WebP files by their
-EXIF data, and Pillow those of TIFF files. An image's header is checked before decoding. Every error of a
-decoder becomes a `DataError`. The result has one channel (grey) or three; the reader drops transparency, and
-reads only the first picture of an animation or a document. Sixteen bits are scaled to eight: 0 to 65535
-become 0 to 255.
+Images have the orientation that a viewer shows: the reader rotates JPEG and WebP files by their EXIF data,
+and Pillow rotates TIFF files. An image's header is checked before decoding. Every error of a decoder becomes
+a `DataError`. The result has one channel (grey) or three. The reader drops transparency, and reads only the
+first picture of an animation or document. Sixteen bits are scaled to eight: 0 to 65535 become 0 to 255.
 """
 
 import io
@@ -49,7 +48,7 @@ OTHER_FORMATS = (
     (b"%!PS", "a PostScript document"),
     (b"{", "text (JSON)"),
 )
-"""First bytes of files that people have among images, and the descriptions of these files."""
+"""First bytes of other files that are often among images, and descriptions of these files."""
 
 BRANDS = {
     b"avif": "an AVIF image",
@@ -69,17 +68,15 @@ BRANDS = {
 
 MARKUP = ((b"<svg", "an SVG drawing"), (b"<html", "a page of HTML"), (b"<!doctype html", "a page of HTML"))
 SNIFFED_BYTES = 1024
-"""Number of bytes at the beginning of a file in which markup is searched."""
+"""Number of bytes at the start of a file that are searched for markup."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 READ_SIGNATURES = (PNG_SIGNATURE, b"\xff\xd8\xff", b"GIF8", b"II*\0", b"MM\0*")
 PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"tIME")
-"""Chunks of PNG files without effect on pixels; decoders limit their size, or refuse the file for damage in
-them."""
+"""PNG chunks that do not affect pixels; decoders limit their size, or refuse damage in them."""
 DEEP_GREY_MODES = ("I", "I;16", "I;16B", "I;16L")
 PNG_DEPTH, DEEP = 24, 16
-"""Index of the byte of a PNG file that has the number of bits of a value, and the value of this byte in
-16-bit files."""
+"""Index of the byte with the bits per value in a PNG file, and this byte's value in 16-bit files."""
 TURNED_FORMATS = ("JPEG", "MPO", "WEBP")
 """Formats of cameras; an MPO is a JPEG followed by more pictures."""
 ORIENTATION = 0x0112
@@ -130,7 +127,7 @@ def require_pillow() -> None:
 
 
 def read_header(data: bytes, origin: str) -> Header:
-    """Read size and kind of an image, without decoding it.
+    """Read an image's size and kind without decoding it.
 
     Raises:
         DataError: The image has no known format, or is too large.
@@ -146,7 +143,7 @@ def read_header(data: bytes, origin: str) -> Header:
 
 
 def decode(data: bytes, origin: str, *, size: tuple[int, int], channels: int) -> NDArray[np.uint8]:
-    """Decode an image; an image of another size is scaled, and cropped around its centre.
+    """Decode an image; scale an image of another size, and crop it around its centre.
 
     Args:
         size: Columns and rows wanted.
@@ -240,7 +237,7 @@ def kind_of(data: bytes) -> str | None:
 
 
 def without_metadata(data: bytes) -> bytes:
-    """Return a PNG file without text, colour profile and EXIF; other and damaged files unchanged."""
+    """Return a PNG file without text, colour profile and EXIF; other and damaged files stay as they are."""
     if not data.startswith(PNG_SIGNATURE):
         return data
     kept, at, start = [], len(PNG_SIGNATURE), 0

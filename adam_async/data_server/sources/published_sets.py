@@ -1,13 +1,12 @@
-"""Published data sets: the files of MNIST, Fashion-MNIST and CIFAR-10, their checksums, mirrors and images.
+"""Published data sets: the files of MNIST, Fashion-MNIST and CIFAR-10, with checksums, mirrors and images.
 
-The archive of CIFAR-10 in its binary version is a gzipped tar of five training batches and one test batch; a
-batch is records of one label byte and 3 x 32 x 32 pixels. The other version has pickles and is not read.
-Nothing is unpacked to disk, and only plain files with known names are read.
+CIFAR-10's binary archive is a gzipped tar with five training batches and one test batch; a batch has records
+of one label byte and 3 x 32 x 32 pixels. The archive with pickles is not read. Nothing is unpacked to disk;
+only plain files with known names are read.
 
-Files are downloaded with `pooch`, by checksum, from one mirror after the other. A file gets its name only
-after its checksum matches; an interrupted download starts from the beginning. Each download runs on a daemon
-thread, because a call to a silent name server cannot be interrupted, and must delay neither the disk nor the
-end of the program.
+`pooch` downloads the files by checksum, from one mirror after the other. A file gets its name only once its
+checksum matches; an interrupted download starts from the beginning. Each download runs on a daemon thread: a
+call to a silent name server cannot be interrupted, and must delay neither the disk nor the program's end.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ LOOK_S = 0.02
 """Interval between two polls of the progress of a download, in seconds."""
 
 OnBytes = Callable[[str, int, int | None], None]
-"""Callback with a URL, the number of bytes that have arrived, and the total if the server sent it."""
+"""Callback with a URL, the number of bytes so far, and the total if the server sent it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class RemoteFile:
     checksum: str
     """``md5:`` or ``sha256:`` and hexadecimal digits."""
     limit_bytes: int
-    """Upper bound of the size of a good copy, in bytes."""
+    """Upper bound on the size of a good copy, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +80,8 @@ class Downloader:
         If no file was missing or damaged, the result is the first mirror.
 
         Raises:
-            DataError: No mirror serves one of the files in time, or the folder cannot be written; the error
-                has the failure of each mirror. Or `pooch` is not installed.
+            DataError: No mirror serves one of the files in time, or the folder is not writable; the error has
+                each mirror's failure. Or `pooch` is not installed.
         """
         require_pooch()
         mirrors, first_s = wanted.mirrors, self.connect_s / max(len(wanted.mirrors), 1)
@@ -102,7 +101,7 @@ class Downloader:
                 raise DataError(
                     f"{wanted.name} broke off at {file.name} (not whole after {wanted.file_s:g} s); try again"
                 ) from None
-            # The mirror that has served comes first from now on, because it is known to answer.
+            # The mirror that has served comes first from now on, because it answers.
             mirrors, first_s = (mirror, *(each for each in mirrors if each != mirror)), self.stall_s
         return mirrors[0]
 
@@ -131,7 +130,7 @@ class Downloader:
 
 
 class _Transfer:
-    """One download on a thread, as pooch's downloader and as the file that it writes to."""
+    """One download on a thread: both pooch's downloader and the file that it writes to."""
 
     def __init__(self, limit_bytes: int, timeout_s: float) -> None:
         self._limit_bytes, self._timeout_s = limit_bytes, timeout_s
@@ -178,7 +177,7 @@ class _Transfer:
         """Write a piece to the file, in the place of the file that pooch would open.
 
         Raises:
-            OSError: The server sends more than the limit, or the download is abandoned; the error ends the
+            OSError: The server sends more than the limit, or the download was abandoned; the error ends the
                 thread.
         """
         self.done += len(data)
@@ -189,7 +188,7 @@ class _Transfer:
         self._file.write(data)
 
     def flush(self) -> None:
-        """Do nothing, because pooch flushes after each piece; closing the file flushes it."""
+        """Do nothing: pooch flushes after each piece, and closing the file flushes it."""
 
 
 def _reason(error: BaseException) -> str:
@@ -254,7 +253,7 @@ FASHION = RemoteSet(
         "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     ),
 )
-"""Clothes in the format of MNIST, with the checksums of the files that their publisher gives."""
+"""Clothes in MNIST's format, with the publisher's checksums."""
 
 FASHION_CLASSES = (
     "T-shirt/top",
@@ -309,12 +308,12 @@ CIFAR10 = RemoteSet(
     mirrors=("https://www.cs.toronto.edu/~kriz",),
     files=(RemoteFile(name=ARCHIVE, checksum="md5:c32a1d4ab5d03f1284b67883e8d87530", limit_bytes=256 << 20),),
 )
-"""The archive of 162 MiB, with the checksum from its publisher."""
+"""The archive of 162 MiB, with the publisher's checksum."""
 
 CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
 RECORD_BYTES = 1 + 3 * 32 * 32
-"""Size of an image of CIFAR-10 with its label, in bytes."""
+"""Size in bytes of a CIFAR-10 image with its label."""
 BATCH_RECORDS = 10_000
 
 TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6))
@@ -344,7 +343,7 @@ def parse_cifar(data: bytes, origin: str, *, source: str) -> Dataset:
 
 
 def _members(data: bytes, origin: str) -> dict[str, memoryview]:
-    """Return the batches of the tar by name, as views of it. Members that are no files are left out."""
+    """Return the tar's batches by name, as views of it. Members that are no files are left out."""
     content = gunzip(data, origin)
     found: dict[str, memoryview] = {}
     for name, (at, size) in tar_members(io.BytesIO(content), len(content), origin, Damage("skip")):
@@ -378,7 +377,7 @@ class Published:
 
     files: RemoteSet
     names: tuple[str, ...]
-    """Names of the files, in the order of the arguments of `parse`."""
+    """Names of the files, in the order of `parse`'s arguments."""
     parse: Callable[[Sequence[bytes], Sequence[str], str], Dataset]
     """Function from contents and names of the files, and the sentence for the report, to the data set."""
 

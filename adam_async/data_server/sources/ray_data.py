@@ -1,6 +1,6 @@
 """Data sets from a `ray.data.Dataset`: its pipeline runs on Ray, and its rows become one data set in memory.
 
-A run draws images in another order in each epoch and leases them to replicas, so data servers need all of
+In each epoch a run draws the images in another order and leases them to replicas, so data servers need all of
 them at hand. A stream from Ray would run the pipeline again in each epoch, and would have no order by number.
 """
 
@@ -13,10 +13,10 @@ from adam_async.data_server.sources.objects import LIMIT_BYTES, from_object
 from adam_async.errors import DataError, DeadlineExceeded
 
 BATCH_ROWS = 256
-"""Number of rows of one batch from Ray."""
+"""Number of rows in one batch from Ray."""
 
 BATCH_S = 600.0
-"""Deadline of one batch, in seconds; the first one also waits for the stages of the pipeline before it."""
+"""Deadline of one batch in seconds; the first batch also waits for the pipeline's earlier stages."""
 
 
 async def from_ray(
@@ -36,7 +36,7 @@ async def from_ray(
         dataset: Rows with an image and a label.
         image: Name of the column with images: (H, W), (C, H, W) or (H, W, C) of uint8.
         label: Name of the column with labels: class numbers from 0.
-        test: A `ray.data.Dataset` of test images; or the share of `dataset` that is reserved for testing.
+        test: A `ray.data.Dataset` of test images; or the share of `dataset` to reserve for testing.
         limit_bytes: Maximum size of training and test images together, in bytes.
         name: Short name of the data set, also for errors.
         scale: Whether floats from 0 to 1 become pixels from 0 to 255; by default floats raise an error.
@@ -79,7 +79,7 @@ class RayRows:
     async def _next(
         self, batches: Iterator[Mapping[str, Any]] | None, read: int
     ) -> tuple[Iterator[Mapping[str, Any]], Mapping[str, Any] | None]:
-        """Return the iterator of the batches, and its next batch; None at the end."""
+        """Return the batch iterator and its next batch; None at the end."""
 
         def work() -> tuple[Iterator[Mapping[str, Any]], Mapping[str, Any] | None]:
             begun = batches

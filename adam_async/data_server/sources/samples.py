@@ -1,9 +1,9 @@
 """Data sets from encoded images with labels.
 
-The headers decide the number of channels, and the size unless the caller gives one. Then the images of each
-split are decoded into one array, or the training images stay in their files, and are read and decoded on
-demand; `StoredImages` handles their later damage. Decoding runs on the disk's thread, some hundred images at
-a time, so a cancellation does not wait for all of them.
+The headers decide the number of channels and, unless the caller gives one, the size. Then each split's images
+are decoded into one array. Or the training images stay in their files and are decoded on demand;
+`StoredImages` handles their later damage. Decoding runs on the disk's thread, some hundred images at a time,
+so a cancellation does not wait for all of them.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ from adam_async.runtime.disk import Disk
 T = TypeVar("T")
 
 HEADER_BYTES = 1 << 12
-"""Size of the first read of an image, in bytes; an image with a longer header is read wholly."""
+"""Size of the first read of an image, in bytes; an image with a longer header is read whole."""
 
 BYTES_OF_PIXEL = 4
 """Maximum memory of one pixel during decoding, in bytes."""
@@ -51,9 +51,9 @@ class LoadRequest:
     """Sentence for the report."""
     damage: Damage
     cache: CacheLimits | None = None
-    """Memory for training images; images that do not fit stay in their files. None: all are decoded."""
+    """Memory for training images; images beyond it stay in their files. None: all are decoded."""
     room_bytes: int = limits.MAX_TOTAL_BYTES
-    """Memory in bytes for all images, if they are decoded at once, and for each file that is read whole."""
+    """Memory in bytes for all images that are decoded at once, and for each file that is read whole."""
     size: Size | None = None
     """Columns and rows of all encoded images; None lets the images decide."""
 
@@ -76,7 +76,7 @@ class Sample:
     """Name of the image in errors."""
     label: str
     split: Split | int
-    """Split of the image, or the rank that determines its split."""
+    """Split of the image, or the rank that decides its split."""
     data: bytes
 
     @property
@@ -85,7 +85,7 @@ class Sample:
         return len(self.data)
 
     def read(self, size: int | None = None) -> bytes:
-        """Return the bytes of the image, or the first `size` of them."""
+        """Return the image's bytes, or the first `size` of them."""
         return self.data[:size]
 
 
@@ -101,7 +101,7 @@ class StoredSample:
     size: int
 
     def read(self, size: int | None = None) -> bytes:
-        """Return the bytes of the image, or the first `size` of them. Blocks.
+        """Return the image's bytes, or the first `size` of them. Blocks.
 
         Raises:
             DataError: The file has changed or cannot be read.
@@ -123,7 +123,7 @@ def stored_image(path: Path, label: str, split: Split | int) -> StoredSample:
     """Return an image that is a file. Blocks.
 
     Raises:
-        DataError: The file cannot be read, or is no ordinary file of an image's size.
+        DataError: The file is unreadable, or is no ordinary file of an image's size.
     """
     try:
         size = check_kind(path, limits.MAX_IMAGE_BYTES)
@@ -177,15 +177,15 @@ async def assemble(
     numbers: Mapping[str, int] | None = None,
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Join images with their labels; the training images stay in their files if the cache is too small.
+    """Join images with their labels; leave training images in their files if the cache is too small.
 
     Headers are read until the most frequent size and the number of channels are certain, or to the end if all
     images are decoded now. Test images are always decoded at once, because the event loop sends them.
 
     Args:
-        cache: Size of the cache; a given one leaves images in their files. None decodes all images.
-        numbers: Class number of each label; by default the labels determine them.
-        class_names: Names of the classes; without `numbers`, only for labels that are numbers.
+        cache: Size of the cache; a given size leaves images in their files. None decodes all images.
+        numbers: Class number of each label; by default the labels decide.
+        class_names: Class names; without `numbers`, only for labels that are numbers.
 
     Raises:
         DataError: No image is left to train or to test with, too many images are damaged, or one is and
@@ -254,14 +254,14 @@ class _Shapes:
         self._colours = False
         self.deep = 0
         self.largest: tuple[int, str] = 0, ""
-        """Number of pixels of the largest image, and its origin."""
+        """Number of pixels in the largest image, and this image's origin."""
 
     async def look(self, known: Sequence[AnySample]) -> list[AnySample]:
         """Read headers until the result is certain. Returns the images without damaged headers."""
         kept: list[AnySample] = []
 
         def look(sample: AnySample) -> None:
-            """Add the shape of one image, and keep the image if its header is whole."""
+            """Add one image's shape, and keep the image if its header is whole."""
             header = None
             try:
                 header = _header(sample)
@@ -285,7 +285,7 @@ class _Shapes:
         return self._cache.asked or largest > self._cache.size_bytes
 
     def add(self, header: Header | None, origin: str) -> None:
-        """Count the header of the next image; None if it cannot be read."""
+        """Count the next image's header; None if it is unreadable."""
         self._left -= 1
         if header is not None:
             self.sizes[header.size] += 1
@@ -295,7 +295,7 @@ class _Shapes:
 
     @property
     def settled(self) -> bool:
-        """Whether the other images can change neither the size nor the channels."""
+        """Whether the remaining images can change neither the size nor the channels."""
         most = max(self.sizes.values(), default=0)
         return not self._left or (self._colours and (self._asked is not None or 2 * most > self._images))
 
@@ -309,7 +309,7 @@ class _Shapes:
         return 3 if self._colours else 1
 
     def check_room(self, images: int) -> None:
-        """Check that the images, and while one is decoded its pixels, have room. Raises DataError."""
+        """Check that the images have room, and while one is decoded also its pixels. Raises DataError."""
         request, is_stored = self._samples.request, self.stay_stored
         room_bytes = limits.MAX_TOTAL_BYTES if is_stored else request.room_bytes
         limits.check_total(images * self.image_bytes, request.origin, room_bytes)
@@ -331,7 +331,7 @@ def _header(sample: AnySample) -> Header:
 
 
 def describe_source(request: LoadRequest, *, fitted: str = "", deep: int = 0) -> str:
-    """Return the sentence on the source of a data set, with the changes to its images."""
+    """Return the sentence on a data set's source, including changes to its images."""
     source, damage = request.source, request.damage
     if deep:
         source += f"; {counted(deep, 'image')} of 16 bits scaled to 8"
@@ -343,7 +343,7 @@ def describe_source(request: LoadRequest, *, fitted: str = "", deep: int = 0) ->
 
 
 def check_counts(train: int, test: int, request: LoadRequest) -> None:
-    """Refuse a data set that is too damaged, or that lacks images to train or to test with.
+    """Refuse a data set that is too damaged, or that lacks images for training or testing.
 
     Raises:
         DataError: The data set is refused.
@@ -358,7 +358,7 @@ def check_counts(train: int, test: int, request: LoadRequest) -> None:
 
 
 def origins_of(origin: str) -> tuple[str, str, str, str]:
-    """Return the names of the four arrays of a data set in errors."""
+    """Return the names that errors use for a data set's four arrays."""
     train, test = f"{origin}, train set", f"{origin}, test set"
     return f"{train}, images", f"{train}, labels", f"{test}, images", f"{test}, labels"
 
@@ -370,7 +370,7 @@ async def _decoded(
     numbers: Mapping[str, int],
     request: LoadRequest,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the undamaged images, (N, C, H, W), and their class numbers."""
+    """Return the undamaged images (N, C, H, W) and their class numbers."""
     images = np.empty((len(samples), *shape), np.uint8)
     labels: list[int] = []
 
@@ -397,7 +397,7 @@ async def each(
     """
 
     def some(first: int) -> None:
-        """Call the function for the images of one turn of the disk's thread."""
+        """Call the function for as many images as the disk's thread handles at a time."""
         for item in items[first : first + at_a_time]:
             try:
                 function(item)

@@ -4,8 +4,8 @@
     00017.jpg, 00017.json           an object with "label" or "cls"
 
 A shard that ends in ``.tar.gz`` or ``.tgz`` is unpacked in memory. No file is ever written to disk. Members
-with a meaning on disk only (absolute names, names with ``..``, links, devices) are damage; a truncated shard,
-or one that is not a tar file, is an error under either policy.
+that mean something only on a disk (absolute names, names with ``..``, links, devices) count as damage. A
+truncated shard, or one that is not a tar file, is an error under either policy.
 """
 
 import io
@@ -68,7 +68,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
     """Add the images of one shard.
 
     Raises:
-        DataError: The file is no tar file, is truncated, or has damage that is not skipped.
+        DataError: The file is not a tar file, is truncated, or has damage that is not skipped.
     """
     for key, label, (offset, size) in _images(io.BytesIO(data), len(data), origin, samples.request.damage):
         chosen = split or rank_of_image(f"{name}/{key}")
@@ -76,7 +76,7 @@ def add_shard(data: bytes, origin: str, name: str, split: Split | None, samples:
 
 
 def list_shard(path: Path, split: Split | None, samples: Samples) -> None:
-    """List the positions of the images of one shard, without reading them. Blocks.
+    """List the positions of one shard's images without reading them. Blocks.
 
     Raises:
         DataError: As `add_shard`.
@@ -89,7 +89,7 @@ def list_shard(path: Path, split: Split | None, samples: Samples) -> None:
 
 
 Extent = tuple[int, int]
-"""Offset and size of a range of a file, in bytes."""
+"""Offset and size of a range in a file, in bytes."""
 
 
 def _images(file: BinaryIO, size: int, origin: str, damage: Damage) -> Iterator[tuple[str, str, Extent]]:
@@ -116,7 +116,7 @@ def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Itera
     """Yield name and position of the ordinary files in a tar file of this many bytes.
 
     Raises:
-        DataError: The file is no tar file, is truncated, or has damage that is not skipped.
+        DataError: The file is not a tar file, is truncated, or has damage that is not skipped.
     """
     if file.read(2) == GZIP_MAGIC:
         raise DataError(
@@ -152,7 +152,7 @@ def tar_members(file: BinaryIO, size: int, origin: str, damage: Damage) -> Itera
 
 
 def _problem(member: tarfile.TarInfo) -> str:
-    """Return the reason for refusing a member; empty for an accepted one."""
+    """Return why a member is refused; empty for an accepted member."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\0" in member.name:
         return "has a name that is absolute or goes up"
@@ -166,10 +166,10 @@ def _problem(member: tarfile.TarInfo) -> str:
 
 
 def _label(file: BinaryIO, found: dict[str, Extent], origin: str) -> str:
-    """Read the label of a sample of a tar file: the text of ``.cls``, or a field of ``.json``.
+    """Read a sample's label in a tar file: the text of ``.cls``, or a field of ``.json``.
 
     Raises:
-        DataError: There is no label, or it is too long or damaged.
+        DataError: The label is missing, too long or damaged.
     """
     place = found.get("cls", found.get("json"))
     if place is None:

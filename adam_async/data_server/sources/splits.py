@@ -12,7 +12,7 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 ONE_IN = 5
-"""Number of images of which one is a test image, in a data set without a test set."""
+"""In a data set without a test set, one in this many images is a test image."""
 
 WORDS = {
     "train": "train",
@@ -26,7 +26,7 @@ WORDS = {
     "validation": "val",
     "dev": "val",
 }
-"""Words for a set in the names of files and folders, and the set of each; ``val`` is a second test set."""
+"""Words for a set in names of files and folders, and the set of each word; ``val`` is a second test set."""
 
 BETWEEN = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
 """Place between two words: ``mnist_train``, ``X-Train`` and ``mnistTrain`` have the word "train"."""
@@ -45,11 +45,11 @@ def rank_of_image(name: str) -> int:
 
 
 def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[Split]:
-    """Split the images that have no split of their own.
+    """Split the images that have no split yet.
 
-    Of each class one image in `ONE_IN`, rounded, is a test image: those of the lowest ranks. A class with
-    several images without a split of their own has at least one test image and one training image among them;
-    so does the data set. A single image of a class is a training image.
+    In each class one image in `ONE_IN`, rounded, is a test image: those with the lowest ranks. Among the
+    images without a split, a class with several has at least one test image and one training image; so does
+    the data set. A single image of a class is a training image.
     """
     found: list[Split] = []
     drawn: dict[str | int, list[tuple[int, int]]] = {}
@@ -63,7 +63,7 @@ def resolve(labels: Sequence[str | int], splits: Sequence[Split | int]) -> list[
             found[place] = "test"
     alone = sorted(rank for ranks in drawn.values() for rank in ranks)
     if len(alone) > 1 and all(len(ranks) == 1 for ranks in drawn.values()):
-        found[alone[0][1]] = "test"  # without a class of several images no test image is chosen yet
+        found[alone[0][1]] = "test"  # without a class of several images no test image has been chosen yet
     return found
 
 
@@ -74,10 +74,10 @@ def set_in_name(name: str) -> str:
 
 
 def sets_of_folders(folders: Sequence[str]) -> dict[str, str]:
-    """Return the folder of each set: of ``train``, and of ``test``, ``val`` or both; empty for other folders.
+    """Return each set's folder: of ``train``, and of ``test``, ``val`` or both; empty for other folders.
 
-    The names of the sets have equal further words, such as ``seg_train`` and ``seg_test``; a folder for
-    training without a folder for testing is alone.
+    The rest of the sets' names is equal, as in ``seg_train`` and ``seg_test``; a training folder without a
+    test folder stands alone.
     """
     sets: dict[tuple[str, ...], dict[str, str]] = {}
     for name in folders:
@@ -96,14 +96,14 @@ def _words(name: str) -> Iterable[str]:
 
 
 def split_files(names: Sequence[str], origin: str) -> list[tuple[str, Split | None]]:
-    """Assign files to the training set and the test set, by a word in their names.
+    """Assign files to the training set or the test set by a word in their names.
 
     Args:
         names: Names such as ``train-0001.tar``, ``mnist_test.csv`` or ``validation-00000-of-00001.parquet``.
 
     Returns:
-        The files to read, each with its split; None if the images are split by their own names, because the
-        file names do not name both sets. If both exist, ``test`` takes precedence over ``val``.
+        The files to read, each with its split; None if the file names do not name both sets, so that the
+            images' own names decide. If both exist, ``test`` takes precedence over ``val``.
 
     Raises:
         DataError: The names of only some files name a set.

@@ -1,8 +1,8 @@
 """Pure: random images, for runs that need data and no download.
 
-Each class has a picture of a few soft blobs. An image is that picture, moved a little, brighter or darker,
-with noise: a small network learns to classify the images. Seed, shape and number of classes determine the
-images; image number i does not depend on the number of images.
+Each class has a picture of a few soft blobs. An image is its class's picture, moved a little, brighter or
+darker, with noise. A small network learns to classify such images. Seed, shape and number of classes
+determine the images; image number i does not depend on the number of images.
 """
 
 from math import prod
@@ -18,7 +18,7 @@ from adam_async.model.keyed_random import Dice
 NAME = "synthetic"
 
 IMAGES, SHAPE, CLASSES = 2_000, (1, 28, 28), 10
-"""Number of training images, shape and number of classes of ``synthetic`` alone."""
+"""Number of training images, shape and number of classes of plain ``synthetic``."""
 
 BLOBS = 4
 
@@ -26,7 +26,7 @@ TEST_SHARE = 5
 """Number of training images for each test image."""
 
 MIN_SIDE = 4
-"""Minimum length of a side of a synthetic image, in pixels."""
+"""Minimum side length of a synthetic image, in pixels."""
 
 MAX_CLASSES = 1_000
 """Maximum number of classes of synthetic images."""
@@ -35,7 +35,7 @@ MAX_BYTES = 4 << 30
 """Maximum size of all synthetic images, in bytes."""
 
 BRIGHTNESS = (120.0, 220.0)
-"""Range of the brightest pixel of an image before noise."""
+"""Range of an image's brightest pixel before noise."""
 
 NOISE = 50.0
 """Upper end of the uniform noise, from zero."""
@@ -50,13 +50,13 @@ def synthetic(
     """Draw a data set with equally frequent classes.
 
     Args:
-        images: Number of training images; a fifth as many, at least one of each class, are test images.
+        images: Number of training images; a fifth as many are test images, at least one per class.
         shape: (C, H, W) of each image.
         classes: Number of classes.
         seed: Seed; another seed draws other classes and images.
 
     Raises:
-        DataError: A number is out of its range, or the images would take more than 4 GiB.
+        DataError: A number is out of range, or the images would take more than 4 GiB.
     """
     channels, rows, columns = shape
     if not 1 <= channels <= MAX_CHANNELS or min(rows, columns) < MIN_SIDE:
@@ -108,7 +108,7 @@ def _picture(dice: Dice, label: int, shape: tuple[int, int, int]) -> NDArray[np.
     y, x, *strengths = places.reshape(2 + channels, BLOBS)
     row = np.arange(rows)[:, np.newaxis, np.newaxis] / rows
     column = np.arange(columns)[:, np.newaxis] / columns
-    # Blobs keep a distance from the borders, so all stay inside when the picture moves.
+    # Blobs keep away from the borders, so all stay inside when the picture moves.
     distance = (row - (0.15 + 0.7 * y)) ** 2 + (column - (0.15 + 0.7 * x)) ** 2
     blobs = np.exp(-distance / (2 * 0.09**2))
     picture = np.stack([(blobs * (0.4 + 0.6 * strength)).sum(axis=2) for strength in strengths])
@@ -119,7 +119,7 @@ def _picture(dice: Dice, label: int, shape: tuple[int, int, int]) -> NDArray[np.
 def _draw(
     dice: Dice, pictures: NDArray[np.float32], part: str, count: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Draw `count` images of one part of the data set, and their labels."""
+    """Draw `count` images with labels, for one part of the data set."""
     classes, *shape = pictures.shape
     labels = np.arange(count) % classes
     images = np.empty((count, *shape), np.uint8)

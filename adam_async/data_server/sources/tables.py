@@ -1,11 +1,11 @@
-"""CSV tables: a row for each image, with its pixels or with the path of an image file.
+"""CSV tables: one row per image, with its pixels or with an image file's path.
 
     label,pixel0,pixel1,...         values 0 to 255, row by row; the image is square and grey, unless the
                                     first line has its shape: # shape: 3,32,32 (channels, rows, columns)
     path,label                      files below the folder of the table
 
-``train.csv`` and ``test.csv`` are the two sets; in a single table about one row in five is a test image, by a
-hash of its number or its path.
+``train.csv`` and ``test.csv`` are the two sets. In a single table about one row in five is a test image, by a
+hash of its number or path.
 """
 
 import csv
@@ -56,7 +56,7 @@ class Table:
     """Number of the first of `lines` in the file, from 1."""
     columns: list[str]
     shape: tuple[int, ...]
-    """(channels, rows, columns) of the pixels of a row; empty if rows name files."""
+    """(channels, rows, columns) of a row's pixels; empty if rows name files."""
     split: Split | None
 
 
@@ -116,10 +116,10 @@ def parse_header(data: bytes, origin: str, split: Split | None) -> Table:
 
 
 def _shape(pixels: int, given: bytes, origin: str) -> tuple[int, ...]:
-    """Return the shape of images of this many pixels: (channels, rows, columns), a square if none is given.
+    """Return the shape (channels, rows, columns) of images with this many pixels: a square if none is given.
 
     Raises:
-        DataError: The given shape has another size, or the pixels are no square.
+        DataError: The given shape has another size, or the pixels form no square.
     """
     if given:
         axes = [int(axis) for axis in re.split(rb"[,x]", given)]
@@ -143,7 +143,7 @@ async def _from_pixels(tables: list[Table], request: LoadRequest) -> Dataset:
     found: list[tuple[str, str, Split | int]] = []
 
     def read(table: Table, index: int) -> None:
-        """Add the pixels of a line to the images, with its label and split."""
+        """Add a line's pixels to the images, with its label and split."""
         line = table.lines[index].strip()
         where = f"{table.origin}, line {table.first_line + index}"
         label, _, pixels = line.partition(b",")
@@ -233,12 +233,12 @@ def _place(folder: Path, name: str) -> Path:
     forms = (name, slashed, *(unicodedata.normalize(form, slashed) for form in ("NFC", "NFD")))
     try:
         return next((folder / form for form in forms if (folder / form).exists()), folder / name)
-    except OSError:  # such as a name that is too long; its read is the damage
+    except OSError:  # such as a name that is too long; reading it then reports the damage
         return folder / name
 
 
 async def _each_line(table: Table, function: Callable[[Table, int], None], request: LoadRequest) -> None:
-    """Call a function for each line's index, on the disk's thread; a line that it refuses is damaged."""
+    """Call a function for each line's index on the disk's thread; a line that it refuses is damaged."""
     lines = [index for index, line in enumerate(table.lines) if line.strip()]
     await each(lines, partial(function, table), request.damage, request.disk, at_a_time=ROWS_AT_A_TIME)
 

@@ -2,7 +2,7 @@
 
 Encoded images are rotated by EXIF, scaled and cropped to the model's rows and columns, and converted to its
 number of channels. Arrays of ``.npy`` files, (N, H, W), (N, C, H, W) or (N, H, W, C), must have the model's
-size. An array of the shape of one image of the model, (C, H, W) or (H, W, C), or of two axes, is one image.
+size. An array with the shape of one model image, (C, H, W) or (H, W, C), or with two axes, is one image.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -32,16 +32,16 @@ class Piece:
     """Some images."""
 
     names: Sequence[str]
-    """File of each image, and for an image of an array also its number."""
+    """File of each image; for an image in an array, also its number."""
     images: NDArray[Any]
-    """Shape (N, C, H, W): uint8, or the type of the array."""
+    """Shape (N, C, H, W): uint8, or the array's type."""
 
 
 class Unlabelled:
-    """Images of files and folders, in the order of the paths; images of a folder are sorted by name.
+    """Images of files and folders, in path order; a folder's images are sorted by name.
 
     Args:
-        paths: Image files, ``.npy`` files and folders; a folder includes all folders in it.
+        paths: Image files, ``.npy`` files and folders; a folder includes all its subfolders.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Unlabelled:
             yield await self._decoded(waiting)
 
     def changes(self) -> list[str]:
-        """Return sentences on the images that were changed to fit the model; one for each kind of change."""
+        """Return sentences on images that were changed to fit the model, one per kind of change."""
         return [
             f"{count:,} {'image' if count == 1 else 'images'} {change}, the first: {first}"
             for change, (count, first) in self._changes.items()
         ]
 
     async def _files(self, path: Path) -> list[Path]:
-        """Return the images at a path: the path itself, or the images in a folder and its folders."""
+        """Return the images at a path: the path itself, or all images in a folder and its subfolders."""
         try:
             if not await self._disk.run(path.is_dir):
                 if path.suffix.lower() == ".npz":
@@ -116,7 +116,7 @@ class Unlabelled:
         return found
 
     async def _decoded(self, files: Sequence[Path]) -> Piece:
-        """Read image files; leave out damaged ones if the policy allows that."""
+        """Read image files; leave out damaged files if the policy allows that."""
         require_pillow()
         channels, rows, columns = self._shape
 
@@ -164,7 +164,7 @@ def changes(header: Header, size: tuple[int, int], channels: int) -> Iterator[st
         yield f"enlarged to the {model}"
     elif header.size != size:
         yield f"scaled down to the {model}"
-    # One pixel more or less comes from rounding.
+    # Rounding causes one pixel more or less.
     lost = max(columns / wide, rows / high) / min(columns / wide, rows / high)
     if lost > 1 + 1 / min(columns, rows, wide, high):
         yield f"cropped around the centre to the shape of {high}x{wide}"

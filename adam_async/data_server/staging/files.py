@@ -2,16 +2,16 @@
 
 The copy is a folder with the source's own names. Incomplete files are in its ``.staging``, which no loader
 reads: ``NUMBER.START.part`` is an incomplete file, and ``notes`` has a line of JSON for each whole file
-(path, size, time of the source's file, checksum). A file gets its name after all its bytes are durable, and
-its note after that: a later start keeps a file if it has a note and the right size, and its source is
+(path, size, time of the source's file, checksum). A file gets its name once all its bytes are durable, and
+its note after that. A later start keeps a file if it has a note and the right size, and its source is
 unchanged.
 
-A folder belongs to one server at a time, which locks ``.staging/lock`` while it stages into the folder and
-serves from it. If a file system should grant a lock twice, two rules keep the files whole: the names of the
-parts contain a number that no two starts share, and the size is checked before a part gets its name.
+A folder belongs to one server at a time: this server locks ``.staging/lock`` while it stages into the folder
+and serves from it. Should a file system grant a lock twice, two rules keep the files whole: part names
+contain a number that no two starts share, and a part's size is checked before it gets its name.
 
-A source may hang, as network file systems do, and a thread that hangs in a read cannot be ended. The source
-is therefore read by its own disks, and a disk that misses a deadline is replaced.
+A source may hang, as network file systems do, and a thread that hangs in a read cannot be ended. So only the
+source's own disks read it, and a disk that misses a deadline is replaced.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ class Found:
     """The files of a source."""
 
     root: Path
-    """Folder of the paths: the source, or the folder of a source that is one file."""
+    """Folder of the paths: the source, or the folder of a single-file source."""
     files: tuple[File, ...]
     times: Mapping[str, int]
-    """Time of the last change of each file, by path, in nanoseconds."""
+    """Each file's time of last change by path, in nanoseconds."""
     single: bool
 
     @property
@@ -56,7 +56,7 @@ class Found:
 
 
 async def find(source: Path, disk: Disk) -> Found:
-    """List the files of a source without reading them; leave out names that begin with ``.``.
+    """List a source's files without reading them; leave out names that begin with ``.``.
 
     Raises:
         DataError: The source is missing, empty or unreadable, or has other entries than ordinary files.
@@ -130,7 +130,7 @@ class Source:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # A stack, because a cancellation while one disk is closed must not leave the others open.
+        # A stack: a cancellation while one disk closes must not leave the others open.
         async with contextlib.AsyncExitStack() as stack:
             while not self._idle.empty():
                 disk = self._idle.get_nowait()
@@ -141,7 +141,7 @@ class Source:
         """Yield a file piece by piece, once a reader is idle.
 
         Raises:
-            OSError: The file cannot be read, or a piece missed its deadline (`TimeoutError`).
+            OSError: The file is unreadable, or a piece missed its deadline (`TimeoutError`).
         """
         disk = await self._idle.get() or self._open_disk()
         hangs = False
@@ -178,8 +178,8 @@ class Copy:
     """The local copy of a source.
 
     Args:
-        folder: Folder of the copy; all writes are inside it.
-        start: Number of this start of a server, which no other start has.
+        folder: Folder of the copy, which contains all writes.
+        start: Number of this server start, unique over all starts.
     """
 
     def __init__(self, folder: Path, found: Found, disk: Disk, *, start: int) -> None:
@@ -197,7 +197,7 @@ class Copy:
         """Make the folder, and lock it against other servers for the duration of the block.
 
         Raises:
-            DataError: Another server has locked the folder, or it cannot be used.
+            DataError: Another server has locked the folder, or the folder is unusable.
         """
         async with contextlib.AsyncExitStack() as stack:
             with self._in_folder():
@@ -252,14 +252,14 @@ class Copy:
             return []
         notes: dict[str, _Note] = {}
         for line in text.splitlines():
-            # The last line may be incomplete, and a damaged one only costs a copy.
+            # The last line may be incomplete; a damaged line only costs a copy.
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 note = msgspec.json.decode(line, type=_Note)
                 notes[note.path] = note
         return list(notes.values())
 
     async def write(self, number: int, pieces: AsyncIterable[bytes]) -> str:
-        """Write a file under a temporary name, without syncing it; return its checksum.
+        """Write a file under a temporary name without syncing it; return its checksum.
 
         Raises:
             WrongBytes: The pieces are more or fewer bytes than the manifest names.

@@ -1,9 +1,9 @@
-"""One of the other servers of a staging: its link, requests to it, and its loss after a silence.
+"""One of a staging's other servers: its link, requests to it, and its loss after a silence.
 
-A request has a deadline. A missed deadline drops the link, so a hanging server does not block this one; the
-next request connects again. A server is abandoned (`PeerLost`) if it cannot be reached for `join_s`, or for
-`back_s` after a first contact, or if it misses several deadlines in a row. A server that answers without
-having the file gets more time while it makes progress.
+A request has a deadline. A missed deadline drops the link, so a hanging server does not block this server;
+the next request connects again. A server is abandoned (`PeerLost`) if it is unreachable for `join_s`, or for
+`back_s` after a first contact, or if it misses several deadlines in a row. A server that answers without the
+file gets more time while it makes progress.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from adam_async.runtime.channel import Channel, Endpoint
 from transport import DialFailed, HandshakeRejected, Link, Message, RemoteError, RetrySchedule, TransportError
 
 FILE_TEXT_BYTES = 256
-"""Assumed size of an entry of the list of files, in bytes of text, before the text is made."""
+"""Assumed text size of an entry in the list of files, in bytes, before the text is made."""
 
 LISTED = 2000
-"""Maximum number of files of a manifest in one answer."""
+"""Maximum number of a manifest's files in one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +47,19 @@ class Patience:
     back_s: float = 10.0
     """Maximum time to reach a server again after a first contact."""
     wait_s: float = 10.0
-    """Time after which a server answers that it lacks a file; the asking server repeats the request after
-    this answer."""
+    """Time after which a server answers that it lacks a file; the asking server then repeats the request."""
     answer_s: float = 10.0
     """Time for an answer beyond the wait for a missing file."""
     stall_s: float = 300.0
     """Time without progress after which an answering server is abandoned."""
     read_s: float = 30.0
-    """Maximum time for reading one piece of a file of the source."""
+    """Maximum time for reading one piece of a source file."""
     tries: int = 3
     """Maximum number of attempts at a read or a request."""
 
 
 class PeerLost(Exception):
-    """The loss of a server of the staging, with the reason."""
+    """The loss of a server of the staging, with its reason."""
 
 
 class PeerFailed(Exception):
@@ -124,7 +123,7 @@ class Peer:
         """Connect once, and compare both sources.
 
         Raises:
-            PeerLost, PeerFailed, PeerRefused: The server cannot be reached, or does not answer correctly.
+            PeerLost, PeerFailed, PeerRefused: The server is unreachable, or does not answer correctly.
             DataError: The server stages another source.
         """
         await self._reach(self._patience.answer_s, RetrySchedule(attempts=1))
@@ -202,8 +201,8 @@ class Peer:
             raise PeerRefused(error.text) from None
         except TransportError as error:
             self._check_same()
-            # A server that misses a deadline may hang for ever, so the link is dropped. Other requests on the
-            # link fail with it, and do not count as further silence.
+            # A server that misses a deadline may hang for ever, so drop the link. Other requests on the link
+            # fail with it, and do not count as further silence.
             if link is self._channel.link:
                 self._channel.drop()
                 self._silences += 1
@@ -214,7 +213,7 @@ class Peer:
         return reply
 
     async def _reach(self, timeout_s: float, retry: RetrySchedule | None) -> Link:
-        """Return the link, or a new one."""
+        """Return the link; make a new one if necessary."""
         async with self._dialling:
             if self._plan.gone(self.number):
                 raise PeerLost("it was given up")
@@ -255,7 +254,7 @@ class Peer:
             plan.holder(self.number)
 
     def _check_same(self) -> None:
-        """Raise if the server has reported another source, which is why it left."""
+        """Raise if the server left because, as it reported, its source differs."""
         if self._differs:
             raise self._other_source("it has left before it sent its list of files")
 

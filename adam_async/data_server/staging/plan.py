@@ -1,23 +1,23 @@
-"""Pure: the plan of a staging: which server reads each file, and from which servers the others copy it.
+"""Pure: the plan of a staging: which server reads each file, and from which servers the others copy the file.
 
 Theory of operation
 -------------------
-Several data servers each need a copy of one slow source. All of them have the same list of files (a manifest:
+Several data servers each need a copy of one slow source. All servers have the same list of files (a manifest:
 paths and sizes, sorted) and the same list of servers, so they need no agreement:
 
 - File i belongs to server i modulo servers. The owner reads the file from the source, once.
 - The other servers copy files in rounds: in round d, server r copies the files of server r + d. In each round
-  every server receives requests from one server. While the owner of a round's files cannot be reached and is
-  not lost, later rounds go first.
+  every server receives requests from one server. While the owner of a round's files is unreachable but not
+  lost, later rounds go first.
 - If a server cannot send a file, the request goes to the next server in the ring that begins at the owner. A
-  server that reaches itself in that ring reads the source. The remaining servers therefore read the files of
-  a dead server; one server reads each file, and the others wait for it. A server waits only for a server
-  before it in the ring of the file. After it has refused the file itself, it may wait for a later server.
-  Servers therefore never wait in a circle.
-- A server that starts late, or again, first asks whether other servers already have its files, without
-  waiting.
+  server that finds itself next in that ring reads the source. So the remaining servers read a dead server's
+  files: one server reads each file, and the others wait for it. A server waits only for a server before it in
+  the ring of the file. After it has refused the file itself, it may wait for a later server. Servers
+  therefore never wait in a circle.
+- A server that starts late, or again, first asks without waiting whether other servers already have its
+  files.
 
-`Staging` is the state of one server. A file that no server sends and that cannot be read is an error.
+`Staging` is the state of one server. A file that no server sends and that is unreadable is an error.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,7 +27,7 @@ from hashlib import blake2b
 import msgspec
 
 DIGEST_BYTES = 16
-"""Length of the digest of a list of files, in bytes."""
+"""Length of a file list's digest, in bytes."""
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -40,12 +40,12 @@ class File(msgspec.Struct, frozen=True, array_like=True):
 
 
 def manifest_digest(files: Sequence[File]) -> str:
-    """Return the digest of a list of files; a number means the same file on servers with equal digests."""
+    """Return a file list's digest; servers with equal digests mean the same file by a number."""
     return blake2b(msgspec.json.encode(files), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def first_difference(here: Sequence[File], there: Sequence[File]) -> str | None:
-    """Describe the first difference of two lists of files, or of slices of them; None if they are equal."""
+    """Describe the first difference between two file lists or slices of them; None if they are equal."""
     for number in range(max(len(here), len(there))):
         one = here[number] if number < len(here) else None
         other = there[number] if number < len(there) else None
@@ -72,8 +72,7 @@ class Staging:
     """The state of a staging at one server.
 
     Args:
-        tries: Number of failures of one server with a file, this server's included, before the next server is
-            asked.
+        tries: How often one server (this one included) fails with a file before the next server is asked.
     """
 
     def __init__(self, files: Sequence[File], *, server: int, servers: int, tries: int = 3) -> None:
@@ -104,14 +103,14 @@ class Staging:
         return [owner for owner in others if self._held_of[owner] < len(range(owner, files, servers))]
 
     def next_round(self, open_to: Collection[int]) -> int | None:
-        """Return the nearest owner of missing files that is reachable or lost; None without one."""
+        """Return the nearest owner of missing files that is reachable or lost; None without such an owner."""
         for owner in self.rounds():
             if owner in open_to or owner in self._gone:
                 return owner
         return None
 
     def missing_of(self, owner: int) -> Iterator[int]:
-        """Yield the missing files of an owner: this server, or that of a round."""
+        """Yield an owner's missing files; the owner is this server, or a round's."""
         return (file for file in range(owner, len(self.files), self.servers) if file not in self._held)
 
     def where(self, file: int) -> Step | None:
@@ -129,7 +128,7 @@ class Staging:
         return None
 
     def looked(self, file: int, server: int) -> None:
-        """Record that a server, asked without waiting, does not have a file."""
+        """Record that a server does not have a file; the request was not to wait."""
         self._looked.add((file, server))
 
     def failed(self, file: int, server: int, why: str) -> None:
@@ -162,7 +161,7 @@ class Staging:
         return self._held.get(file)
 
     def held_of(self, owner: int) -> int:
-        """Return the number of files of an owner that this server has."""
+        """Return how many of an owner's files this server has."""
         return self._held_of[owner]
 
     def readable(self, file: int) -> bool:

@@ -1,15 +1,13 @@
 """The shell of a staging: a data server's copy of a shared source, made together with other servers.
 
-Theory of operation
--------------------
-A stager is a role without a membership, because no server has data to join with yet. All servers therefore
-have the same list of their addresses. The stager listens at its address in the list, reads its own files from
-the source with a few tasks, and copies the other files round by round with a few more. `Staging` has the
-order of the files, and the substitutes of lost servers. `staged` returns when the copy is whole.
+Theory of operation ------------------- A stager is a role without a membership: no server has data to join
+with yet. So all servers have the same list of their addresses. The stager listens at its address in the list.
+A few tasks read its own files from the source, and a few more copy the other files, round by round. `Staging`
+has the order of the files, and the substitutes of lost servers. `staged` returns when the copy is whole.
 
-The stager answers the other servers until its block ends, also while its process serves images from the copy.
+The stager answers the other servers until its block ends, even while its process serves images from the copy.
 A request for a file that is not copied yet waits for it, up to a limit. Requests name files by number, and
-each server's own manifest turns a number into a path: no text of a peer becomes a name or a size.
+each server's own manifest turns a number into a path: no text from a peer becomes a name or a size.
 """
 
 import asyncio
@@ -69,7 +67,7 @@ OpenDisk = Callable[[str], Disk]
 
 
 class StagingCounts(msgspec.Struct, kw_only=True):
-    """Numbers of files and bytes of a staging, by origin."""
+    """A staging's numbers of files and bytes, by origin."""
 
     files: int
     kept_files: int
@@ -85,7 +83,7 @@ class StagingCounts(msgspec.Struct, kw_only=True):
 
 
 class StagerCounts(Counts, kw_only=True):
-    """Counts of a server of a staging."""
+    """Counts of one server of a staging."""
 
     staging: StagingCounts
 
@@ -236,7 +234,7 @@ class Stager(Role):
                 group.create_task(lane(), name=f"{self._identity.node}/lane-{number}")
 
     async def _get(self, file: int) -> None:
-        """Get one file, from the source or a peer."""
+        """Get one file from the source or a peer."""
         while self.plan.checksum(file) is None:
             step = self.plan.where(file)
             if step is None:
@@ -397,8 +395,8 @@ async def staging(
             of the block.
 
     Raises:
-        DataError: Source or folder cannot be used, or another server has locked the folder; or, in an
-            exception group, the staging cannot continue.
+        DataError: Source or folder is unusable, or another server has locked the folder; or, in an exception
+            group, the staging cannot continue.
         BindFailed: None of the addresses is free on this machine.
         BindRefused: Other machines could reach the address, and there is no token.
     """

@@ -1,8 +1,8 @@
 """Pure: data augmentation: a recipe of random transforms makes another variant of each image in each epoch.
 
-`recipe.py` checks the steps, and groups them into passes over the images. For each image it draws random
-numbers, which depend on the seed, the epoch, the step and the image. Each pass then transforms the images
-with these numbers.
+`recipe.py` checks the steps, and groups them into passes over the images. For each image the recipe draws
+random numbers, which depend on the seed, the epoch, the step and the image. Each pass then transforms the
+images with these numbers.
 
     recipe.py                start here: `Recipe`, its TOML file, the default steps
     steps.py                 kinds of steps with their options

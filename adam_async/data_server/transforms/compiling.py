@@ -1,4 +1,4 @@
-"""Compiles the kernels of transforms in a separate process, so that a run can begin before they are ready.
+"""Compiles the transforms' kernels in a separate process, so that a run can begin before they are ready.
 
     python -m adam_async.data_server.transforms.compiling
 

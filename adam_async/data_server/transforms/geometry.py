@@ -1,16 +1,16 @@
-"""Pure: steps that move pixels, joined into one map for each image, so that it is resampled only once.
+"""Pure: steps that move pixels, joined into one map per image, so that each image is resampled only once.
 
-A map gives the old position of each position of the new image; positions are (x, y) from the centre of the
-image, x to the right and y down. Neighbouring steps are composed as maps, so a later shift restores pixels
-that an earlier one moved beyond the edge. A new resampling begins at a crop, a pad, a step with another
-`edge`, or a second elastic step.
+A map gives, for each position in the new image, the old position. Positions are (x, y) from the image's
+centre, x to the right and y down. Neighbouring steps are composed as maps, so a later shift restores pixels
+that an earlier shift moved beyond the edge. A crop, a pad, a step with another `edge`, or a second elastic
+step begins a new resampling.
 
 Maps are computed in float64 by sums, products and quotients only, because their results are equal on every
 machine (the sines of libraries differ). The maps are rounded once, to whole numbers of 1/65536 pixel.
 
-The elastic step moves pixels by a cubic B-spline over a coarse grid of control points, each displaced
-uniformly at random by at most `pixels` in x and y; Simard et al. (2003) blur a displacement of each pixel
-instead. Cells of 7 pixels are about as smooth as their Gaussian of 4 pixels. The grid covers the new image.
+The elastic step moves pixels by a cubic B-spline over a coarse grid of control points. Each point moves
+uniformly at random by at most `pixels` in x and y; Simard et al. (2003) instead blur a displacement of each
+pixel. Cells of 7 pixels are about as smooth as their Gaussian of 4 pixels. The grid covers the new image.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _SIN_TERMS = (1 / 6227020800, -1 / 39916800, 1 / 362880, -1 / 5040, 1 / 120, -1 
 
 
 def joins(step: Step, others: Sequence[Step]) -> bool:
-    """Return whether a step can be part of the same resampling as the steps before it."""
+    """Return whether a step can join the previous steps' resampling."""
     if step.kind in _ALONE or any(other.kind in _ALONE for other in others):
         return False
     if step.kind == "elastic" and any(other.kind == "elastic" for other in others):
@@ -104,7 +104,7 @@ class Movement(ImagePass):
         return out
 
     def _maps(self, linear: Sequence[Floats], offset: Sequence[Floats]) -> NDArray[np.int64]:
-        """Convert maps of positions from the centre into maps of columns and rows, in units of positions."""
+        """Convert maps of positions from the centre into maps of columns and rows, in position units."""
         a, b, d, e = linear
         x, y = self._new_centre
         column = offset[0] + self._centre[0] - a * x - b * y
@@ -143,7 +143,7 @@ class Movement(ImagePass):
 
 
 _WORDS = {"shift": 2, "crop": 2, "pad": 0}
-"""Number of random words of a step; other kinds take one, an elastic step as many as its grid needs."""
+"""Number of a step's random words; other kinds take one, an elastic step as many as its grid needs."""
 
 
 def new_shape(step: Step, shape: Shape) -> Shape:

@@ -1,13 +1,13 @@
 """Pure: compiled versions of the most expensive loops, whose results equal NumPy's to the last bit.
 
-All kernels compute with whole numbers, or with sums and products of float64 in a fixed order, so that every
-compiler gives the same results. The NumPy versions have the documentation: `philox_words` in
+All kernels compute with whole numbers, or add and multiply float64 in a fixed order, so that every compiler
+gives the same results. The NumPy versions have the documentation: `philox_words` in
 adam_async/model/keyed_random.py, `resample` in adam_async/data_server/transforms/resample.py, the others in
-adam_async/data_server/transforms/pipeline.py. The kernels call no function of other files, because numba
+adam_async/data_server/transforms/pipeline.py. The kernels call no function of another file, because numba
 would not notice changes there.
 
-Loops over pixels are short and write to one array, so that compilers vectorise them. Loops of the resampling
-index by unsigned numbers, for which numba has no check of negative indices; the last two of them cut each
+Loops over pixels are short and write to one array, so that compilers vectorise them. Resampling loops index
+by unsigned numbers, for which numba does not check for negative indices. The last two of them cut each
 operation to 32 bits, because numba would widen it.
 """
 
@@ -26,11 +26,11 @@ Floats = NDArray[np.float64]
 Pixels = NDArray[np.uint8]
 
 _LANES = 32
-"""Number of columns processed at once: a multiple of the vector length of every processor."""
+"""Number of columns processed at once: a multiple of every processor's vector length."""
 
 
 def _upper_word(a: Any, b: Any) -> Any:
-    """Return the upper word of a product of 128 bits."""
+    """Return the upper word of a 128-bit product."""
     half, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     a_low, a_high, b_low, b_high = a & half, a >> shift, b & half, b >> shift
     middle = a_high * b_low + ((a_low * b_low) >> shift)
@@ -73,7 +73,7 @@ def _displaced(words: Words, pixels: float, linear: Floats, out: Longs) -> None:
 
 
 def _read_across(controls: Longs, i: int, axis: int, at: Longs, weights: Longs, lines: Longs) -> None:
-    """Read each row of the grid of an image at every column."""
+    """Read each row of an image's grid at every column."""
     for c in range(at.shape[0]):
         g = np.uint64(at[c])
         w0, w1, w2, w3 = weights[c, 0], weights[c, 1], weights[c, 2], weights[c, 3]
@@ -149,7 +149,7 @@ def _mix_fours(
     for p in range(out.shape[2]):
         row, column = np.uint32(ys[p] >> np.uint32(8)), np.uint32(xs[p] >> np.uint32(8))
         near[p] = np.uint32(np.uint32(row * across) + column)
-    for p in range(out.shape[2]):  # a loop of its own: vectorised look-ups are slow
+    for p in range(out.shape[2]):  # a separate loop: vectorised look-ups are slow
         near[p] = fours[np.uint64(near[p])]
     for p in range(out.shape[2]):
         left = np.uint32(near[p] & two)
@@ -184,7 +184,7 @@ def _resample(
     wide = columns + 2
     padded = np.zeros((rows + 3) * wide + 1, np.uint8)
     fours = np.empty((rows + 2) * wide, np.uint32)
-    # A pixel beyond the last is black; on the last itself, no pixel beyond it has a weight.
+    # A pixel beyond the last is black; at the last pixel itself, no pixel beyond has a weight.
     border = 0 if repeat else 256
     right, bottom = (columns - 1) * 256 + border, (rows - 1) * 256 + border
     for i in range(out.shape[0]):

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
 KERNELS = ("auto", "numpy", "numba")
-"""Known sets of kernels; `auto` is `numba` if that is installed."""
+"""Known sets of kernels; `auto` is `numba` if numba is installed."""
 
 _FARTHEST = 2.0**40
 
@@ -79,10 +79,10 @@ def numpy_displaced(words: Words, pixels: float, linear: Floats, points: int) ->
         words: Shape (n, 2 * points * points): of all points across, then of all down.
         pixels: Maximum displacement, in pixels.
         linear: Shape (n, 4): the map of the displacements, row by row.
-        points: Number of points of the grid along each side.
+        points: Number of grid points along each side.
 
     Returns:
-        Shape (n, 2, points, points), in units of positions.
+        Shape (n, 2, points, points), in position units.
     """
     moves = (signed(words) * pixels).reshape(len(words), 2, points, points)
     a, b, d, e = linear.T[:, :, np.newaxis, np.newaxis]
@@ -143,10 +143,10 @@ def kernels_of(kernels: str) -> Kernels:
 
 
 def first_kernels(kernels: str) -> tuple[str, bool]:
-    """Choose the kernels with which a run begins; `auto` waits for no compilation that a child can do.
+    """Choose a run's first kernels; `auto` waits for no compilation that a child process can do.
 
     Returns:
-        The set; and whether it stands in for Numba's, which the disk can keep and does not have.
+        The set, and whether it replaces Numba kernels that the disk can keep but lacks.
     """
     if kernels != "auto" or find_spec("numba") is None:
         return kernels, False

@@ -2,9 +2,9 @@
 
 Brightness, contrast and normalisation are each ``value * gain + offset`` of a channel, computed in whole
 numbers of 1/65536 level and rounded and clipped once. Before clipping, an image normalised by its own mean
-and deviation has the mean `to_mean` and the standard deviation `to_std`: with the defaults 128 and 64, one
-deviation from the mean is at 64 and 192, and clipping begins at two. Such an image without contrast becomes
-`to_mean` everywhere.
+and deviation has the mean `to_mean` and the standard deviation `to_std`. With the defaults 128 and 64, values
+one deviation from the mean are at 64 and 192, and clipping begins at two deviations. Such an image without
+contrast becomes `to_mean` everywhere.
 
 Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standard deviations.
 """
@@ -94,7 +94,7 @@ class Noise(ImagePass):
 
 
 class Cutout(ImagePass):
-    """Fills a square around a random pixel with one level; parts beyond the edge have no effect."""
+    """Fills a square around a random pixel with one level, as far as the square is in the image."""
 
     def __init__(self, step: Step, shape: Shape) -> None:
         self.shape = shape
@@ -173,7 +173,7 @@ class UserFunction(ImagePass):
 
 
 def pass_of(step: Step, shape: Shape, kernels: Kernels) -> ImagePass:
-    """Return the pass of a step of this file that is no function of the user."""
+    """Return the pass of a step in this file that is no user function."""
     match step.kind:
         case "noise":
             return Noise(step, shape, kernels)
@@ -191,7 +191,7 @@ def _mean(images: Pixels) -> Floats:
 
 
 def _std(images: Pixels) -> Floats:
-    """Return the standard deviation of all pixels of each image, from whole sums; shape (n, 1)."""
+    """Return the standard deviation of each image's pixels, from whole-number sums; shape (n, 1)."""
     values = _flat(images).astype(np.int64)
     count, total, squares = values.shape[1], values.sum(axis=1), (values * values).sum(axis=1)
     std: Floats = np.sqrt((squares * count - total * total)[:, np.newaxis] / float(count * count))

@@ -6,13 +6,13 @@ A recipe is a list of steps (adam_async/data_server/transforms/steps.py has the 
     kind = "shift"
     pixels = 2
 
-A variant is a function of the image and its number, the seed, the epoch and the steps: server, order, batch
-and kernels change no pixel. Each step has its own random streams, keyed by its position in the recipe, and
-each image has its own range of elements in them. The drawn values are equal on every machine to the last bit:
-whole numbers, or float64 from sums, products, quotients and square roots.
+A variant depends on the image and its number, the seed, the epoch and the steps. Server, order, batch and
+kernels change no pixel. Each step has its own random streams, keyed by its position in the recipe, and each
+image has its own range of elements in these streams. The drawn values are equal on every machine to the last
+bit: whole numbers, or float64 from sums, products, quotients and square roots.
 
-A recipe of a run comes from a driver, so the sizes of a recipe have bounds, checked before its passes are
-made: without bounds, one step such as a huge pad would take all memory of a data server.
+A run's recipe comes from a driver, so its sizes have bounds, checked before its passes are made. Otherwise
+one step, such as a huge pad, could take all memory of a data server.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from adam_async.errors import ConfigError
 from adam_async.model.keyed_random import Dice
 
 MOST_STEPS = 64
-"""Maximum number of steps of a recipe."""
+"""Maximum number of steps in a recipe."""
 
 MOST_VALUES = 1 << 22
 """Maximum number of values (channels x rows x columns) of an image between two steps, for small images."""
@@ -40,16 +40,16 @@ MOST_WORDS = 1 << 20
 """Maximum number of random words that all steps together draw for an image, for small images."""
 
 GROWTH = 4
-"""Maximum size of an image between two steps, as a multiple of an image of the data set, for large images."""
+"""Maximum size of an image between two steps, as a multiple of a data set image's size, for large images."""
 
 VALUE_BYTES = 160
 """Upper bound of a pass's memory for each value of an image, in bytes."""
 
 WORD_BYTES = 96
-"""Upper bound of the memory of drawing and using a random word, in bytes."""
+"""Upper bound on the memory for drawing and using a random word, in bytes."""
 
 WORK_BYTES = 1 << 26
-"""Maximum memory for the images that are transformed at a time, in bytes; a single image may take more."""
+"""Maximum memory for the images transformed at a time, in bytes; a single image may take more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ def work_bytes(values: int, words: int) -> int:
     """Return the upper bound of the memory in which an image is transformed, in bytes.
 
     Args:
-        values: Number of values of the largest image between two steps.
-        words: Number of random words of all steps.
+        values: Number of values in the largest image between two steps.
+        words: Number of random words in all steps.
     """
     return VALUE_BYTES * values + WORD_BYTES * words
 
@@ -131,8 +131,8 @@ class Recipe:
         )
         self._at_once = max(WORK_BYTES // image_bytes, 1)
         self.work_bytes = self._at_once * image_bytes if passes else 0
-        """Upper bound of the memory of `apply` beside its arguments and its result, in bytes."""
-        # For every block that an image draws: the number of blocks of its step, and its index among these.
+        """Upper bound on the memory that `apply` uses in addition to its arguments and result, in bytes."""
+        # For every block that an image draws: the number of blocks in its step, and its index among them.
         self._per_image = np.repeat(np.array(self._blocks, np.uint64), self._blocks)
         self._within = np.array([at for blocks in self._blocks for at in range(blocks)], np.uint64)
 
@@ -151,7 +151,7 @@ class Recipe:
             steps: Kind and options of each step; no steps change no image.
             kernels: "numba", "numpy", or "auto" for numba if it is installed. Numba's kernels are compiled
                 here, or read from the disk.
-            functions: Further kinds, as functions of the user; see `pixels.UserFunction`. A recipe imports
+            functions: Further kinds that are user functions; see `pixels.UserFunction`. A recipe imports
                 none: `user_code.functions_for` imports those of the user's own steps.
 
         Raises:
@@ -178,7 +178,7 @@ class Recipe:
         return cls(passes, shape, chosen)
 
     def check_shape_kept(self) -> None:
-        """Check that the steps keep the shape of the images, which must stay that of test images.
+        """Check that the steps keep the images' shape, which must stay that of test images.
 
         Raises:
             ConfigError: The steps change it.
@@ -213,7 +213,7 @@ class Recipe:
             New images of shape (n, C', H', W').
 
         Raises:
-            ValueError: Images or numbers of another shape or dtype, or a negative number.
+            ValueError: Images or numbers have another shape or dtype, or a number is negative.
             TransformFailed: A user's function failed, or returned something else than an image of the same
                 shape.
         """
@@ -236,7 +236,7 @@ class Recipe:
     def _apply(
         self, images: NDArray[np.uint8], numbers: NDArray[np.int64], dice: Dice, epoch: int
     ) -> NDArray[np.uint8]:
-        # Kernels are compiled for contiguous, writable arrays; for others they would be compiled now.
+        # Kernels are compiled for contiguous, writable arrays; other arrays would cause a compilation now.
         made = np.require(images, requirements=["C", "W"])
         words = self._draw(numbers.astype(np.uint64), dice, epoch)
         at = 0
@@ -246,7 +246,7 @@ class Recipe:
         return made if self._passes else made.copy()
 
     def _draw(self, numbers: NDArray[np.uint64], dice: Dice, epoch: int) -> list[NDArray[np.uint64]]:
-        """Draw the random words of each step, one row for each image, in one call."""
+        """In one call, draw each step's random words, one row per image."""
         places = numbers[:, np.newaxis] * self._per_image + self._within
         drawn = self._kernels.philox(_keys(dice.seed, epoch, self._blocks), places)
         words = drawn.reshape(len(numbers), drawn.shape[1] * _WORDS_PER_BLOCK)
@@ -267,8 +267,8 @@ def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
 def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     """Return the default steps for images of a shape.
 
-    Grey images are assumed to be drawings and letters, which the steps move a little; colour images to be
-    photographs, which the steps mirror and light differently.
+    The steps assume that grey images are drawings and letters, and move them a little. They assume that
+    colour images are photographs, and mirror and light them differently.
     """
     channels, rows, columns = image_shape
     side = min(rows, columns)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ONE = 1 << 16
-"""Number of units of positions in a pixel."""
+"""Number of position units per pixel."""
 
 _WEIGHT_BITS = 14
 _PIXELS_AT_ONCE = 1 << 17
@@ -19,7 +19,7 @@ _PIXELS_AT_ONCE = 1 << 17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spline:
-    """Weights of a coarse grid of control points at each row, or each column, of an image.
+    """Weights of a coarse grid of control points at each row or column of an image.
 
     A uniform cubic B-spline over `cells` cells, with `cells + 3` control points.
     """
@@ -31,7 +31,7 @@ class Spline:
 
     @classmethod
     def of(cls, length: int, cells: int) -> "Spline":
-        """Divide rows or columns into cells; the position of a pixel is its centre."""
+        """Divide rows or columns into cells; a pixel's position is its centre."""
         at, weights = np.zeros(length, np.int64), np.zeros((length, 4), np.int64)
         for place in range(length):
             cell, rest = divmod((2 * place + 1) * cells, 2 * length)
@@ -51,14 +51,14 @@ def resample(
     repeat: bool,
     out: NDArray[np.uint8],
 ) -> None:
-    """Fill each pixel of `out` with the value of `images` at its mapped position.
+    """Fill each pixel of `out` with the value of `images` at the pixel's mapped position.
 
     Args:
         images: Shape (n, C, H, W).
-        maps: Shape (n, 6): column ``m[0] * c + m[1] * r + m[2]`` and row ``m[3] * c + m[4] * r + m[5]`` of
-            the source, for column c and row r of `out`, in units of 1/65536 pixel.
-        controls: Shape (n, 2, G, G): displacements of columns and rows at the points of a grid, in the same
-            units; G = 0: none.
+        maps: Shape (n, 6): for column c and row r of `out`, the source's column ``m[0] * c + m[1] * r +
+            m[2]`` and row ``m[3] * c + m[4] * r + m[5]``, in units of 1/65536 pixel.
+        controls: Shape (n, 2, G, G): displacements of columns and rows at grid points, in the same units; G =
+            0: none.
         down: Weights of the grid at the rows of `out`.
         across: Weights of the grid at the columns of `out`.
         repeat: Whether pixels beyond the image repeat the nearest pixel, instead of 0.

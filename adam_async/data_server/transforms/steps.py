@@ -1,4 +1,4 @@
-"""Pure: the kinds of steps of a recipe, their options, and the checks of both.
+"""Pure: the kinds of steps in a recipe, their options, and the checks of both.
 
     shift       pixels, whole = true, edge                whole pixels, or any fraction
     flip        direction = "horizontal", chance = 0.5
@@ -33,7 +33,7 @@ LARGEST = 32_767
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option: a number in a range, one of some words, true or false, or numbers per channel."""
+    """One option: a number in a range, one of some words, a boolean, or numbers per channel."""
 
     default: Any = REQUIRED
     low: float = 0
@@ -122,7 +122,7 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
     `Recipe.of` checks unknown kinds, because it has the user's functions.
 
     Raises:
-        ConfigError: The text is no such file, or an option is wrong; the error has origin, step and key.
+        ConfigError: The text is not such a file, or an option is wrong; the error has origin, step and key.
     """
     table = read_toml(text, origin)
     others = sorted(set(table) - {"transform"})
@@ -139,7 +139,7 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
 
 
 def check_steps(text: str, origin: str) -> None:
-    """Check the steps of a TOML file, with the functions that they name. For errors see `read_steps`."""
+    """Check a TOML file's steps, and the functions that they name. For errors see `read_steps`."""
     steps = read_steps(text, origin)
     for at, step in enumerate(steps, 1):
         check_step(step, f"{origin}, step {at}", named_functions(steps))
@@ -149,10 +149,11 @@ def check_step(step: object, where: str, functions: Collection[str] = ()) -> Ste
     """Check one step.
 
     Args:
-        functions: Kinds that are functions of the user, which check their options, except `draws`.
+        functions: Kinds that are user functions, which check all their options except `draws`.
 
     Raises:
-        ConfigError: The step is no mapping, its kind is unknown, or an option is unknown, missing or invalid.
+        ConfigError: The step is not a mapping, its kind is unknown, or an option is unknown, missing or
+            invalid.
     """
     if not isinstance(step, Mapping):
         raise ConfigError(f"{where} is {step!r}, expected a table with a kind and its options")

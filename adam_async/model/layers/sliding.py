@@ -209,8 +209,8 @@ class Conv2d(SlidingKernel):
 
     def delta(self, slots: Slots, kind: str, out: Array) -> None:
         """Multiply errors and columns; for the bias, add the errors up."""
-        # `dot`, because `matmul` keeps the interpreter's lock if the result has fewer than 500 values. That
-        # holds even for long sums, and these are a network's longest sums.
+        # `dot`, because `matmul` keeps the interpreter's lock if the result has fewer than 500 values, even
+        # for long sums. These are a network's longest sums.
         if kind == "weight":
             np.dot(slots.views["error"], slots.views["columns"].T, out=out.reshape(self.filters, -1))
         elif kind == "bias":
