@@ -191,7 +191,7 @@ class StepsTaken(Event, frozen=True, kw_only=True, tag="step"):
     unanswered: int
     """Number of pushes that are not answered."""
     loss: float | None = None
-    """Loss of the closure of the last step; None without a closure, or if it is not finite."""
+    """Loss of the last step's closure; None without a closure, or if not finite."""
 
 
 class IncidentBegins(Event, frozen=True, kw_only=True, tag="incident-begins"):
@@ -201,9 +201,9 @@ class IncidentBegins(Event, frozen=True, kw_only=True, tag="incident-begins"):
     subject: str
     """Node, or home of a bundle."""
     text: str = ""
-    """Sentence about the incident; empty if another event has it."""
+    """Sentence about the incident; empty if another event has the sentence."""
     deadline_s: float | None = None
-    """Time after which a wait fails, in seconds; None without a deadline."""
+    """Time in seconds after which a wait fails; None without a deadline."""
     cure: str = ""
     """Action that ends the incident sooner."""
 
@@ -219,7 +219,7 @@ class IncidentEnds(Event, frozen=True, kw_only=True, tag="incident-ends"):
 
 
 class Noted(Event, frozen=True, kw_only=True, tag="noted"):
-    """An event without a record of its own."""
+    """Any event without a record type of its own."""
 
     text: str
 
@@ -262,12 +262,12 @@ _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def read_event(line: bytes) -> AnyEvent:
-    """Read one line of a file of events. Raises msgspec.DecodeError: it is no event."""
+    """Read one line of an event file. Raises msgspec.DecodeError: it is no event."""
     return _DECODER.decode(line)
 
 
 def counted(counts: Counts) -> AnyEvent | None:
-    """Return the event of the counts of a role; None for a role without one, such as a driver."""
+    """Return the event with a role's counts; None for a role without such an event, such as a driver."""
     kind = _COUNTED.get(type(counts))
     return kind(counts=counts) if kind is not None else None
 
@@ -278,7 +278,7 @@ def text_of(event: Event) -> str:
 
 
 def replaces(event: Event) -> str:
-    """Return the name under which an event replaces an earlier, unread one; empty if each event counts."""
+    """Return the name under which an event replaces an earlier, unread one; empty if every event counts."""
     match event:
         case Counted():
             return f"{type(event).__name__} {event.counts.node}"

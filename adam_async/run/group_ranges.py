@@ -1,15 +1,15 @@
-"""Pure: sets of groups as ranges, the groups that the gradients of a step sum, and sums of their losses.
+"""Pure: sets of groups as ranges, the groups in a step's gradients, and sums of their losses.
 
-*Ranges* are one flat tuple of ascending numbers: the first group of a range and one past its last, then those
-of the next range. Ranges never touch, so equal sets are equal tuples. A step *names* its groups as their
-epoch and their ranges:
+*Ranges* are one flat tuple of ascending numbers: the first group of a range and one past its last, then the
+same for the next range. Ranges never touch, so equal sets are equal tuples. A step *names* its groups as
+their epoch and their ranges:
 
     name_groups(2, [7, 1, 0])            # (2, 0, 2, 7, 8)
 
-The tables of a shard have the groups that they have counted, by epoch (`GroupSets`). Sets are never changed:
-`with_groups` returns new ones, so tables with equal sets share them until one of them counts another push.
+A shard's tables have the groups that they have counted, by epoch (`GroupSets`). Sets never change:
+`with_groups` returns new ones. So tables with equal sets share them until one table counts another push.
 
-Beside each set the tables have the sum of the losses of its images (`messages/group_sets.py`).
+With each set the tables have the summed losses of its images (`messages/group_sets.py`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,17 +33,17 @@ from adam_async.messages.group_sets import (
 Ranges = tuple[int, ...]
 
 LEAST_BOUNDS = 1 << 9
-"""Length of the ranges of a set for each shard that has it, up to `MOST_BOUNDS`, on a server with many
+"""Number of range bounds in a set for each shard that has it, up to `MOST_BOUNDS`, on a server with many
 shards."""
 
 MOST_WORK = 1 << 14
-"""Work of one message on different sets: its own bounds, counted for each of the sets, some 15 ms."""
+"""Work of one message on different sets: its own bounds times the number of sets, about 15 ms."""
 
 KEPT_PER_WORK = 64
-"""Length of the ranges of a set whose copy takes as long as the search for one bound."""
+"""Number of range bounds that are copied as fast as one bound is found."""
 
 WINDOW_BOUNDS = 1 << 14
-"""Length of the ranges of all sets that a piece of a merge covers: a few ms."""
+"""Number of range bounds, over all sets, that one piece of a merge covers: a few ms."""
 
 _SAMPLED = 64
 """Distance of the bounds from which a merge takes its windows."""
@@ -56,7 +56,7 @@ EVERY: Ranges = (0, MOST_GROUP)
 
 
 def name_groups(epoch: int, numbers: Iterable[int]) -> tuple[int, ...]:
-    """Return the name of some groups of an epoch."""
+    """Return the name of some groups in an epoch."""
     ranges: Ranges = ()
     for number in numbers:
         ranges = united(ranges, (number, number + 1))
@@ -64,7 +64,7 @@ def name_groups(epoch: int, numbers: Iterable[int]) -> tuple[int, ...]:
 
 
 def groups_fault(named: tuple[int, ...]) -> str:
-    """Return why a tuple names no groups; empty if it names some, or is empty."""
+    """Return why a tuple names no groups; empty if it names some, or is an empty tuple."""
     if not named:
         return ""
     if not named[0] or len(named) < 3 or not len(named) % 2:
@@ -76,13 +76,13 @@ def groups_fault(named: tuple[int, ...]) -> str:
 
 
 def united(ranges: Ranges, others: Ranges) -> Ranges:
-    """Return ranges with those of others, which may overlap or touch them."""
+    """Return ranges joined with others, which may overlap or touch them."""
     found: list[int] = []
     at = 0
     for start, stop in zip(others[::2], others[1::2], strict=True):
         first = bisect_left(ranges, start, at)
         last = bisect_right(ranges, stop, first)
-        # Each bound is copied once, because a peer chooses the number of ranges.
+        # Copy each bound once, because a peer chooses the number of ranges.
         found += ranges[at:first]
         # An even index lies between two ranges, an odd one within a range.
         if not first % 2:
@@ -111,7 +111,7 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def common_and_others(several: Collection[Ranges]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the groups that all of several sets have, and the others that some have, as ranges."""
+    """Return, as ranges, the groups that all of several sets have, and the others that some have."""
     work = merging(several)
     while True:
         try:
@@ -155,9 +155,9 @@ def merging(
 
 
 def has_groups(sets: GroupSets, named: tuple[int, ...]) -> bool | None:
-    """Return whether sets have all the named groups (True) or none (False); None if they have some of them.
+    """Return whether sets have all named groups (True) or none (False); None if they have only some.
 
-    Of an epoch whose set is dropped they have all.
+    If the epoch's set is dropped, they have all.
     """
     groups = sets.get(named[0])
     if groups is None:
@@ -183,12 +183,12 @@ def is_dropped(sets: GroupSets, epoch: int) -> bool:
 
 
 def groups_of(sets: GroupSets, epoch: int) -> Ranges:
-    """Return the groups of an epoch; all groups of an epoch whose set is dropped, whatever their number."""
+    """Return the groups of an epoch; if its set is dropped, all groups, whatever their number."""
     return EVERY if is_dropped(sets, epoch) else sets.get(epoch, ())
 
 
 def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
-    """Return sets that also have the named groups; a set that is full stays as it is."""
+    """Return sets that also have the named groups; a full set stays as it is."""
     epoch = named[0]
     if epoch not in sets and len(sets) >= KEPT_EPOCHS:
         oldest = min(sets)
@@ -197,7 +197,7 @@ def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
         sets = {number: kept for number, kept in sets.items() if number != oldest}
     groups = sets.get(epoch, ())
     if len(groups) + len(named) > MOST_BOUNDS:
-        return sets  # the pushes before this one waited with it, so that the server saw a shorter set
+        return sets  # earlier pushes waited together with this one, so the server saw a shorter set
     start, stop = named[1], named[2]
     if len(named) == 3 and (not groups or start >= groups[-1]):
         # Usually a step has one range, behind all others.
@@ -207,16 +207,16 @@ def with_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
 
 
 def without_groups(sets: GroupSets, named: tuple[int, ...]) -> GroupSets:
-    """Return sets without the named groups; the set of their epoch stays, if need be without groups.
+    """Return sets without the named groups; the epoch's set stays, even empty.
 
-    Otherwise the sets would be fewer than `KEPT_EPOCHS`, and the epochs of dropped ones would seem untrained.
+    Otherwise there would be fewer than `KEPT_EPOCHS` sets, and dropped epochs would look untrained.
     """
     epoch = named[0]
     return {**sets, epoch: without(sets.get(epoch, ()), named[1:])}
 
 
 def has_groups_each(several: Iterable[GroupSets], named: tuple[int, ...]) -> Iterator[bool | None]:
-    """Yield what `has_groups` returns for each of several sets; equal neighbours are searched once."""
+    """Yield the result of `has_groups` for each of several sets; equal neighbours are searched once."""
     before: GroupSets | None = None
     found: bool | None = False
     for sets in several:
@@ -226,7 +226,7 @@ def has_groups_each(several: Iterable[GroupSets], named: tuple[int, ...]) -> Ite
 
 
 def with_groups_each(several: Iterable[GroupSets], named: tuple[int, ...]) -> Iterator[GroupSets]:
-    """Yield each of several sets with the named groups; neighbours that are equal share one from then on."""
+    """Yield each of several sets with the named groups added; equal neighbours then share one set."""
     before: GroupSets | None = None
     after: GroupSets = {}
     for sets in several:

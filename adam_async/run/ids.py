@@ -1,7 +1,6 @@
 """Pure: types of the ids and numbers in messages.
 
-At run time they are plain `int` and `str`; the types distinguish the number of a shard from the number of a
-bucket.
+At run time they are plain `int` and `str`; the types distinguish a shard's number from a bucket's.
 """
 
 from typing import NewType

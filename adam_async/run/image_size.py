@@ -13,8 +13,7 @@ LARGE = 256
 """Maximum length of a side, in pixels, if the size follows from the images; larger images are scaled down."""
 
 SIDE = 64
-"""Longer side of images that are scaled down, in pixels; 256 neurons on three colours then have 3 million
-weights."""
+"""Longer side of scaled-down images, in pixels; 256 neurons on three colours then have 3 million weights."""
 
 MOST_SIDE = 4096
 """Maximum length of a side that the option `size` may ask for, in pixels."""
@@ -26,11 +25,11 @@ class ChosenSize:
 
     size: Size
     note: str
-    """Text about the change of images of other sizes; empty if all images have this size."""
+    """Text about how images of other sizes change; empty if all images have this size."""
 
 
 def read_image_size(text: str, name: str = "size") -> Size | None:
-    """Return columns and rows of the option ``size``, ROWSxCOLUMNS such as ``48x64``; None if it is empty.
+    """Return columns and rows of the option ``size``, ROWSxCOLUMNS such as ``48x64``; None if empty.
 
     Args:
         name: The option in the spelling of its source.
@@ -50,7 +49,7 @@ def read_image_size(text: str, name: str = "size") -> Size | None:
 
 
 def image_size_text(size: Size | None) -> str:
-    """Return a size as the option ``size`` has it; empty for None."""
+    """Return a size in the form of the option ``size``; empty for None."""
     return f"{size[1]}x{size[0]}" if size else ""
 
 
@@ -62,13 +61,13 @@ def most_frequent(sizes: Counter[Size]) -> Size:
 def choose_size(sizes: Counter[Size], wanted: Size | None) -> ChosenSize:
     """Choose the size of all images.
 
-    The size is the wanted one; otherwise the size of more than half of the images; otherwise the medians of
-    their columns and of their rows. Without a wanted size, a size with a side above `LARGE` is scaled to
-    `SIDE` on the longer side.
+    Choose the wanted size, otherwise the size of more than half of the images, otherwise the medians of their
+    columns and rows. Without a wanted size, a size with a side above `LARGE` is scaled to `SIDE` on the
+    longer side.
 
     Args:
         sizes: Number of images of each size; at least one image.
-        wanted: The size of the option or of the model; None if the images decide.
+        wanted: Size from the option or the model; None if the images decide.
     """
     frequent = most_frequent(sizes)
     if wanted is not None:

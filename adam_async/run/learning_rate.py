@@ -20,32 +20,32 @@ FRESH_GROUPS = 5 / 3
 rate."""
 
 FALLING, FALLING_FREE = 3.2, 1.6
-"""Peak of a rate that rises and falls to 0, in multiples of the constant rate; the second value is for uncut
-models with stale gradients and without a bound on staleness. The peak is above the constant rate because the
+"""Peak of a rate that rises and then falls to 0, as a multiple of the constant rate. The second value is for
+uncut models with stale gradients and unbounded staleness. The peak is above the constant rate because the
 noise of groups and stale gradients falls with the rate. The second value is half as high, because gradients
 of several replicas are then stale by twice the groups in flight."""
 
 FALLING_MOST, FALLING_CUT = 2.0, 2 / 3
-"""Maximum of the peak of a rate that rises and falls to 0, in multiples of the constant rate of fresh
-gradients; the second value is for cut models without a bound on staleness."""
+"""Maximum peak of a rate that rises and then falls to 0, as a multiple of the constant rate for fresh
+gradients. The second value is for cut models with unbounded staleness."""
 
 RISE_EPOCHS, RISE_EPOCHS_STALE = 0.1, 1.0
-"""Number of epochs over which a rate that later falls to 0 rises, with fresh and with stale gradients, unless
+"""Number of epochs in which a rate that later falls to 0 rises, with fresh and with stale gradients, unless
 the run is short. Stale gradients disturb the first steps most."""
 
 DEFAULT_STEPS = 1500
-"""Number of steps of a run without `epochs`; a step is one push of `push_every` groups, in `bsp` of all
+"""Number of steps in a run without `epochs`; a step is one push of `push_every` groups, in `bsp` of all
 replicas. Small networks are near their best accuracy on small data after as many."""
 
 PHOTO_RATE, PHOTO_RATE_STALE = 0.006, 0.003
 """Default rate of `photo_conv` with rule ``adam``, with one group in flight and with several, whose gradients
-may be stale. Its few weights bear a higher rate than other networks."""
+may be stale. Its few weights allow a higher rate than other networks."""
 
 PHOTO_GROUP_LEAST = 4
-"""Minimum number of images of a group of few photographs; smaller groups give more but noisier gradients."""
+"""Minimum number of images per group for few photographs; smaller groups give noisier gradients."""
 
 EPOCHS_LEAST, EPOCHS_MOST = 3, 100
-"""Bounds of the default number of epochs, for large and for small data."""
+"""Bounds on the default number of epochs, for large and for small data."""
 
 FIRST_SHARE = 0.001
 """Minimum share of the rate during a warm-up, because a group at rate 0 would have no effect."""
@@ -54,13 +54,13 @@ FIRST_SHARE = 0.001
 def default_rate(config: Config, groups_in_flight: int = 0, squared_norm: float = 0.0) -> float:
     """Return the rate of a run: the given rate, or the rule's default.
 
-    For `sgd` a constant rate is 0.06 at 16 images per update without momentum. It is lower with momentum,
-    which adds up gradients. With fewer images it falls in proportion to their number; with more it grows with
-    the square root of their number, up to twice. It is also lower if replicas do not wait for each other and
-    compute so many groups at once, on copies, that their gradients are stale; `Config.slack` bounds the
-    number of stale groups. A rate that rises and falls to 0 (`Config.falls`) has a higher peak. Images with
-    more and brighter pixels than those of MNIST have larger gradients: the rate is inversely proportional to
-    their squared norm.
+    For `sgd` a constant rate is 0.06 at 16 images per update without momentum. The rate is lower with
+    momentum, which adds up gradients. With fewer images per update it falls in proportion; with more it grows
+    with their square root, up to twice. The rate is also lower if replicas do not wait for each other and
+    compute so many groups at once, on copies, that gradients are stale. `Config.slack` bounds the number of
+    stale groups. A rate that rises and falls to 0 (`Config.falls`) has a higher peak. Images with more or
+    brighter pixels than MNIST's have larger gradients, so the rate is inversely proportional to their squared
+    norm.
 
     Args:
         groups_in_flight: Groups in flight of all workers together; 0 if unknown or without effect.
@@ -112,10 +112,10 @@ def _groups_of_a_step(config: Config) -> int:
 
 
 def _in_small_groups(config: Config, images: int) -> Config:
-    """Return the options for this many photographs, with smaller groups if they are few.
+    """Return the options for this many photographs, with smaller groups if there are few.
 
     With the smaller groups `EPOCHS_MOST` epochs have up to `DEFAULT_STEPS` steps. One group is in flight,
-    because stale gradients of few steps cost accuracy. Given options stay.
+    because with few steps stale gradients cost accuracy. Given options stay.
     """
     size = max(images * EPOCHS_MOST // (DEFAULT_STEPS * _groups_of_a_step(config)), PHOTO_GROUP_LEAST)
     if images <= 0 or size >= GROUP_IMAGES or config.images_per_group != GROUP_IMAGES or config.in_flight:
@@ -134,9 +134,9 @@ def decide(
     """Return the options in force: with rule, groups, epochs, rate and schedule decided.
 
     Args:
-        images: Number of training images without those for validation; 0 if unknown.
+        images: Number of training images without the validation images; 0 if unknown.
         squared_norm: See `Dataset.squared_norm`; 0 if unknown.
-        photographs: Whether the model is that of `photo_conv`, whose default rule is ``adam``.
+        photographs: Whether the model is `photo_conv`'s, whose default rule is ``adam``.
 
     Raises:
         ConfigError: The default epochs of the data are not more than `warm_up`.
@@ -186,7 +186,7 @@ class Schedule:
     warm_up: float
     """Length of the warm-up, in epochs."""
     decay: float
-    """Factor of each fall of ``step``."""
+    """Factor by which ``step`` lowers the rate each time."""
     decay_every: float
     """Time between two falls of ``step``, in epochs."""
     epochs: int

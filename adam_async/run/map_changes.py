@@ -1,9 +1,9 @@
 """Pure: the changes between versions of the cluster map.
 
-A `Change` holds the changed fields of the map: new records of nodes and the names of departed ones, added
-results of epochs, and the variable fields of a continuing run. So its length does not grow with the number of
-epochs. A watcher applies the change to the map of the version before. The watcher sees each version once, in
-order. After a break it continues at any controller, because all controllers have the same changes.
+A `Change` has the map's changed fields: new node records and the names of departed nodes, added epoch
+results, and the variable fields of a continuing run. So its length does not grow with the number of epochs. A
+watcher applies the change to the map of the version before. The watcher sees each version once, in order.
+After a break it continues at any controller, because all have the same changes.
 
 A controller keeps the last changes, for watchers (`History`).
 """
@@ -24,7 +24,7 @@ _R = TypeVar("_R")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The changes of one version of the map. Fields are those of `ClusterMap`; unset fields are unchanged."""
+    """The changes of one version of the map. Fields are those of `ClusterMap`; unset ones are unchanged."""
 
     version: int
     nodes: dict[str, NodeRecord] = {}
@@ -33,15 +33,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Nodes that have left the map."""
     run: ProgramRecord | UnsetType | None = UNSET
     same_run: bool = False
-    """Whether `run` lacks its blob, pieces and terms, which are unchanged."""
+    """Whether `run` omits its blob, pieces and terms, which are unchanged."""
     stores: dict[str, StoreRecord] = {}
     """New records of stores, by name."""
     stores_gone: tuple[str, ...] = ()
     """Stores that have left the map."""
     arrays: dict[str, ArraysPiece] = {}
-    """New pieces of lists of arrays, by key."""
+    """New pieces of array lists, by key."""
     arrays_gone: tuple[str, ...] = ()
-    """Keys of pieces of lists of arrays that have left the map."""
+    """Keys of the pieces of array lists that have left the map."""
     bundles: dict[str, BundleRecord] = {}
     """New records of bundles, by key."""
     bundles_gone: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: EpochRecord | UnsetType | None = UNSET
     ended: int | UnsetType = UNSET
     results: tuple[EpochCounts, ...] | UnsetType = UNSET
-    """All results of the map, or with `more_results` the added ones."""
+    """All results in the map; with `more_results` only the added ones."""
     more_results: bool = False
     dealer: DealerRecord | UnsetType | None = UNSET
     pieces: dict[str, ProgramPiece] | UnsetType = UNSET
@@ -62,8 +62,8 @@ _RECORDS = {
     "arrays": ("arrays_gone", ""),
     "bundles": ("bundles_gone", ""),
 }
-"""Fields with a record for each name: the field of those that have left the map, and the beginning of the
-keys, unless the names are keys."""
+"""Fields with a record per name: the field of names that have left the map, and the prefix of the keys,
+unless the names are keys."""
 
 _WHOLE = tuple(name for name in Change.__struct_fields__ if getattr(Change(version=0), name) is UNSET)
 
@@ -92,7 +92,7 @@ def _new_records(before: Mapping[str, _R], after: Mapping[str, _R]) -> dict[str,
     new = {}
     for name, record in after.items():
         was = before.get(name)
-        if record is not was and record != was:  # most are the same object, and a comparison takes long
+        if record is not was and record != was:  # most records are the same object, and comparing takes long
             new[name] = record
     return new
 
@@ -127,7 +127,7 @@ def changed_records(change: Change) -> Iterator[tuple[str, Any]]:
     """Yield the key of each changed record with its new value, or None if it has left the map.
 
     The variable fields of the program have the key ``run``, its fixed ones ``run/fixed``. A result has the
-    key ``results/<n>``, with n from 0 to `RESULTS_KEPT` - 1: the newest one replaces the oldest.
+    key ``results/<n>``, with n from 0 to `RESULTS_KEPT` - 1; the newest result replaces the oldest.
     """
     for kind, (gone, begin) in _RECORDS.items():
         for name, record in {**dict.fromkeys(getattr(change, gone)), **getattr(change, kind)}.items():
@@ -175,7 +175,7 @@ class History:
         self._version = change.version
 
     def since(self, version: int) -> Sequence[Change] | None:
-        """Return all changes after a version, in order; None if one was dropped, or the map is older."""
+        """Return all changes after a version, in order; None if a change was dropped, or the map is older."""
         lacking = self._version - version
         if not 0 <= lacking <= len(self._changes):
             return None

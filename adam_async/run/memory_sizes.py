@@ -1,6 +1,6 @@
-"""Sizes of memory in options: of a data server for images, of a process for its peers, of a role's process.
+"""Memory sizes in options: a data server's for images, a process's for its peers, a role's process.
 
-A text of ``--memory`` has the memory of the processes of a role:
+A text of ``--memory`` gives the memory of a role's processes:
 
     worker=2G                   each worker asks its engine for 2 GiB
 """
@@ -15,7 +15,7 @@ from adam_async.errors import ConfigError
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 MOST_BYTES = (1 << 53) - 1
-"""Maximum size, in bytes: that of a `messages.body.Count`, by which a role reports it."""
+"""Maximum size in bytes: that of a `messages.body.Count`, in which a role reports it."""
 
 AUTO = "auto"
 
@@ -23,7 +23,7 @@ SHARE_OF_AVAILABLE = 2
 """Divisor of the available memory: by default, the data servers of a machine together use the quotient."""
 
 LEAST_BUDGET_BYTES = 1 << 20
-"""Minimum memory budget of a process, in bytes; with less memory links would wait for each other."""
+"""Minimum memory budget of a process, in bytes; with less memory, links would wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class CacheLimits:
     size_bytes: int
     """Memory in bytes for decoded images, blocks made ahead, and answers in transit."""
     asked: bool = True
-    """Whether the user gave the size; otherwise it follows from the available memory."""
+    """Whether the user gave the size; otherwise available memory decides it."""
     spill: Path | None = None
-    """Folder for decoded images beyond `size_bytes`; None for none."""
+    """Folder for decoded images beyond `size_bytes`; None: no folder."""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1:
@@ -100,7 +100,7 @@ def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
     """Return the memory for a source that has to be decoded as a whole, in bytes.
 
     Args:
-        cache: Limits from the options. A requested size may raise this memory, but does not lower it.
+        cache: Limits from the options. A requested size may raise this memory, but not lower it.
     """
     automatic = available_bytes // SHARE_OF_AVAILABLE
     if cache is None:
@@ -109,22 +109,22 @@ def room_for_whole(cache: CacheLimits | None, *, available_bytes: int) -> int:
 
 
 def one_of(cache: str, servers: int) -> str:
-    """Return the option `cache` of one of several data servers that share a machine."""
+    """Return the option `cache` for one of several data servers that share a machine."""
     return f"{AUTO}/{servers}" if cache == AUTO and servers > 1 else cache
 
 
 ROLES = ("controller", "ps", "data", "worker", "driver")
-"""Roles with a process of their own; `driver` is the command `train`."""
+"""Roles that have a separate process; `driver` is the command `train`."""
 
 LEAST_PROCESS_BYTES = 64 << 20
-"""Minimum memory of a process, in bytes; Python with NumPy needs about as much."""
+"""Minimum memory of a process in bytes: about what Python with NumPy needs."""
 
 MOST_PROCESS_BYTES = 1 << 50
-"""Maximum memory of a process, in bytes; a larger size is a mistake."""
+"""Maximum memory of a process in bytes; a larger size is a mistake."""
 
 
 def read_memory(texts: Iterable[str], name: str = "memory") -> dict[str, int]:
-    """Read the texts of ``--memory``, one for each role; returns bytes by role.
+    """Read the texts of ``--memory``, one per role; return bytes by role.
 
     Args:
         name: The option in the spelling of its source.
@@ -152,11 +152,11 @@ def read_memory(texts: Iterable[str], name: str = "memory") -> dict[str, int]:
 
 
 def check_room(machine: str, asked_bytes: int, available_bytes: int) -> None:
-    """Check that a machine has the memory that its processes need.
+    """Check that a machine has as much memory as its processes need.
 
     Args:
         machine: Name of the machine in the error.
-        asked_bytes: Sum of the memory of its processes.
+        asked_bytes: Total memory of the machine's processes.
         available_bytes: Memory that they can have.
 
     Raises:
@@ -170,7 +170,7 @@ def check_room(machine: str, asked_bytes: int, available_bytes: int) -> None:
 
 
 def asked_bytes(memory: Mapping[str, int], roles: Iterable[str]) -> int:
-    """Return the sum of the memory of some processes, one of each named role, in bytes."""
+    """Return the total memory of some processes, one per named role, in bytes."""
     return sum(memory.get(role, 0) for role in roles)
 
 

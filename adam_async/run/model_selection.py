@@ -1,8 +1,8 @@
-"""Selection of a run's model: the wanted model, or one that fits the data; the memory for its parameters.
+"""Selects a run's model: the wanted model, or one that fits the data; estimates memory for its parameters.
 
-The factors of this memory come from peaks of resident memory, measured in one process over one epoch with 23
-million parameters: 4 times the size of the parameters in place with plain SGD, 6.8 times with one replica on
-a copy, 9.8 times with two.
+The memory factors come from measured peaks of resident memory, in one process over one epoch with 23 million
+parameters. The peaks were 4 times the parameters' size in place with plain SGD, 6.8 times with one replica on
+a copy, and 9.8 times with two.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,18 @@ COMMON = 4
 """Memory for values at the servers, gradients and copies of an evaluation, in multiples of all parameters."""
 
 SHEETS = 2
-"""Memory for values that processes of the host read, and for the next ones that a push writes meanwhile, in
-multiples of all parameters."""
+"""Memory for values that processes of the host read, and for the next values, which a push writes meanwhile;
+a multiple of all parameters."""
 
 OF_STATE = 2
-"""Memory for each elementwise array of the rule, and for its initialization, in multiples of all
-parameters."""
+"""Memory for each elementwise array of the rule and its initialization, as a multiple of all parameters."""
 
 OF_REPLICA = 3
-"""Memory for a replica's copy, gradients, pushes and pulls, in multiples of all parameters."""
+"""Memory for a replica's copy, gradients, pushes and pulls, as a multiple of all parameters."""
 
 
 def parameter_bytes(model: RunModel, config: Config) -> int:
-    """Estimate the part of a run's memory on one machine that grows with the parameters, in bytes.
+    """Estimate how much of a run's memory on one machine grows with the parameters, in bytes.
 
     Args:
         config: Options of the run, with `weights` decided: ``copy`` or ``aliased``.
@@ -60,7 +59,7 @@ def check_memory(model: RunModel, config: Config, available_bytes: int) -> None:
         config: Options of the run, with `weights` decided: ``copy`` or ``aliased``.
 
     Raises:
-        ConfigError: Less than `parameter_bytes` is available; the error has both sizes, and the remedy.
+        ConfigError: Less than `parameter_bytes` is available; the error has both sizes and the remedy.
     """
     needed = parameter_bytes(model, config)
     if needed > available_bytes:
@@ -73,17 +72,17 @@ def check_memory(model: RunModel, config: Config, available_bytes: int) -> None:
 
 
 HIDDEN = 256
-"""Width of the hidden layer of the model that `auto` makes for data without a fitting named model."""
+"""Width of the hidden layer in the model that `auto` makes if no named model fits the data."""
 
 PHOTO_SIDE = 16
-"""Number of pixels per side from which on colour images count as photographs, for which `auto` makes a
-convolutional model: of three classes of 40 photographs it learns more than one of dense layers."""
+"""Side length in pixels from which colour images count as photographs. For these `auto` makes a convolutional
+model: from three classes of 40 photographs it learns more than a model of dense layers."""
 
 ANY_IMAGE = "mlp"
 """Named model that fits any images and classes."""
 
 MLP_HIDDEN = (256, 128)
-"""Widths of the hidden layers of `ANY_IMAGE`."""
+"""Widths of the hidden layers in `ANY_IMAGE`."""
 
 LOSS = "softmax_cross_entropy"
 """Kind of the loss layer that reads one score per class."""
@@ -102,8 +101,8 @@ def choose_model(
     Args:
         wanted: ``auto``, a named model, or the name of a TOML file.
         data: Description of the data by their server: ``name``, ``shape``, ``classes``.
-        text: Contents of the TOML file if `wanted` names one; the caller has read the file.
-        init: Saved model with the run's first values; ``auto`` chooses this model, with an output for each
+        text: Contents of the TOML file if `wanted` names a file; the caller has read it.
+        init: Saved model that has the run's first values; ``auto`` chooses this model, with an output per
             class.
         layers: Kinds of layers that the model may use.
 
@@ -144,7 +143,7 @@ def image_size(
     spec: ModelSpec | None = None,
     init: ModelSpec | None = None,
 ) -> Size | None:
-    """Return columns and rows of the encoded images of a run. For the arguments see `choose_model`.
+    """Return columns and rows of a run's encoded images. For the arguments see `choose_model`.
 
     Returns:
         The wanted size, otherwise the model's; None if the images decide both.
@@ -181,10 +180,10 @@ def check_size(size: str, data: Mapping[str, Any]) -> None:
 
 
 def with_outputs(spec: ModelSpec, classes: int) -> ModelSpec:
-    """Return a model with one output per class, by a change of its last dense layer.
+    """Return a model with one output per class, by changing its last dense layer.
 
-    If the number of outputs changes, the model has no class weights in its loss. A model with a loss other
-    than `LOSS`, or whose scores do not come from a dense layer, stays unchanged.
+    If the number of outputs changes, the model has no class weights in its loss. A model stays unchanged if
+    its loss is not `LOSS`, or if its scores do not come from a dense layer.
     """
     *body, loss = spec.layers
     layers = {layer.name: layer for layer in body}
@@ -204,8 +203,8 @@ def check_fits(
     """Check that a model can be trained on data.
 
     Raises:
-        ConfigError: The spec cannot be built, has no parameters to train, needs images of another shape, or
-            has too few outputs.
+        ConfigError: The spec cannot be built, has no parameters to train, needs another image shape, or has
+            too few outputs.
     """
     shape, classes = tuple(int(n) for n in data["shape"]), int(data["classes"])
     if tuple(spec.input_shape) != shape:

@@ -24,20 +24,20 @@ OTHERS = (
     "ADAM_TRACEBACK",
     "ADAM_VECTORS",
 )
-"""Variables that the commands read, but that set no option."""
+"""Variables that commands read, but that set no option."""
 
 TOOLS = ("ADAM_TEST_", "ADAM_BENCH_")
-"""Prefixes of the variables of tests and benchmarks, which commands ignore."""
+"""Prefixes of variables for tests and benchmarks, which commands ignore."""
 
 LIKENESS = 0.75
 """Minimum similarity, from 0 to 1, at which a variable counts as a misspelt option."""
 
 
 ENVIRONMENT, COMMAND_LINE = "the environment", "the command line"
-"""Names of the sources with their own spelling of options, which errors of `make_config` use."""
+"""Names of the sources that spell options differently; `make_config` uses them in errors."""
 
 PLAIN = tuple(name for name, option in OPTIONS.items() if not is_table(option.kind))
-"""Options that a variable or a word of the command line can set; the other ones are tables of a file."""
+"""Options that a variable or a command-line word can set; the others are tables in a file."""
 
 
 def variable_of(option: str) -> str:
@@ -70,8 +70,8 @@ def check_variables(environment: Mapping[str, str], options: Iterable[str]) -> N
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a role that a cluster starts.
 
-    The role gets its options on its command line and its token on stdin, so its environment has no variables
-    that set them.
+    The role gets its options on its command line and its token on stdin, so its environment has no such
+    variables.
     """
     kept = set(OTHERS) - {"ADAM_TOKEN"}
     return {
@@ -82,7 +82,7 @@ def for_children(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def known_keys() -> list[str]:
-    """Return all keys that a file may have; those of the table ``waits`` have a dot."""
+    """Return all keys that a file may have; keys of the table ``waits`` contain a dot."""
     return [*FIELDS, *(f"waits.{name}" for name in options_of(Waits))]
 
 
@@ -90,8 +90,8 @@ def from_toml(text: str, *, source: str) -> dict[str, Any]:
     """Read the options that a TOML file sets.
 
     Raises:
-        ConfigError: The text is not TOML, has an unknown key, or its ``waits`` is no table; the error has the
-            file.
+        ConfigError: The text is not TOML, has an unknown key, or its ``waits`` is not a table; the error
+            names the file.
     """
     values = read_toml(text, source)
     keys = [key for key in values if key != "waits"]
@@ -128,7 +128,7 @@ def is_list(name: str) -> bool:
 
 
 def role_words(config: Config, role: str, *, without: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the options of a run that the command of a role has too, as words of this command.
+    """Return those options of a run that a role's command has too, as words of this command.
 
     A list is left out, because each process has a part of it.
     """

@@ -13,7 +13,7 @@ from adam_async.run.store_record import ArrayRecord
 
 
 def plan_run(network: Network, config: Config, times: LayerTimes | None = None) -> PartitionPlan | None:
-    """Cut the model of a run over the workers of a replica; None if it is not cut.
+    """Cut a run's model over the workers of a replica; None if the model is not cut.
 
     Raises:
         ConfigError: The model cannot be cut over this many workers.
@@ -55,7 +55,7 @@ def check_crossings(network: Network, plan: dict[str, Any], config: Config, *, m
 
 
 def arrays_of(network: RunModel, plan: dict[str, Any] | None) -> tuple[ArrayRecord, ...]:
-    """Return the arrays of a model for its store: no shard crosses a border of two parts of the plan.
+    """Return a model's arrays for its store: no shard crosses a border between two parts of the plan.
 
     Args:
         network: The model, or a step of the user's, which has no plan.

@@ -20,18 +20,18 @@ class Progress:
 
     phase: str = "joining"
     data: dict[str, Any] = field(default_factory=dict)
-    """Description of the data by their server; empty until the server has joined."""
+    """The server's description of the data; empty until the server has joined."""
     validation: int = 0
     """Number of training images that the run holds back from training."""
     model: RunModel | None = None
     plan: dict[str, Any] | None = None
     """Partition plan, from `PartitionPlan.to_dict`; None for an uncut model, or before the plan is known."""
     missing: str = ""
-    """Roles that the run waits for, in words; empty for none."""
+    """Roles that the run waits for, in words; empty if none."""
     consistency: str = "asp"
     epoch: int = 0
     last_epoch: int = 0
-    """Number of the last epoch, unless the run ends early; 0 until the number is decided."""
+    """Number of the last epoch unless the run ends early; 0 until decided."""
     images: int = 0
     """Number of images trained in this epoch so far."""
     skipped: int = 0
@@ -42,7 +42,7 @@ class Progress:
     """Roles without an answer to the last polls, each with the length of its silence."""
     loss: float = 0.0
     status: ClusterStatus | None = None
-    """State of the cluster at the last update; None before the first one."""
+    """State of the cluster at the last update; None before any."""
     clock: int = 0
     """Clock up to which all pushes of live replicas are applied, in steps."""
     staleness_mean: float = 0.0
@@ -54,11 +54,11 @@ class Progress:
     """Statistics of data servers, parameter servers and workers at the last update, by node id."""
     takes_checkpoints: bool = False
     checkpoint: str = ""
-    """Name of the newest checkpoint; empty without one."""
+    """Name of the newest checkpoint; empty if there is none."""
     checkpointed_at: float = 0.0
     """Time at which the newest checkpoint was written or resumed, in seconds of the loop's clock."""
     disk_age_s: float | None = None
-    """Age of the oldest update that is not on the disk of its server, in seconds; None without disks."""
+    """Age in seconds of the oldest update that its server's disk lacks; None without disks."""
     _series: Series | None = field(default=None, init=False, repr=False)
     _began: float = field(default=0.0, init=False, repr=False)
     _added_up: tuple[int, float, int] = field(default=(0, 0.0, 0), init=False, repr=False)
@@ -66,11 +66,11 @@ class Progress:
 
     @property
     def images_of_epoch(self) -> int:
-        """Number of training images of an epoch; 0 until the data are known."""
+        """Number of training images per epoch; 0 until the data are known."""
         return max(int(self.data.get("train_images", 0)) - self.validation, 0)
 
     def begin(self, series: Series) -> None:
-        """Begin a run; an earlier run keeps its own result."""
+        """Begin a run; an earlier run keeps its result."""
         self._series = series
         self.epoch, self.images, self.clock = 0, 0, 0
         self.epochs.clear()
@@ -99,7 +99,7 @@ class Progress:
 
     @property
     def copies(self) -> RunCopies | None:
-        """Copies of the run's shards at the last update; None before they are placed."""
+        """Copies of the run's shards at the last update; None until the shards are placed."""
         return self.status.copies if self.status is not None else None
 
     @property

@@ -1,4 +1,4 @@
-"""Pure: the results of a run: of each finished epoch, and of the whole."""
+"""Pure: the results of a run: of each finished epoch, and of the whole run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ class EpochResult:
     images: int
     """Number of trained images, each counted once."""
     skipped: int
-    """Number of images left for the next epoch, which begins with them; the run never trains images left in
-    the last epoch."""
+    """Number of images left for the next epoch, which begins with them. The run never trains the images left
+    in its last epoch."""
     train_loss: float
     test_accuracy: float
     train_s: float
     validation_accuracy: float | None = None
-    """Accuracy on the training images held back; None without them."""
+    """Accuracy on the held-back training images; None without any."""
 
     @classmethod
     def of(cls, counts: EpochCounts, evaluation: Evaluation) -> Self:
-        """Return the result of an epoch from the counts of its dealer and the evaluation of its driver."""
+        """Return an epoch's result from its dealer's counts and its driver's evaluation."""
         loss = counts.loss if counts.loss_images else None
         return cls(
             epoch=evaluation.epoch,
@@ -47,7 +47,7 @@ class EpochResult:
 
     @property
     def evaluation(self) -> Evaluation:
-        """The accuracies, as the cluster map has them."""
+        """The accuracies, as in the cluster map."""
         return Evaluation(self.epoch, self.test_accuracy, self.validation_accuracy)
 
     @property
@@ -92,10 +92,9 @@ class CheckpointResult:
     """Epoch of the checkpoint, taken within the epoch or at its end."""
     read_s: float
     """Time that the reading of the shards took, in seconds, with the waits for the disk. Training continues
-    meanwhile, except at the end of an epoch or of the run."""
+    during the reading, except at the end of an epoch or run."""
     written_s: float
-    """Time that the writing took, in seconds, from the first shard that was read; training continues
-    meanwhile."""
+    """Time in seconds that the writing took, from the first shard read; training continues meanwhile."""
     bytes: int
 
 
@@ -107,7 +106,7 @@ class RunResult:
     weights: Mapping[str, NDArray[Any]]
     """Values after `kept_epoch`, by tensor."""
     model: RunModel
-    """The network; in a run with a step of the user's a `StepModel`."""
+    """The network; a `StepModel` if the run has a user's step."""
     data: dict[str, Any]
     statistics: dict[str, Counts]
     """Counts of each role that answered at the end, by node id."""
@@ -116,13 +115,13 @@ class RunResult:
     series: tuple[Sample, ...] = ()
     """Samples, one for about each second of training."""
     copies: RunCopies | None = None
-    """Copies of the shards at the last poll of the roles; None before they were placed."""
+    """Copies of the shards at the last poll of the roles; None until the shards are placed."""
     checkpoints: tuple[CheckpointResult, ...] = ()
     checkpoint_missed: str = ""
-    """Reason for a missing last checkpoint; empty if the run wrote it, or none was due."""
+    """Why the last checkpoint is missing; empty if the run wrote it, or if none was due."""
     kept_epoch: int = 0
-    """Epoch of `weights`: the last one, or with `Config.keep_best` the best; 0 in the result of an
-    interrupted run, or if no epoch has ended."""
+    """Epoch of `weights`: the last one, or with `Config.keep_best` the best. 0 in an interrupted run's
+    result, or if no epoch has ended."""
     record: bytes | RecordError | None = None
     """With `Config.record`: the bytes of the record's file, or the error that prevents a record."""
 

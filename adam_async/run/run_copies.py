@@ -1,6 +1,6 @@
 """Pure: the copies of a store's shards, for reports, tables and events.
 
-The primary of a bundle, and the copies that it lacks, are those that clients of the bundle see.
+Clients of a bundle see the same primary, and the same missing copies.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class BundleCopies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunCopies(msgspec.Struct, frozen=True, kw_only=True):
-    """The copies of all shards of a store, or of a run."""
+    """The copies of all shards in a store or run."""
 
     copies: int
     """Number of servers that should have each shard."""
@@ -41,13 +41,13 @@ class RunCopies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copies_of(cluster: ClusterMap) -> RunCopies | None:
-    """Return the copies of the run's shards; None before they are placed."""
+    """Return the copies of the run's shards; None until the shards are placed."""
     store = cluster.run_store
     return None if store is None or not store.buckets else store_copies(cluster, store)
 
 
 def store_copies(cluster: ClusterMap, store: StoreRecord) -> RunCopies:
-    """Return the copies of a store's shards; without bundles before they are placed."""
+    """Return the copies of a store's shards; without bundles until the shards are placed."""
     bundles = []
     for home in sorted(set(store.buckets)):
         bundle = cluster.bundle(store.id, home)
@@ -71,7 +71,7 @@ class Primary(NamedTuple):
 
 
 def primary_of(cluster: ClusterMap, store: str, home: str) -> Primary | None:
-    """Return the primary of a bundle, by the id of its store and its home; None while there is none."""
+    """Return a bundle's primary, by the store's id and the bundle's home; None while there is none."""
     bundle, record = cluster.bundle(store, home), cluster.primary(store, home)
     if bundle is None or bundle.primary is None or record is None:
         return None

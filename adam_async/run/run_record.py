@@ -1,9 +1,9 @@
 """Pure: the record of a run: its program, and the results and evaluations of its ended epochs.
 
-The cluster map has the program, and the newest results and evaluations only. The driver of the run, and each
-server that keeps shards of the run on a disk, collect them from the versions of the map. The server keeps
-the record beside the shards (`parameter_server/store_disk.py`), and a checkpoint has it beside its pieces. So
-disks or a folder alone tell which run their shards belong to, and a run goes on from them.
+The cluster map has the program, and the newest results and evaluations only. The run's driver, and each
+server that keeps shards of the run on a disk, collect them from the versions of the map. The server keeps the
+record with the shards (`parameter_server/store_disk.py`), and a checkpoint has it with its pieces. So disks,
+or a folder alone, tell which run their shards belong to, and the run can continue from them.
 """
 
 from collections.abc import Iterable
@@ -19,21 +19,20 @@ from adam_async.run.counts import EpochCounts, Evaluation, joined_evaluations
 from adam_async.run.training_program import ProgramRecord, start_of
 
 MOST_EPOCHS = 1 << 16
-"""Maximum number of results or evaluations in a record. Those of correct epochs reach `MOST_RECORD_BYTES`
-first."""
+"""Maximum number of results or evaluations in a record. Correct epochs reach `MOST_RECORD_BYTES` first."""
 
 Results = Annotated[tuple[EpochCounts, ...], msgspec.Meta(max_length=MOST_EPOCHS)]
 Evaluations = Annotated[tuple[Evaluation, ...], msgspec.Meta(max_length=MOST_EPOCHS)]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, as its driver and the disks of its servers remember it."""
+    """A run, as remembered by its driver and its servers' disks."""
 
     program: ProgramRecord
     ended: Count = 0
     """Number of ended epochs, including those of the runs that the run continues."""
     results: Results = ()
-    """Results of the newest of these epochs, in order, up to the last one."""
+    """Results of the newest of these epochs, in order, up to the last."""
     evaluated: Evaluations = ()
     """Evaluations of these epochs, in order."""
     train_s: Seconds = 0.0
@@ -115,7 +114,7 @@ def begun(program: ProgramRecord, earlier: Iterable[RunRecord]) -> RunRecord:
     """Return the first record of a run.
 
     Args:
-        earlier: Records of other runs. The run takes the epochs of those that it continues.
+        earlier: Records of other runs. The run takes over the epochs of the runs that it continues.
     """
     start = start_of(program)
     by_run = {each.program.id: each for each in earlier}
@@ -127,7 +126,7 @@ def begun(program: ProgramRecord, earlier: Iterable[RunRecord]) -> RunRecord:
 
 
 def followed(record: RunRecord, cluster: ClusterMap, *, is_whole: bool = False) -> RunRecord:
-    """Return the record of a run at a version of the map, which may be of another run by now."""
+    """Return a run's record at a version of the map, which may have another run by then."""
     run, is_whole = cluster.run, record.is_whole or is_whole
     if run is None or run.id != record.program.id:
         return record if is_whole == record.is_whole else msgspec.structs.replace(record, is_whole=is_whole)
@@ -140,8 +139,8 @@ def followed(record: RunRecord, cluster: ClusterMap, *, is_whole: bool = False) 
 
 
 def newest(records: Iterable[RunRecord]) -> RunRecord | None:
-    """Return the newest of several records of one run, with the results and evaluations of all; None if there
-    is none.
+    """Return the newest of several records of one run, with all records' results and evaluations; None if
+    there is none.
 
     Args:
         records: Records, the newest first.
@@ -153,7 +152,7 @@ def newest(records: Iterable[RunRecord]) -> RunRecord | None:
 
 
 def _joined(newer: RunRecord, older: RunRecord) -> RunRecord:
-    """Return a record with the results and evaluations of an older one that it lacks, without a gap."""
+    """Return a record with results and evaluations that only an older one has, if they leave no gap."""
     before = older.until(newer.first - 1)
     return msgspec.structs.replace(
         newer,

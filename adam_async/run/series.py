@@ -13,12 +13,13 @@ from adam_async.run.learning_rate import Schedule
 class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution of the staleness of pushes, counted once per push and shard.
 
-    The staleness of a push is the number of pushes applied to the shard since the oldest version that its
-    groups read, minus the worker's own ones that local steps had applied; see `parameter_server/state.py`.
+    A push's staleness is the number of pushes applied to the shard since the oldest version that its groups
+    read. It does not count the worker's own pushes that local steps had applied; see
+    `parameter_server/state.py`.
     """
 
     histogram: dict[str, int]
-    """Number of pushes by their staleness, as text, in ascending order."""
+    """Number of pushes for each staleness, given as text, in ascending order."""
     mean: float
     max: int
 
@@ -29,7 +30,7 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StalenessReport(Staleness, frozen=True, kw_only=True):
-    """The staleness of a whole run, and of its parts."""
+    """The staleness of a whole run and of its parts."""
 
     by_replica: dict[str, Staleness]
     by_tensor: dict[str, Staleness]
@@ -37,7 +38,7 @@ class StalenessReport(Staleness, frozen=True, kw_only=True):
 
 
 def add_up(histograms: Iterable[Mapping[str, Any]]) -> Staleness:
-    """Add up the histograms of several servers; without a push mean and max are 0."""
+    """Add up several servers' histograms; without a push, mean and max are 0."""
     counts: dict[int, int] = {}
     for histogram in histograms:
         for staleness, count in histogram.items():
@@ -64,15 +65,16 @@ def _natural(name: str) -> tuple[int, str]:
 
 
 def waited_s(roles: Iterable[Counts]) -> tuple[float, float, float]:
-    """Return the sums of the waits of all workers, in seconds: for servers, images and clocks."""
+    """Return the total waits of all workers, in seconds: for servers, images and clocks."""
     waits = [each.waited_s for each in of_kind(WorkerCounts, roles)]
     servers, images, clocks = zip(*waits, strict=True) if waits else ((), (), ())
     return sum(servers), sum(images), sum(clocks)
 
 
 FEW = 0.25
-"""Minimum number of pushes of a mean staleness, as a share of the number in the last mean; fewer pushes count
-with the next ones. The last few pushes of an epoch have few concurrent ones, so their staleness is near 0."""
+"""Minimum number of pushes for a mean staleness, as a share of the number in the last mean; fewer pushes
+count with the next ones. The last few pushes of an epoch have few concurrent ones, so their staleness is near
+0."""
 
 SAMPLES_KEPT = 1 << 13
 """Maximum number of samples of a run."""
@@ -87,16 +89,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     images: int
     """Trained images of all epochs so far."""
     loss: float | None
-    """Mean loss over the images of the epoch so far; None without images, or if not finite."""
+    """Mean loss over the epoch's images so far; None without images, or if not finite."""
     rate: float
     """Learning rate of the schedule at this moment."""
     staleness_mean: float | None
-    """Mean staleness of the pushes since the last sample that has a mean; None without pushes, or with too
-    few (`FEW`)."""
+    """Mean staleness of the pushes since the last sample with a mean; None if too few (`FEW`)."""
     bytes: int
     """Bytes sent by data servers, parameter servers and workers."""
     waited_s: float
-    """Sum of the waits of all workers, in seconds; see `adam_async.run.series`."""
+    """Total waits of all workers, in seconds; see `adam_async.run.series`."""
 
 
 class Series:
@@ -110,7 +111,7 @@ class Series:
         self._taken = 0
         """Number of pushes in the last mean staleness."""
         self.samples: list[Sample] = []
-        """Samples of the run; at the limit, the series drops every second sample of its older half."""
+        """Samples of the run; at the limit, the series drops every second sample in its older half."""
 
     def take(
         self,
@@ -143,7 +144,7 @@ class Series:
         )
 
     def _recent_staleness(self, histograms: Iterable[Mapping[str, Any]]) -> float | None:
-        """Return the mean staleness of the pushes since the last sample with a mean; None if they are few."""
+        """Return the mean staleness of pushes since the last sample with a mean; None if there are few."""
         total = add_up(histograms)
         pushes, staleness = total.pushes - self._pushes, total.mean * total.pushes - self._staleness
         if 0 <= pushes < FEW * self._taken:

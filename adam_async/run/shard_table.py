@@ -1,13 +1,13 @@
 """Pure: arrays to shards, shards to buckets, buckets to servers.
 
-A *shard* is a range of whole rows of one array (rows are the first axis; of a layer's weights, its outputs),
-at most ``shard_bytes`` long unless the array must not be split. The table cuts a longer row into pieces of
-about equal size, so every shard is one contiguous range of the flattened array. The table of shards depends
-only on the arrays and ``shard_bytes``, so every party computes the same table and messages name a shard by
-its number.
+A *shard* is a range of whole rows in one array, at most ``shard_bytes`` long unless the array must not be
+split. Rows are the first axis; in a layer's weights these are the outputs. The table cuts a longer row into
+pieces of about equal size, so every shard is one contiguous range of the flattened array. The shard table
+depends only on the arrays and ``shard_bytes``. So every party computes the same table, and messages name a
+shard by its number.
 
 A *bucket* is a set of shards that have one primary and move together. `spread` puts shards into buckets, and
-buckets onto servers, largest first onto the least loaded, by bytes (AD-40, AD-41). Ties go to the lower
+buckets onto servers, by bytes: the largest first, onto the least loaded (AD-40, AD-41). Ties go to the lower
 number, so the result does not depend on any hash.
 """
 
@@ -25,7 +25,7 @@ from adam_async.run.ids import BucketId, NodeId, ShardId
 from adam_async.run.store_record import DTYPES, NUM_BUCKETS, ArrayRecord, VectorRecord
 
 MOST_SHARD_BYTES = (64 << 20) - (64 << 10)
-"""Maximum size of a shard, in bytes: one message has its values, and tables beside them."""
+"""Maximum size of a shard in bytes: one message has its values, and tables with them."""
 
 
 class PartOfArray(Protocol):
@@ -43,12 +43,12 @@ class PartOfArray(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of values of the part."""
+        """Number of values in the part."""
         ...
 
     @property
     def row_size(self) -> int:
-        """Number of values of one row."""
+        """Number of values in one row."""
         ...
 
 
@@ -59,11 +59,11 @@ class ShardSpec:
     id: ShardId
     tensor: str
     start: int
-    """Index of the first element of the range in the flattened tensor."""
+    """Index of the range's first element in the flattened tensor."""
     stop: int
     """Index one past the last element of the range."""
     row_size: int
-    """Number of elements of a row of the tensor; 1 for a vector."""
+    """Number of elements in a row of the tensor; 1 for a vector."""
     bucket: BucketId
     dtype: str = "float32"
     rule: int = 0
@@ -94,7 +94,7 @@ class ShardSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShardTable:
-    """Every shard of a store, in the order of its arrays and their elements."""
+    """Every shard of a store, ordered by array and element."""
 
     shards: tuple[ShardSpec, ...]
     by_tensor: dict[str, tuple[ShardSpec, ...]]
@@ -106,7 +106,7 @@ class ShardTable:
 
 
 def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Cut a tensor of `shape` into ranges of at most `limit` elements, of whole rows if rows fit.
+    """Cut a tensor of `shape` into ranges of at most `limit` elements: whole rows if rows fit.
 
     Args:
         rows: Row numbers before which a range also ends.
@@ -135,7 +135,7 @@ def cut_tensor(shape: Sequence[int], limit: int, rows: Sequence[int] = ()) -> li
 
 
 def _limit(array: ArrayRecord, shard_bytes: int) -> int:
-    """Return the maximum number of values of a shard of an array."""
+    """Return the maximum number of values in a shard of an array."""
     limit = shard_bytes // array.item_bytes
     if limit < 1:
         raise ValueError(
@@ -148,8 +148,8 @@ def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES
     """Cut every array into shards and give each shard its bucket. An empty array has no shard.
 
     Args:
-        arrays: The arrays of a store, in its order.
-        shard_bytes: Maximum size of a shard, in bytes; at least one value.
+        arrays: Arrays of a store, in the store's order.
+        shard_bytes: Maximum size of a shard in bytes; a shard has at least one value.
 
     Raises:
         ValueError: A shard would have no room for one value.
@@ -179,7 +179,7 @@ def shard_table(arrays: Iterable[ArrayRecord], *, shard_bytes: int = SHARD_BYTES
 
 
 def shard_sizes(arrays: Iterable[ArrayRecord], shard_bytes: int) -> Counter[int]:
-    """Return the number of shards of each size, in bytes, in time independent of their number.
+    """Return the number of shards of each size in bytes, in time that does not grow with their number.
 
     Args:
         arrays: Arrays that passed `check_arrays`.
@@ -205,7 +205,7 @@ def shard_sizes(arrays: Iterable[ArrayRecord], shard_bytes: int) -> Counter[int]
 
 
 def fault_of_shards(arrays: Iterable[ArrayRecord], shard_bytes: int) -> str:
-    """Return the first array with a shard that no message holds, with the remedy; empty if there is none."""
+    """Return the first array with a shard too large for a message, and the remedy; empty without one."""
     for array in arrays:
         largest = max(shard_sizes([array], shard_bytes)) if array.nbytes > MOST_SHARD_BYTES else 0
         if largest > MOST_SHARD_BYTES:
@@ -220,7 +220,7 @@ def fault_of_shards(arrays: Iterable[ArrayRecord], shard_bytes: int) -> str:
 
 
 def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the bytes of the values of each bucket of a store's table.
+    """Return the bytes of the values in each bucket of a store's table.
 
     Args:
         sizes: Number of shards of each size in bytes, as `shard_sizes` returns it.
@@ -229,10 +229,10 @@ def bytes_of_buckets(sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _bytes_of_runs(runs: Mapping[int, Iterable[tuple[int, int]]]) -> tuple[int, ...]:
-    """Return the bytes of each bucket as `spread` fills them, from runs of shards by the size of a shard.
+    """Return the bytes of each bucket as `spread` fills them, from runs of equally large shards.
 
     Args:
-        runs: Number of shards of each run, and the number of arrays whose bytes count.
+        runs: Number of shards in each run, and the number of arrays whose bytes count.
     """
     loads, total = [(0, bucket) for bucket in range(NUM_BUCKETS)], [0] * NUM_BUCKETS
     for size in sorted(runs, reverse=True):
@@ -258,7 +258,7 @@ def _bytes_of_runs(runs: Mapping[int, Iterable[tuple[int, int]]]) -> tuple[int, 
 def bytes_of_vectors(
     vectors: Sequence[VectorRecord], arrays: Sequence[ArrayRecord], shard_bytes: int
 ) -> tuple[int, ...]:
-    """Return the bytes of a store's vectors of each bucket, in time independent of the number of shards."""
+    """Return the bytes of a store's vectors in each bucket; the time does not grow with the shards."""
     if not vectors:
         return ()
     named = Counter([name for vector in vectors for name in vector.arrays])
@@ -272,7 +272,7 @@ def bytes_of_vectors(
 
 
 def part_table(table: ShardTable, parameters: Iterable[PartOfArray]) -> ShardTable:
-    """Return the shards of one part, at their positions in the part, from a table cut at borders of parts."""
+    """From a table cut at part borders, return the shards of one part, at their positions in the part."""
     shards: list[ShardSpec] = []
     for parameter in parameters:
         first = parameter.first_row * parameter.row_size
@@ -308,5 +308,5 @@ def assign_buckets(table: ShardTable, servers: Sequence[NodeId]) -> list[NodeId]
 
 
 def holders(table: ShardTable, buckets: Sequence[str]) -> tuple[str, ...]:
-    """Return the servers with a shard of the table, in the order of their names; a bucket may be empty."""
+    """Return the servers that have a shard of the table, sorted by name; a bucket may be empty."""
     return tuple(sorted({buckets[shard.bucket] for shard in table.shards}))

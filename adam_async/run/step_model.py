@@ -1,7 +1,7 @@
 """Pure: a step of the user's in the place of a network: checked arrays, contexts, gradients and accuracy.
 
-`StepModel` has the interface of a network (`model.network.Trainable`), so workers plan, push and pull in the
-same way: `forward` runs the whole step, and `backward` does nothing.
+`StepModel` has a network's interface (`model.network.Trainable`), so workers plan, push and pull as usual:
+`forward` runs the whole step, and `backward` does nothing.
 """
 
 import operator
@@ -21,7 +21,7 @@ from adam_async.run.store_record import ArrayRecord, check_arrays
 from adam_async.run.train_step import Batch, Gradients, StepOutcome, StepSpec, TrainStep, array_problem
 
 EVALUATE_IMAGES = 256
-"""Maximum number of images of a batch that a step evaluates."""
+"""Maximum number of images in a batch that a step evaluates."""
 
 CONSTANTS_TOLERANCE = 1e-3
 """Maximum difference between fingerprints of equal tensors, as a share of the norm. The tolerance is not 0,
@@ -37,8 +37,7 @@ def arrays_of_step(name: str, step: TrainStep) -> dict[str, ArraySpec]:
         name: Name of the step, for errors.
 
     Raises:
-        ConfigError: The step lacks a method, or an array is invalid; the error has the method or array, and
-            the remedy.
+        ConfigError: The step lacks a method, or an array is invalid; the error names it and the remedy.
         StepFailed: `arrays` raised.
     """
     for method in ("initial", "step", "evaluate"):
@@ -101,7 +100,7 @@ class StepContext:
         dice: Dice | None = None,
         keys: tuple[int, int] = (0, 0),
     ) -> None:
-        """Take a group. Other replicas may share its images and labels, so the step gets read-only views.
+        """Take a group. Other replicas may share the images and labels, so the step gets read-only views.
 
         Args:
             dice: Unused, because a step has its own keys.
@@ -144,10 +143,10 @@ class StepModel:
             ParameterSpec(name=name, shape=array.shape, layer=spec.name, kind=name)
             for name, array in self.arrays.items()
         )
-        """All arrays, in the order of the step."""
+        """All arrays, in the step's order."""
         self.trained, self.frozen = self.parameters, frozenset[str]()
         self.num_parameters = sum(array.size for array in self.arrays.values())
-        """Number of values of all arrays."""
+        """Number of values in all arrays."""
         self.input_shape = spec.shape
 
     def _prepare(self) -> None:
@@ -173,7 +172,8 @@ class StepModel:
         """Check that the store of the run has the arrays of this step.
 
         Raises:
-            ConfigError: An array is missing, superfluous, or of another shape or type; the error names it.
+            ConfigError: An array is missing, superfluous, or has the wrong shape or type; the error names the
+                array.
         """
         there = {array.name: (tuple(array.shape), array.dtype) for array in arrays}
         here = {name: (spec.shape, spec.dtype) for name, spec in self.arrays.items()}
@@ -189,7 +189,7 @@ class StepModel:
                 )
 
     def _checked_factors(self) -> dict[str, int]:
-        """Return the rows of factors for each example, by the names of their arrays."""
+        """Return the number of factor rows per example, by array name."""
         given = getattr(self.step, "factors", ())
         found = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given, 1)
         for name, rows in sorted(found.items(), key=repr):
@@ -212,16 +212,17 @@ class StepModel:
         return next(parameter for parameter in self.parameters if parameter.name == name)
 
     def use_ready(self) -> None:
-        """Do nothing, because a step has no kernels of this package."""
+        """Do nothing: a step has no kernels of this package."""
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Do nothing, because a step has no kernels of this package."""
+        """Do nothing: a step has no kernels of this package."""
 
     def context(self, group_size: int, factored: Collection[str] | None = None) -> StepContext:
         """Allocate the gradients of one group of up to `group_size` images.
 
         Args:
-            factored: Names of arrays whose gradients are sent as factors; None: all that can have factors.
+            factored: Names of arrays whose gradients are sent as factors; None: all arrays that can have
+                factors.
         """
         rows = {name: n for name, n in self._factored.items() if factored is None or name in factored}
         return StepContext(Gradients(self.spec.name, self.arrays, rows, group_size), group_size)
@@ -269,8 +270,8 @@ class StepModel:
         """Draw the first values of all arrays.
 
         Raises:
-            StepFailed: The step raised, or an array is missing, superfluous, not finite or of another shape
-                or type.
+            StepFailed: The step raised, or an array is missing, superfluous, not finite, or has the wrong
+                shape or type.
         """
         found = _call(self.spec.name, "initial", lambda: self.step.initial(seed))
         if not isinstance(found, Mapping):

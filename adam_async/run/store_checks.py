@@ -1,4 +1,4 @@
-"""Pure: the bounds of a store's record: of a new one, and of a placed one that a disk or a peer names."""
+"""Pure: bounds on a store's record: on a new one, and on a placed one that a disk or peer names."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from adam_async.run.shard_table import fault_of_shards, shard_sizes
 from adam_async.run.store_record import NUM_BUCKETS, PARAMETERS, ArrayRecord, StoreRecord, check_arrays
 
 MAX_SHARDS = 100_000
-"""Maximum number of shards of a store."""
+"""Maximum number of shards in a store."""
 
 MOST_VECTOR_NAME = 64
-"""Maximum length of the name of a vector, in bytes of UTF-8."""
+"""Maximum length of a vector's name, in bytes of UTF-8."""
 
 MOST_VECTOR_TEXT = 16 << 10
-"""Maximum length of the names of arrays in the vectors of a store, in bytes."""
+"""Maximum total length of the array names in a store's vectors, in bytes."""
 
 
 def check_store(store: StoreRecord) -> str:
-    """Return the fault of the record of a new store without its arrays; empty if it has none."""
+    """Return what is wrong with a new store's record, apart from its arrays; empty if nothing is."""
     if fault := fault_of(store):
         return fault
     least_state = max(len(rule.state_names) for rule in store.rules)
@@ -45,7 +45,7 @@ def check_store(store: StoreRecord) -> str:
 
 
 def fault_of_vectors(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> str:
-    """Return the fault of the vectors of a store; empty if they have none."""
+    """Return what is wrong with a store's vectors; empty if nothing is."""
     if not store.vectors:
         return ""
     if store.in_place:
@@ -55,7 +55,7 @@ def fault_of_vectors(store: StoreRecord, arrays: Sequence[ArrayRecord]) -> str:
     for vector in store.vectors:
         shown = repr(vector.name[:80])
         size = len(vector.name.encode(errors="replace"))
-        # A slash would give two vectors one name in a saved file, which ends with that of the array.
+        # A slash would give two vectors the same name in a saved file, where names end with the array's name.
         if not vector.name.isprintable() or "/" in vector.name or not 1 <= size <= MOST_VECTOR_NAME:
             return f"the name of a vector has 1 to {MOST_VECTOR_NAME} printable bytes, no slash, not {shown}"
         if vector.name in names:

@@ -53,7 +53,7 @@ Slowed = SlowLink | SlowNode
 
 
 def read_slow(texts: Iterable[str], name: str = "slow") -> list[Slowed]:
-    """Read the texts of ``--slow``, in their order.
+    """Read the texts of ``--slow``, in order.
 
     Args:
         name: The option in the spelling of its source.
@@ -148,7 +148,7 @@ def check_own(texts: Sequence[str], node: str, *, computes: bool) -> None:
     """Check that each text names this role, which was started alone.
 
     Raises:
-        ConfigError: A text names only other nodes, or a pace for a role without compute threads.
+        ConfigError: A text names only other nodes, or gives a pace to a role without compute threads.
     """
     for text, slowed in zip(texts, read_slow(texts), strict=True):
         if node not in nodes_of(slowed):

@@ -1,7 +1,7 @@
 """Pure: the text of a token file: the cluster's root token, or the keys of one role.
 
-A root token is any text of 16 bytes or more. Keys of a role are one line that names its format, the role, and
-each other role with a key in base64:
+A root token is any text of 16 bytes or more. A role's keys are one line with its format, the role, and each
+other role with a base64 key:
 
     adam-async-keys/1 worker controller=K3Zx... data=9sQp... ps=Ty2m...
 
@@ -18,7 +18,7 @@ from transport import RoleKeys, Secret
 from transport.keys import check_secret, derive
 
 PREFIX = "adam-async-keys/"
-"""Beginning of a line of keys; a version follows it."""
+"""Begin of a line of keys; a version follows it."""
 
 VERSION = "1"
 
@@ -30,7 +30,7 @@ def read_token_text(text: str, *, origin: str = "the token") -> Secret:
     """Read a root token, or the keys of a role.
 
     Raises:
-        ConfigError: The root token is too short; or the line of keys is malformed, or of another version.
+        ConfigError: The root token is too short; or the line of keys is malformed, or has another version.
     """
     if not text.startswith(PREFIX):
         token = text.encode()
@@ -70,13 +70,13 @@ def _key(text: str, what: str, role: str) -> bytes:
 
 
 def keys_text(keys: RoleKeys) -> str:
-    """Write the keys of a role as one line, without the line break at its end."""
+    """Write a role's keys as one line, without a line break."""
     pairs = [f"{other}={b64encode(key).decode()}" for other, key in sorted(keys.keys.items())]
     return " ".join((PREFIX + VERSION, keys.role, *pairs))
 
 
 def derived_text(token: str, role: str, *, origin: str = "the token") -> str:
-    """Derive the keys of a role from a root token, as one line.
+    """Derive a role's keys from a root token, as one line.
 
     Raises:
         ConfigError: The token is too short, or is itself a line of keys; or the role is unknown.

@@ -1,8 +1,8 @@
 """Pure: a user's step: the code of a run that trains no network of this package.
 
-A step names the arrays of a run, draws their first values, computes the gradients of a batch, and evaluates
-a batch. The workers' compute threads call `step`, and the driver's threads call `evaluate`; servers, data,
-clocks and checkpoints are the same as in every run.
+A step names a run's arrays, draws their first values, computes the gradients of a batch, and evaluates a
+batch. The workers' compute threads call `step`, and the driver's threads call `evaluate`. Servers, data,
+clocks and checkpoints are as in every run.
 
     class Logistic(TrainStep):
         arrays = {"w": ArraySpec((10, 64))}
@@ -35,10 +35,10 @@ MOST_SAMPLE = 1 << 16
 """Maximum number of training images in the sample of a step."""
 
 MOST_SAMPLE_BYTES = 1 << 30
-"""Maximum size of the sample of a step, in bytes: data servers and the driver hold it in memory."""
+"""Maximum size in bytes of a step's sample, which data servers and the driver hold in memory."""
 
 MOST_CONSTANTS = 1 << 13
-"""Maximum number of fingerprints in the record of a step (`TrainStep.constants`)."""
+"""Maximum number of fingerprints in a step's record (`TrainStep.constants`)."""
 
 Metrics = Mapping[str, float]
 """Results of an evaluation by name. ``accuracy`` is required: the share of right answers, from 0 to 1."""
@@ -75,8 +75,8 @@ class StepOutcome:
 
     Attributes:
         loss: Mean loss of the batch.
-        weight: Number of examples in the mean of the gradients, from 1 to N; in bsp it is also the weight of
-            the batch in the mean over all replicas.
+        weight: Number of examples in the gradients' mean, from 1 to N; in bsp also the batch's weight in the
+            mean over all replicas.
     """
 
     loss: float
@@ -86,15 +86,15 @@ class StepOutcome:
 class Gradients(MutableMapping[str, NDArray[Any]]):
     """The gradients of one batch, which a step fills, each array once.
 
-    ``out["w"]`` is an array of zeros to write into. ``out["w"] = gradient`` copies a dense gradient, and
-    ``out["w"] = Factors(activations, errors)`` takes the two factors of a matrix.
+    ``out["w"]`` is an array of zeros to write into. ``out["w"] = gradient`` copies a dense gradient;
+    ``out["w"] = Factors(activations, errors)`` takes a matrix's two factors.
 
     Args:
         step: Name of the step, for errors.
         arrays: The arrays of the step.
-        factored: Names of arrays whose gradients are sent as factors, with the maximum number of rows of
-            these factors for each example.
-        examples: Maximum number of examples of a batch.
+        factored: Names of arrays whose gradients are sent as factors, each with its maximum number of factor
+            rows per example.
+        examples: Maximum number of examples in a batch.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
         return self._dense[name]
 
     def factors(self, name: str, examples: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Return activations and errors, with the rows of this many examples; None for a dense gradient."""
+        """Return activations and errors, with rows for this many examples; None for a dense gradient."""
         pair = self._factored.get(name)
         if pair is None:
             return None
@@ -234,26 +234,25 @@ class Gradients(MutableMapping[str, NDArray[Any]]):
 class TrainStep(Protocol):
     """A step of the user's. Derive from this class, or define the same names.
 
-    Several threads call `step` of one object at once, with different arguments, and in one process all
-    replicas share the object: keep no state of a batch in it.
+    Several threads call one object's `step` at once, with different arguments, and all replicas in a process
+    share the object. So keep no state of a batch in it.
     """
 
     arrays: Mapping[str, ArraySpec]
     """The arrays, all of one type."""
 
     factors: Collection[str] = ()
-    """Names of matrices whose gradients `step` can return as `Factors`; or a mapping of these names to the
-    maximum number of rows for each example, which is 1 by default. Messages contain the factors if these have
-    fewer bytes, and `Gradients.factored` then names the matrix. For other matrices the worker multiplies the
-    factors."""
+    """Names of matrices whose gradients `step` can return as `Factors`; or a mapping from these names to the
+    maximum number of rows per example (default 1). Messages contain the factors if these have fewer bytes,
+    and `Gradients.factored` then names the matrix. For other matrices the worker multiplies the factors."""
 
     sample: int = 0
-    """Maximum number of training images that `derived` gets; the images are the same in the whole run."""
+    """Maximum number of training images that `derived` gets; they are the same throughout the run."""
 
     constants: Mapping[str, tuple[float, float]] = {}
-    """Fingerprint of each tensor that is no array, such as a frozen parameter: its norm, and another number
-    of this magnitude. A worker refuses a run if its numbers differ from the driver's by more than 1/1000 of
-    the norm."""
+    """Fingerprint of each tensor that is not an array, such as a frozen parameter: its norm, and another
+    number of this magnitude. A worker refuses a run if its numbers differ from the driver's by more than
+    1/1000 of the norm."""
 
     deterministic: bool = False
     """Whether `step` gives equal bits for equal arguments, which a record requires; read after `prepare`."""
@@ -275,7 +274,7 @@ class TrainStep(Protocol):
         """
 
     def initial(self, seed: int) -> Mapping[str, NDArray[Any]]:
-        """Return the first values of all arrays; the same seed gives the same values.
+        """Return all arrays' first values; the same seed gives the same values.
 
         Raises:
             Exception: Any error ends the run with `StepFailed`, in all methods.
@@ -290,7 +289,7 @@ class TrainStep(Protocol):
             out: Takes the gradient of each array.
 
         Raises:
-            StepFailed: A gradient has another name, shape or type than its array.
+            StepFailed: A gradient's name, shape or type differs from its array's.
             Exception: Any error ends the run with `StepFailed`.
         """
 
@@ -308,7 +307,7 @@ class TrainStep(Protocol):
     def derived(
         self, values: Mapping[str, NDArray[Any]], batches: Sequence[Batch]
     ) -> Mapping[str, NDArray[Any]]:
-        """Return further tensors of the model, for `evaluate` and the file of the model.
+        """Return further tensors of the model, for `evaluate` and the model file.
 
         Args:
             values: Values by name, read-only.
@@ -321,7 +320,7 @@ class TrainStep(Protocol):
 
 
 class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A step in the record of a run, in the place of the spec of a network."""
+    """A step in a run's record, in place of a network's spec."""
 
     name: str
     """Import path, ``package.module:factory``; or the class of a step that only this process has."""
@@ -330,7 +329,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, int, int]
     """Shape of an image: channels, rows, columns."""
     classes: int
-    """Number of classes of the labels."""
+    """Number of classes among the labels."""
     sample: int = 0
     """Maximum number of training images that the driver reads for `TrainStep.derived`."""
     constants: dict[str, tuple[float, float]] = {}
@@ -342,7 +341,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> Self | None:
-        """Read the `spec` of a `TrainingProgram`; None for that of a network.
+        """Read the `spec` of a `TrainingProgram`; None if it describes a network.
 
         Raises:
             ConfigError: A field is missing or out of bounds.
@@ -367,7 +366,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def excess(self) -> str:
-        """Return which part of the step exceeds its bound, and the remedy; empty if none does."""
+        """Return which part of the step exceeds its bound, and the remedy; empty if no part does."""
         nbytes = self.sample * prod(self.shape)
         if self.sample > MOST_SAMPLE:
             return f"a sample of {self.sample} images, {MOST_SAMPLE} are the most: take a smaller sample"
@@ -390,7 +389,7 @@ class StepSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def array_problem(array: object, shape: tuple[int, ...], dtype: str) -> str:
-    """Return the fault of an array, and the remedy; empty if it has this shape and type."""
+    """Return what is wrong with an array, and the remedy; empty if it has this shape and type."""
     if not isinstance(array, np.ndarray):
         return f"is a {type(array).__name__}: give a numpy array of shape {shape}"
     if array.dtype.name != dtype:

@@ -1,11 +1,11 @@
 """Pure: a training run as a program: the blob that its roles read, and the terms that its rules read.
 
-The driver makes both (`TrainingProgram.record`). Workers and data servers read the blob with
-`read_training`, which checks it: a driver of another release may have written it.
+The driver makes both (`TrainingProgram.record`). Workers and data servers read the blob with `read_training`.
+This checks it, because a driver of another release may have written it.
 
-A *program* is the work that a driver submits. It has a record in the cluster map. The *blob* has the work of
-the roles; the controllers pass it on undecoded, so two releases that read it differently still agree on the
-map. The *terms* are the facts that the rules read; the driver states them, and the rules check their bounds.
+A *program* is the work that a driver submits. It has a record in the cluster map. The *blob* has the roles'
+work. The controllers pass it on undecoded, so two releases that read it differently still agree on the map.
+The *terms* are the facts that the rules read; the driver states them, and the rules check their bounds.
 
 A blob too long for the record precedes it, in pieces with the keys ``run/0``, ``run/1`` and so on. The
 controllers join them into the record that names their number.
@@ -29,7 +29,7 @@ PROGRAM_PIECES = 24
 """Maximum number of pieces of a blob."""
 
 PIECE_BYTES = 45 << 10
-"""Maximum size of one piece, in bytes; its JSON text is a third larger, and fits into a value of the map."""
+"""Maximum size of one piece in bytes; its JSON text is a third larger, and fits into a value of the map."""
 
 MOST_PROGRAM_ID = 160
 """Maximum length of a program's id, in bytes of UTF-8; its store has the same id."""
@@ -39,34 +39,34 @@ OVER = ("finished", "failed")
 
 
 class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One program. Its driver submits it, advances it, and ends it."""
+    """One program. Its driver submits, advances and ends it."""
 
     id: Annotated[str, printable(1, MOST_PROGRAM_ID)]
     driver: str
-    """Node id of the driver. After its loss the program waits for another driver or fails, depending on the
-    phase."""
+    """Node id of the driver. After the driver's loss the program waits for another driver or fails, depending
+    on the phase."""
     incarnation: int
     """Incarnation of the driver."""
     blob: bytes = b""
-    """Work of the roles, as MessagePack; opaque to the controllers."""
+    """Work of the roles as MessagePack, which the controllers do not read."""
     pieces: Annotated[int, msgspec.Meta(ge=0, le=PROGRAM_PIECES)] = 0
-    """Number of pieces with the blob, in a submission; 0 if the record has the blob."""
+    """In a submission, the number of pieces with the blob; 0 if the record has the blob."""
     terms: dict[str, Any] = {}
     """Facts that the rules read, with the types of `TrainingTerms`."""
     phase: str = "preparing"
     """State of the program: one of the `PHASES` of the rules, which include `OVER`."""
     epoch: int = 0
-    """Round in progress, from 1; 0 while preparing."""
+    """Current round, from 1; 0 while preparing."""
     reason: str = ""
     """Reason for the failure of the program."""
     lost: str = ""
-    """Lost roles that caused the failure of the program, as text; empty if no lost role did."""
+    """Lost roles that made the program fail, as text; empty if no lost role did."""
     evaluated: Annotated[tuple[Evaluation, ...], msgspec.Meta(max_length=RESULTS_KEPT + 1)] = ()
-    """Evaluated epochs, set by the driver: the newest ones, and the best one before them."""
+    """Evaluated epochs, set by the driver: the newest ones, and the best earlier one."""
     changed: int = 0
 
     def without_fixed(self) -> Self:
-        """Return the record without blob, terms and pieces, which do not change after the submission."""
+        """Return the record without blob, terms and pieces, which do not change after submission."""
         return msgspec.structs.replace(self, blob=b"", terms={}, pieces=0)
 
     def with_fixed_of(self, program: "ProgramRecord") -> Self:
@@ -74,7 +74,7 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **{name: getattr(program, name) for name in FIXED})
 
     def has_fixed_of(self, program: "ProgramRecord") -> bool:
-        """Return whether another record belongs to the same program, with the same `FIXED` fields."""
+        """Return whether another record has the same program and the same `FIXED` fields."""
         pairs = ((getattr(self, name), getattr(program, name)) for name in FIXED)
         return self.id == program.id and all(here is there or here == there for here, there in pairs)
 
@@ -90,11 +90,11 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FIXED = ("blob", "pieces", "terms")
-"""Names of the `ProgramRecord` fields that never change; a later change of the record may omit them."""
+"""Names of the `ProgramRecord` fields that never change; later changes of the record may omit them."""
 
 
 class ProgramPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the blob of a program in submission."""
+    """A piece of a program's blob during submission."""
 
     run: str
     """Id of the program."""
@@ -106,7 +106,7 @@ def cut_blob(record: ProgramRecord) -> tuple[ProgramRecord, list[ProgramPiece]]:
     """Cut the blob of a record for its submission.
 
     Returns:
-        The record to submit, and the pieces to set before it; none if the record keeps the blob.
+        The record to submit, and the pieces to set before it; no pieces if the record keeps the blob.
 
     Raises:
         ValueError: The blob needs more than `PROGRAM_PIECES` pieces.
@@ -124,7 +124,7 @@ def cut_blob(record: ProgramRecord) -> tuple[ProgramRecord, list[ProgramPiece]]:
 
 
 def joined_blob(record: ProgramRecord, pieces: Mapping[str, ProgramPiece]) -> ProgramRecord | str:
-    """Return a submitted record with its blob from the pieces in the map, or the fault of the pieces."""
+    """Return a submitted record with its blob joined from the map's pieces, or the pieces' fault."""
     if not record.pieces:
         return record
     found = [pieces.get(f"run/{number}") for number in range(record.pieces)]
@@ -145,12 +145,12 @@ _NUMBERS = frozenset(map(str, range(PROGRAM_PIECES)))
 
 
 def program_prefix(driver: str, incarnation: int) -> str:
-    """Return the text with which the ids of one driver's programs begin; no client may use it."""
+    """Return the text that begins the ids of one driver's programs; no client may use it."""
     return f"{driver}-{incarnation:x}-"
 
 
 MOST_DEPTH = 64
-"""Maximum nesting depth of the values of a blob, in containers."""
+"""Maximum nesting depth of a blob's values, in containers."""
 
 MOST_REPLICAS = 4096
 """Maximum number of replicas that the starting point of a run names."""
@@ -173,20 +173,20 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     clock: int
     """Clock of the fastest replica, in steps."""
     results: tuple[EpochCounts, ...] = ()
-    """Results of the epochs before, in order; the run continues their clocks and counts."""
+    """Results of earlier epochs, in order; the run continues their clocks and counts."""
     train_s: Seconds = 0.0
     """Training time of the epoch in progress, in seconds."""
     skipped: tuple[SkippedGroups, ...] = ()
-    """Skipped groups of the epochs from `epoch` on that an earlier run has ended. They stay skipped, because
-    shards may have groups of later epochs, whose images depend on them."""
+    """Skipped groups of the epochs from `epoch` on that an earlier run has ended. They stay skipped: shards
+    may have groups of later epochs, whose images depend on these."""
     runs: _Runs = ()
     """Ids of the runs that the run continues, the newest first."""
 
     def without_old_results(self) -> Self:
         """Return the starting point without the results that no data server needs.
 
-        An epoch begins with the images that the epoch before skipped, so the results since the last epoch
-        without skipped groups are enough: at most `RESULTS_KEPT`, because of `must_train_all`.
+        An epoch begins with the images that the previous epoch skipped. So the results since the last epoch
+        without skipped groups suffice: at most `RESULTS_KEPT`, because of `must_train_all`.
         """
         skipped = skipped_groups(self.results)
         first = max(len(skipped) - 1, 0)
@@ -200,7 +200,7 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Starting point of a run that continues another one, as far as the rules need it."""
+    """What the rules need to know about the starting point of a run that continues another one."""
 
     epoch: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
     """Number of the epoch in progress."""
@@ -239,18 +239,18 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Config
     spec: dict[str, Any]
-    """The model, as `ModelSpec.to_dict` gives it, or the step, as `StepSpec.to_dict` does."""
+    """The model in the form of `ModelSpec.to_dict`, or the step in the form of `StepSpec.to_dict`."""
     plan: dict[str, Any] | None = None
-    """Partition plan of the model, as `PartitionPlan.to_dict` gives it; None if the model is not cut."""
+    """The model's partition plan in the form of `PartitionPlan.to_dict`; None if the model is not cut."""
     transforms: tuple[dict[str, Any], ...] = ()
-    """Transforms of training images, as `Recipe.of` takes them; empty for none."""
+    """Transforms of training images in the form of `Recipe.of`; empty if there are none."""
     resumed: ResumeRecord | None = None
-    """Starting point of a run that continues another run, with the results of the last epochs only: at least
-    one, unless the run continues its first epoch."""
+    """Starting point of a run that continues another run. It has the results of the last epochs only: at
+    least one, unless the run continues its first epoch."""
     data: dict[str, Any] = {}
-    """Description of the data, as a data server gives it."""
+    """A data server's description of the data."""
     asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Rate that the caller asked for; 0: the run decided its rate."""
+    """Rate that the caller asked for; 0: the run decided."""
     asked_protocol: Literal["auto", "delta", "factors"] = "auto"
     """Form of gradients that the caller asked for; auto: the run decided by the links between its roles."""
 
@@ -292,9 +292,9 @@ def _start_of(resumed: ResumeRecord) -> StartTerms:
 
 
 def start_of(run: ProgramRecord) -> StartTerms:
-    """Return the starting point of a run by its terms, without its blob; epoch 1 for a new run.
+    """Return a run's starting point from its terms, without its blob; epoch 1 for a new run.
 
-    Terms of another form count as those of a new run, because a peer may have written them.
+    Terms in another form count as those of a new run, because a peer may have written them.
     """
     try:
         return msgspec.convert(run.terms, TrainingTerms).start or StartTerms(epoch=1)

@@ -1,13 +1,12 @@
 """User code by import path: transforms ``package.module:function``, layers and steps.
 
-A message has the import path of a class, not the class: the receiver imports its module, and so runs it. A
-layer is ``package.module:Class``, and the factory of a step ``package.module:factory``. `user_rules.py` has
-update rules.
+A message has a class's import path, not the class: the receiver imports, and so runs, its module. A layer is
+``package.module:Class``, and the factory of a step ``package.module:factory``. `user_rules.py` has update
+rules.
 
-The record of a run names its step and the functions of its transforms, and a party with the token of a
-cluster can submit any record. A worker therefore imports only the modules that its own command line allows,
-and calls only functions that such a module defines. A data server imports only the functions that its own
-command line allows.
+A run's record names its step and its transforms' functions, and a party with a cluster's token can submit any
+record. So a worker imports only modules that its own command line allows, and calls only functions that such
+a module defines. A data server imports only the functions that its own command line allows.
 """
 
 import shlex
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from adam_async.run.train_step import StepSpec, TrainStep
 
 MOST_STEP_ARGS = 32 << 10
-"""Maximum length of the arguments of a step, in bytes of JSON text."""
+"""Maximum length of a step's arguments, in bytes of JSON text."""
 
 IMPORTED_S = 600.0
-"""Maximum time for the imports of the functions of transforms, in seconds."""
+"""Maximum time for importing the transforms' functions, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,10 +44,10 @@ class NamedStep:
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def spec(self, data: Mapping[str, Any]) -> "StepSpec":
-        """Return the step's record, with the image shape and the number of classes of the data.
+        """Return the step's record, with the data's image shape and number of classes.
 
         Raises:
-            ConfigError: The step's `sample` or `constants` exceed their bounds; names the bound.
+            ConfigError: The step's `sample` or `constants` exceed their bounds; the error names the bound.
         """
         from adam_async.run.train_step import StepSpec  # imports NumPy
 
@@ -147,7 +146,7 @@ def named_functions(steps: Sequence[object] | None) -> tuple[str, ...]:
 def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str], besides: str = "") -> None:
     """Check that the user names or allows all functions of a file.
 
-    The import of a function runs its module, so a checkpoint or a record alone must not cause one.
+    Importing a function runs its module, so a checkpoint or record alone must not cause an import.
 
     Args:
         allowed: Kinds that the user names, as ``package.module:function``.
@@ -164,7 +163,7 @@ def check_named(steps: Sequence[object], origin: str, *, allowed: Collection[str
 
 
 def check_allowed(steps: Sequence[object], functions: Collection[str]) -> None:
-    """Check that a data server allows all functions of the transforms of a run.
+    """Check that a data server allows all functions in a run's transforms.
 
     Args:
         functions: Kinds that the data server allows.
@@ -186,7 +185,7 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
     """Import a function or class by a name such as ``package.module:function``.
 
     Raises:
-        ConfigError: Module or name do not exist, the import fails, or the object is not callable.
+        ConfigError: Module or name does not exist, the import fails, or the object is not callable.
     """
     name, _, path = kind.partition(":")
     parts = path.split(".")
@@ -226,7 +225,7 @@ def import_layers(names: Mapping[str, str]) -> Mapping[str, "type[Layer]"]:
         names: Kind of layer in specs to its import path, ``package.module:Class``.
 
     Raises:
-        ConfigError: A path cannot be imported, or is no layer; the error has the kind.
+        ConfigError: A path cannot be imported, or is not a layer; the error names the kind.
     """
     from adam_async.model.layer import Layer  # imports NumPy
     from adam_async.model.layers import BUILTIN_LAYERS
@@ -241,10 +240,10 @@ def import_layers(names: Mapping[str, str]) -> Mapping[str, "type[Layer]"]:
 
 
 def named_step(step: "TrainStep | str | None", args: Mapping[str, Any] | None) -> NamedStep | None:
-    """Return a caller's step, a ready object or an import path, with its name; None without one.
+    """Return a caller's step (an object, or an import path) with its name; None without a step.
 
     Raises:
-        ConfigError: Arguments come without an import path, or the step cannot be made.
+        ConfigError: There are arguments without an import path, or the step cannot be made.
     """
     if isinstance(step, str):
         return import_step(step, args or {})
@@ -276,7 +275,7 @@ def import_factory(path: str) -> Callable[..., Any]:
         )
     factory = import_named(path, "step")
     if getattr(factory, "__module__", None) != module:
-        # Otherwise the name of any import of an allowed module, such as `system` of `os`, could be called.
+        # Otherwise a peer could call any name that an allowed module imports, such as `system` of `os`.
         raise ConfigError(f"step {path}: {module} does not define {name}: define a factory in the module")
     return factory
 
@@ -311,7 +310,7 @@ def import_step(path: str, args: Mapping[str, Any]) -> NamedStep:
 
 
 def read_args(text: str | None, name: str) -> dict[str, Any]:
-    """Read arguments of code of the user from JSON text; none from an empty one.
+    """Read the arguments of user code from JSON text; an empty text means none.
 
     Args:
         name: Option with the text.
@@ -341,7 +340,7 @@ def add_import_folder(folder: Path) -> None:
 
 
 def allow_steps(modules: Sequence[str]) -> StepSource:
-    """Import the modules of steps that a worker allows, so no run waits for the import.
+    """Import the step modules that a worker allows, so no run waits for the import.
 
     Raises:
         ConfigError: A module cannot be imported.
@@ -363,7 +362,7 @@ def allow_functions(names: Sequence[str]) -> dict[str, Callable[..., Any]]:
     """Import the functions that a data server allows, so no run waits for the import.
 
     Raises:
-        ConfigError: A name is no import path, or cannot be imported.
+        ConfigError: A name is not an import path, or cannot be imported.
     """
     return {name: import_named(name, "--allow-transform") for name in names}
 

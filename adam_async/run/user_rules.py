@@ -1,9 +1,9 @@
 """Update rules of the user by import path, ``package.module:Class``.
 
-The record of a store names its rules, and a party with the token of a cluster can submit any record. A
-parameter server therefore imports, at its start, only the rules that its own command line allows, and looks
-up the rule of a record among them. The record has the digest of the rule's file: a server that has another
-file refuses the store, because its copies of the shards would get other bits.
+A store's record names its rules, and a party with a cluster's token can submit any record. So at its start a
+parameter server imports only the rules that its own command line allows, and looks up a record's rule among
+them. The record has the digest of the rule's file. A server with another file refuses the store, because its
+shard copies would get other bits.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class RuleSource:
-    """The rules of users that the servers of this process may apply.
+    """The user rules that the servers of this process may apply.
 
     Args:
         kinds: Classes of these rules.
 
     Raises:
-        ConfigError: A class is no rule, or has no file; names the cause.
+        ConfigError: A class is not a rule, or has no file; the error names the cause.
     """
 
     def __init__(self, kinds: "Iterable[type[UserRule]]" = ()) -> None:
@@ -44,7 +44,7 @@ class RuleSource:
         self._allowed[path_of_rule(kind)] = kind, digest_of(kind)
 
     def rule_for(self, record: "ImportedRule") -> "UserRule":
-        """Return the rule of a record, with its constants.
+        """Return a record's rule, with its constants.
 
         Raises:
             ConfigError: The rule is not allowed here (the error has the option that allows it), has another
@@ -78,7 +78,7 @@ def rule_kind(path: str) -> "type[UserRule]":
         path: ``package.module:Class``; the module itself must define the class.
 
     Raises:
-        ConfigError: The path or the import is wrong, or the class is no rule; names the cause.
+        ConfigError: The path or import is wrong, or the class is not a rule; the error names the cause.
     """
     if fault := fault_of_path(path):
         raise ConfigError(f"rule {path!r:.200}: {fault}")
@@ -95,12 +95,12 @@ def rule_kind(path: str) -> "type[UserRule]":
 
 
 def path_of_rule(kind: "type[UserRule]") -> str:
-    """Return the import path of the class of a rule."""
+    """Return the import path of a rule's class."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def digest_of(kind: type) -> str:
-    """Return the SHA-256 of the file of the module of a class, as hexadecimal digits.
+    """Return the SHA-256 of the file that defines a class, in hexadecimal.
 
     Raises:
         ConfigError: Other processes cannot import the class, or its module has no file.
@@ -119,11 +119,11 @@ def digest_of(kind: type) -> str:
 
 
 def record_of(rule: "UserRule") -> "ImportedRule":
-    """Return the record of a rule, by which servers find and check it.
+    """Return a rule's record, by which servers find and check the rule.
 
     Raises:
-        ConfigError: Servers cannot import its class, its constants have no form in JSON, or its state arrays
-            are invalid; names the cause.
+        ConfigError: Servers cannot import its class, its constants have no JSON form, or its state arrays are
+            invalid; the error names the cause.
     """
     from adam_async.model.rules.imported import ImportedRule  # imports NumPy
 
@@ -145,10 +145,10 @@ def record_of(rule: "UserRule") -> "ImportedRule":
 
 
 def with_rule(config: "Config") -> "Config":
-    """Return the options of a run with the record of the user's rule that they name, which is imported.
+    """Return a run's options with the record of the user rule that they name; imports the rule.
 
     Raises:
-        ConfigError: The rule cannot be imported, or does not take its arguments; names the cause.
+        ConfigError: The rule cannot be imported, or does not take its arguments; the error names the cause.
     """
     if ":" not in config.rule or config.rule_record:
         return config
@@ -191,7 +191,7 @@ def allow_rules(paths: Sequence[str]) -> RuleSource:
     """Import the rules that a parameter server allows, so no store waits for the import.
 
     Raises:
-        ConfigError: A rule cannot be imported, or is no rule.
+        ConfigError: A rule cannot be imported, or is not a rule.
     """
     return RuleSource([rule_kind(path) for path in paths])
 

@@ -1,7 +1,7 @@
-"""A thread for blocking calls, one after the other, which never keeps its process.
+"""A thread for blocking calls, run one after the other; it never holds up its process's end.
 
-A process waits at its end for the threads of `concurrent.futures`: a read from a network file system that has
-gone would keep a role for ever after its error.
+At its end a process waits for the threads of `concurrent.futures`. A read from a vanished network file system
+would then keep a failed role for ever.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class BlockingThread(Executor):
         """Queue a call.
 
         Raises:
-            RuntimeError: The thread was ended, or the system has no further thread.
+            RuntimeError: The thread was ended, or the system allows no further thread.
         """
         made = Future[_Result]()
         with self._lock:
@@ -68,7 +68,7 @@ def _run(calls: SimpleQueue[_Call | None]) -> None:
 
 
 def _ran(call: _Call | None) -> bool:
-    """Run one call; return False for None, the end.
+    """Run one call; return False for None, which means the end.
 
     A loop in one function would keep the last result until the next call.
     """

@@ -1,17 +1,17 @@
-"""Callbacks of an event loop: an error in a callback ends its block, or the command of its process.
+"""Callbacks of an event loop: an error in a callback ends its block, or its process's command.
 
 Theory of operation
 -------------------
 The loop calls a callback, so no caller handles its error: the loop passes the error to its exception handler
 and continues. A role that missed one callback may wait for ever for the next. Two parts prevent that:
 
-- `Callbacks` runs the callbacks of one block. The block has a task that waits for `failure`; the first error
+- `Callbacks` runs the callbacks of one block. The block has a task that waits for `failure`. The first error
   ends that task, and the task group ends the block. The loop may belong to a host program.
 - `ending_on_errors` installs an exception handler in a loop that this package owns. The handler logs every
-  error. The first error in a callback cancels the command's task and replaces its result.
+  error. A callback's first error cancels the command's task and replaces its result.
 
-A link closes itself after an error in one of its callbacks (`transport/link.py`), and tasks report to
-their groups. The handler only logs these two kinds of errors.
+A link closes itself after an error in its callbacks (`transport/link.py`); tasks report errors to their
+groups. The handler only logs these two kinds of errors.
 """
 
 import asyncio

@@ -2,29 +2,29 @@
 
 Theory of operation
 -------------------
-A `Channel` names one peer and its address. The user connects, uses the link, drops it, and connects again;
-the channel has three parts for all users:
+A `Channel` names one peer and its address. The user connects, uses the link, drops it, and connects again.
+For all users the channel has three parts:
 
 *The link.* `dial` returns a link that counts in the node's traffic until `drop` ends it. Connecting retries
 within its own deadline, on the schedule of `transport`.
 
 *Patience.* A peer without progress for `patience_s` is lost: `left_s` runs from the last `renew` or
-`progressed`, and is the default deadline of a dial. The user raises the error, because each role has an error
-of its own; the text of the channel names the peer in the error.
+`progressed`, and is the default deadline of a dial. The user raises the error, because each role has a
+different one; the channel's text names the peer in it.
 
 *Pauses.* Without pauses, a peer that accepts links and answers nothing is dialled in a busy loop. The user
 therefore pauses after each link without progress. Each pause is longer than the last, up to a limit;
-`progressed` starts again with the shortest. Pauses have no jitter, because a peer has few dialling nodes.
+`progressed` returns to the shortest. Pauses have no jitter, because a peer has few dialling nodes.
 
 The choice among several peers is the user's. `LeaderConnection` dials the controllers in parallel and pauses
-after each round. A data client sets its channel to the next data server's address, and a client of a bundle
-to that of the new primary.
+after each round. A data client sets its channel to the next data server's address, a bundle's client to the
+new primary's.
 
-`asyncio.TaskGroup` raises the `CancelledError` of its block anew. Below an `AsyncExitStack` this is harmful.
-Suppose that the block fails, and a cancellation arrives while a later entry of the stack waits, such as the
-report of a role that leaves. The group then raises this second error twice, and the stack makes the error the
-context of itself. The next stack outside looks for the end of the contexts and finds none: it runs in a loop
-without an await, and the process hangs. Two roles of one cluster that fail one after the other are enough.
+`asyncio.TaskGroup` raises its block's `CancelledError` again. Below an `AsyncExitStack` this is harmful.
+Suppose that the block fails, and that a cancellation arrives while a later entry of the stack waits, such as
+the report of a leaving role. The group then raises this second error twice, and the stack makes the error its
+own context. The next outer stack looks for the end of the contexts and finds none. It loops without an await,
+and the process hangs. Two roles of one cluster that fail one after the other are enough.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Endpoint:
     Attributes:
         network: The links' network.
         identity: The node.
-        traffic: Counts of the node's links; None counts nothing.
+        traffic: Counts of the node's links; None to count nothing.
     """
 
     network: Network
@@ -66,7 +66,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def connected(self, address: str, *, timeout_s: float) -> AsyncIterator[Link]:
-        """Open a link for one block, and count it in the node's traffic. For errors see `Network.connect`."""
+        """Open a link for one block and count it in the node's traffic. For errors see `Network.connect`."""
         async with self.network.connect(address, self.identity, timeout_s=timeout_s) as link:
             if self.traffic is None:
                 yield link
@@ -84,7 +84,7 @@ class Channel:
     Args:
         endpoint: The dialling node.
         peer: Name of the peer in errors and log lines.
-        address: Address of the peer; peer and address may be set anew, for the next dial.
+        address: Address of the peer; peer and address may be replaced before the next dial.
         peer_role: Role that the peer must have; None accepts each.
         patience_s: Seconds without progress after which the peer is lost.
         clock: Time in seconds; by default the running loop's.
@@ -140,7 +140,7 @@ class Channel:
         return link
 
     def drop(self) -> None:
-        """End the link, if any; calls on it fail."""
+        """End the link, if there is one; calls on it fail."""
         link, self.link = self.link, None
         if link is None:
             return
@@ -172,7 +172,7 @@ class Channel:
 
     async def pause(self, wake: asyncio.Event | None = None) -> None:
         """Wait for the next pause of the schedule, or until `wake` is set. Cancelling it loses nothing."""
-        # A schedule has an end; after the end, each pause is the longest one.
+        # After the schedule's end, each pause is the longest one.
         pause_s = next(self._pauses, self._schedule.longest_s)
         if wake is None:
             await asyncio.sleep(pause_s)

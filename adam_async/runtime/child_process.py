@@ -1,4 +1,4 @@
-"""Child processes of this process: one that runs a role, and one that runs a module to its end."""
+"""Child processes: one kind runs a role, the other runs a module to its end."""
 
 import asyncio
 import errno
@@ -29,13 +29,13 @@ LOOK_S = 0.1
 """Seconds between two checks for the end of a child."""
 
 OUTPUT_BYTES = 65536
-"""Maximum number of bytes read at the end of the output of a module that failed."""
+"""Maximum number of bytes read from the end of a failed module's output."""
 
 SPARE = 12
-"""File descriptors for the start of a child: three pairs for its streams, and those of the loop."""
+"""File descriptors needed to start a child: three pairs for its streams, and the loop's."""
 
 PACKAGES = str(Path(__file__).resolve().parents[2])
-"""Folder of the packages of this process."""
+"""Folder of this process's packages."""
 
 
 class ChildProcess(RoleHandle):
@@ -47,8 +47,8 @@ class ChildProcess(RoleHandle):
         orders: First line on the child's stdin; see `cluster/parent_pipe.py`.
         environment: Environment of the child, which `child_environment` extends.
         on_line: See `RoleHandle`.
-        within: Words before the command that start it in a network namespace of this machine; empty for
-            that of this process.
+        within: Words before the command that start it in a network namespace of this machine; empty for this
+            process's namespace.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ChildProcess(RoleHandle):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None before its start."""
+        """Process id of the child; None before it starts."""
         return self._process.pid if self._process is not None else None
 
     async def run(self) -> int:
@@ -160,7 +160,7 @@ async def _wait_exit(process: asyncio.subprocess.Process) -> None:
 
 
 def check_spare_descriptors() -> None:
-    """Check that a child can start: uvloop writes errors of its own about a start without free descriptors.
+    """Check that a child can start: uvloop raises other errors about a start without free descriptors.
 
     Raises:
         OSError: Fewer than `SPARE` descriptors are free.
@@ -176,7 +176,7 @@ async def run_module(words: Sequence[str], *, within_s: float) -> None:
 
     Args:
         words: The module, and its arguments.
-        within_s: Deadline, in seconds; the child is killed after it.
+        within_s: Deadline in seconds, after which the child is killed.
 
     Raises:
         OSError: The child cannot start.
@@ -186,7 +186,7 @@ async def run_module(words: Sequence[str], *, within_s: float) -> None:
     deadline = loop.time() + within_s
     with TemporaryFile() as output:
         # Event loops watch children by a thread or from the main thread, and leave pipes open after a
-        # cancellation; polling ten times per second avoids both.
+        # cancellation. Polling ten times per second avoids both.
         child = Popen(  # noqa: ASYNC220 - starting takes a millisecond
             (sys.executable, "-P", "-m", *words),
             stdin=DEVNULL,
@@ -223,12 +223,12 @@ class PeerProcess:
         """Kill the process, and wait until it has ended.
 
         Raises:
-            DeadlineExceeded: The process has not ended in time, such as one that waits for a device; `what`
-                names the wait in the error.
+            DeadlineExceeded: The process has not ended in time, for example because it waits for a device;
+                `what` names the wait in the error.
         """
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        with suppress(ProcessLookupError):  # it has ended, and only its parent has not seen it yet
+        with suppress(ProcessLookupError):  # it has ended, but its parent has not noticed yet
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
         loop.add_reader(self._descriptor, ended.set)
         try:
@@ -251,7 +251,7 @@ def _kill_group(pid: int) -> None:
 
 
 def child_environment(environment: Mapping[str, str], packages: str = PACKAGES) -> dict[str, str]:
-    """Return the environment with which a child that runs `COMMAND` finds the packages of this process.
+    """Return the environment in which a child that runs `COMMAND` finds this process's packages.
 
     Args:
         packages: Folder of the packages. Python finds installed packages by itself, and packages of a source

@@ -14,7 +14,7 @@ from types import TracebackType
 from adam_async.errors import DeadlineExceeded
 
 Clock = Callable[[], float]
-"""Function that returns seconds from an arbitrary start, for differences only; in a loop ``loop.time``."""
+"""Function that returns seconds from an arbitrary start, only for differences; in a loop ``loop.time``."""
 
 LAST_S = 253_402_300_799.0
 """End of the year 9999, in seconds since 1970."""
@@ -60,8 +60,8 @@ class Within:
 def fine_clock() -> float:
     """Return the seconds of the system's monotonic clock: the same in all threads and processes of a machine.
 
-    The clock of a loop may be this one rounded to milliseconds, as uvloop's is; the clock of the compute pool
-    is exactly this one.
+    A loop's clock may be this clock rounded to milliseconds, as with uvloop; the compute pool's is exactly
+    this clock.
     """
     return time.monotonic()
 
@@ -94,7 +94,7 @@ class Timer:
     """Wakes a pure state machine at its next deadline.
 
     Args:
-        next_deadline: Returns the next deadline, in seconds of the loop's clock; None for none.
+        next_deadline: Returns the next deadline in seconds of the loop's clock; None if there is none.
         due: Called at the deadline, which it may move.
     """
 
@@ -108,8 +108,8 @@ class Timer:
     def rearm(self) -> None:
         """Read the deadline again; call this after any event that may have moved it.
 
-        A deadline that was moved later is read again at its old time, because most deadlines move once more
-        before that.
+        A deadline moved later is read again at its old time, because most deadlines move once more before
+        then.
         """
         deadline = self._next_deadline()
         if deadline is not None and (self._armed is None or deadline < self._armed):
@@ -134,11 +134,11 @@ class Timer:
 
 
 DURATIONS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Upper bounds of the buckets of `Durations`, in seconds; one more bucket has the longer ones."""
+"""Upper bounds of the buckets in `Durations`, in seconds; one more bucket has longer durations."""
 
 
 class Durations:
-    """Counts durations of one kind, in buckets.
+    """Counts durations of one kind in buckets.
 
     Attributes:
         total_s: Sum of the durations, in seconds.

@@ -2,12 +2,12 @@
 
 Product code receives a `Disk` as an argument, so a simulation can replace it.
 
-**Disk.** All blocking file work of one `Disk` runs on one thread, in the order of its calls. One thread
-suffices for ordinary disks, and keeps the order of the calls. A path
-that is no ordinary file is an error (`ordinary_files.py`). `write_atomic` writes a temporary file, makes its
-bytes durable with ``fdatasync``, renames it, and syncs the folder: after a crash the target is the old file
-or the new one, whole. A set of files is written into a temporary folder, and the folder is then renamed. The
-code that opens a `Disk` owns it (``async with Disk() as disk``).
+**Disk.** All blocking file work of a `Disk` runs on one thread, in the order of its calls. One thread
+suffices for ordinary disks, and keeps the order of the calls. A path that is not an ordinary file is an error
+(`ordinary_files.py`). `write_atomic` writes a temporary file, makes its bytes durable with ``fdatasync``,
+renames it, and syncs the folder. After a crash the target is the whole old or the whole new file. A set of
+files is written into a temporary folder, and the folder is then renamed. The code that opens a `Disk` owns it
+(``async with Disk() as disk``).
 """
 
 import asyncio
@@ -51,10 +51,10 @@ MOST_NAME_BYTES = 255
 """Maximum length of a name in a folder, in bytes, on all usual file systems."""
 
 NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-"""Errors of file systems that cannot sync a folder, such as CIFS: they keep names durable, or not at all."""
+"""Errors of file systems that cannot sync a folder, such as CIFS: their names are durable, or never."""
 
 MOST_PARTS = 512
-"""Maximum number of parts of one ``writev``; Linux takes 1,024."""
+"""Maximum number of parts in one ``writev``; Linux takes 1,024."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Disk:
     """Files, on a separate thread.
 
     Paths are `pathlib.Path`. Errors are the system's own (`FileNotFoundError`, `PermissionError`, ...).
-    Cancelling any method drops its answer; a step that has begun on the thread runs to its end there, so a
-    cancelled `write_atomic` leaves the old file or the new one, whole.
+    Cancelling any method drops its answer, but a step that has begun on the thread runs to its end. So a
+    cancelled `write_atomic` leaves the whole old or the whole new file.
 
     Args:
         name: Name of the thread, for the log.
@@ -88,7 +88,7 @@ class Disk:
         self._close_timeout_s = close_timeout_s
         self._executor = BlockingThread(name)
         self._closed = False
-        # One write at a time, because two writes of one path would share their temporary file.
+        # One write at a time, because two writes to one path would share their temporary file.
         self._writing = asyncio.Lock()
 
     async def __aenter__(self) -> "Disk":
@@ -100,9 +100,8 @@ class Disk:
     async def aclose(self) -> None:
         """Finish earlier calls, then end the thread. Safe to call twice.
 
-        Cancelling the close, or its deadline, drops the queue; the thread ends with its current job. A missed
-        deadline is a line in the log and no error, because a caller that needs its result waits for its own
-        call.
+        A cancellation of the close, or its deadline, drops the queue; the thread ends with its current job. A
+        missed deadline only logs a line, because a caller that needs its result waits for its own call.
         """
         if self._closed:
             return
@@ -134,7 +133,7 @@ class Disk:
         return await self.run(read_ordinary, path, most)
 
     async def read_secret(self, path: Path) -> bytes:
-        """Return the secret in a file, or in a pipe such as that of ``<(command)``.
+        """Return the secret in a file, or in a pipe such as ``<(command)``.
 
         Raises:
             TimeoutError: A pipe or terminal had nothing to read for `SECRET_S`.
@@ -178,11 +177,11 @@ class Disk:
 
     @contextlib.asynccontextmanager
     async def _open(self, path: Path, mode: str, flags: int = 0) -> AsyncIterator[Any]:
-        """Open a file so that it is closed after any cancellation, which aiofiles does not promise.
+        """Open a file so that any cancellation still closes it, which aiofiles does not promise.
 
         A cancelled wait for `open` loses the file that the thread is about to return, and a cancelled wait
-        for `close` may never begin the close. The close is therefore queued on the thread and not awaited;
-        writers flush first, so the close cannot fail.
+        for `close` may never begin the close. So the close is queued on the thread and not awaited; writers
+        flush first, so the close cannot fail.
         """
         opening: Future[IO[bytes]] = self._executor.submit(self._open_now, path, mode, flags)
         try:
@@ -210,8 +209,8 @@ class Disk:
         releases the lock on the disk's thread, after all calls in the block.
 
         Raises:
-            BlockingIOError: This process or another has the lock.
-            OSError: The file is a link, cannot be made, or its file system has no locks.
+            BlockingIOError: This process or another one has the lock.
+            OSError: The file is a link, cannot be made, or is on a file system without locks.
         """
         # Open for writing, because a network file system refuses this lock to a reader. Through a link in a
         # folder from elsewhere, this would make a file anywhere, or lock that of another run.
@@ -260,7 +259,7 @@ class Disk:
         The bytes are not yet durable.
 
         Raises:
-            OSError: The file has another size: another program writes it too.
+            OSError: The file has another size: another program also writes it.
         """
         await self.run(_write_from, path, offset, data, self._opener)
 
@@ -268,7 +267,7 @@ class Disk:
         """Append the parts that `make` returns, as `write_from` does.
 
         The bytes are not yet durable. `make` runs on the disk's thread, for checksums; it must not touch
-        objects that the loop changes meanwhile.
+        objects that the loop may change.
 
         Returns:
             The number of bytes appended.
@@ -281,9 +280,9 @@ class Disk:
     async def append_durably(self, path: Path, offset: int, data: Part) -> None:
         """Append `data` to a file of `offset` bytes; durable on return. For logs.
 
-        Offset 0 replaces the file's content, and its name is durable too. The append is one job of the disk's
-        thread: other calls run before or after it. A failed append, or a crash in it, may leave some of the
-        data, or other bytes in its place: further appends fail until `truncate_durably` cuts them off.
+        Offset 0 replaces the file's content, and its name is durable too. The append is one job on the disk's
+        thread: other calls run before or after it. A failed append, or a crash in one, may leave some of the
+        data, or other bytes in its place. Further appends fail until `truncate_durably` cuts them off.
 
         Raises:
             OSError: The file has another size or is missing, or the system cannot write it.
@@ -349,7 +348,7 @@ class Disk:
 
 
 async def each_part(parts: Iterable[Part] | AsyncIterable[Part]) -> AsyncGenerator[Part, None]:
-    """Yield the parts of a file, which may arrive while it is written."""
+    """Yield a file's parts, which may still arrive during the write."""
     if isinstance(parts, AsyncIterable):
         async for part in parts:
             yield part
@@ -359,7 +358,7 @@ async def each_part(parts: Iterable[Part] | AsyncIterable[Part]) -> AsyncGenerat
 
 
 def name_beside(name: str, ending: str) -> str:
-    """Return a temporary name beside a file's name; a long name is cut, and has its checksum instead."""
+    """Return a temporary name in the same folder; a long name is cut and gets its checksum."""
     if len(os.fsencode(name + ending)) <= MOST_NAME_BYTES:
         return name + ending
     ending = f".{zlib.crc32(os.fsencode(name)):08x}{ending}"
@@ -389,7 +388,7 @@ def _force_file(path: Path) -> None:
 
 
 def _file_facts(path: Path) -> FileFacts:
-    # Not of the target of a link: a folder from elsewhere may link to any file of this machine.
+    # Not on a link's target: a folder from elsewhere may link to any file of this machine.
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is a link, a folder, a pipe or a device, and no file", str(path))

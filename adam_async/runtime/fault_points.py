@@ -1,4 +1,4 @@
-"""Fault points of product code, which simulated runs switch on, and marks of the events that runs reach.
+"""Fault points in product code, which simulations switch on, and marks for events that runs reach.
 
     if fault_points.ON and fault_points.fires("ps.answer.late"):        # or a tiny buffer, a batch of one
         await asyncio.sleep(1.0)
@@ -6,8 +6,8 @@
         fault_points.sometimes("a push came again after its server was asked for values")
 
 `ON` is False in production, so a fault point costs one test of a name. A simulation sets `ON` and the two
-functions, which are called only if `ON`. A mark that none of many runs sets shows an event that the scenarios
-do not reach.
+functions; they are called only if `ON`. A mark that no run sets shows an event that the scenarios never
+reach.
 """
 
 from collections.abc import Callable
@@ -24,4 +24,4 @@ fires: Callable[[str], bool] = _is_off
 """Function that returns whether a fault point fires now."""
 
 sometimes: Callable[[str], object] = _is_off
-"""Function that counts a mark: an event that not every run reaches."""
+"""Function that counts a mark: an event that only some runs reach."""

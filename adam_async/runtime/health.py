@@ -1,13 +1,13 @@
-"""The endpoint of `--health`: the state of a process and its role over HTTP, for the probes of an engine.
+"""The endpoint of `--health`: the state of a process and its role over HTTP, for an engine's probes.
 
     GET /healthz      200 while the event loop of the process runs
     GET /readyz       200 while its role serves; else 503
     GET /metrics      with --metrics: the counts of the role, for Prometheus
 
-Each answer to a probe has one line with the reason. The endpoint needs no key, so without `--metrics` an
+Each answer to a probe is one line with the reason. The endpoint needs no key, so without `--metrics` an
 answer has no other content. Each client is limited to a short request head, one answer and a deadline. Above
-`MOST_CLIENTS` connections the endpoint ends the oldest connection of the host with the most connections. Slow
-clients can therefore block only the probes of their own host.
+`MOST_CLIENTS` connections the endpoint ends the oldest connection of the host with the most connections. So
+slow clients can block only the probes of their own host.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ CLIENT_S = 5.0
 """Maximum duration of one connection, in seconds."""
 
 METRICS_S = 1.0
-"""Time for which further requests get the same metrics, in seconds, so that visitors cost a role little."""
+"""Time in seconds for which further requests get the same metrics, so that visitors cost a role little."""
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -38,7 +38,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 class Health:
-    """Readiness of the role of a process: not ready until `follow`, and not ready after `drain`.
+    """Readiness of a process's role: ready from `follow` until `drain`.
 
     Args:
         with_metrics: Whether the endpoint has the metrics, too.
@@ -46,7 +46,7 @@ class Health:
 
     def __init__(self, *, with_metrics: bool = False) -> None:
         self.unready: Callable[[], str] = lambda: "starts"
-        """Function that returns the reason why the role does not serve; empty if it serves."""
+        """Function that returns why the role does not serve; empty if it serves."""
         self.metrics: Callable[[], str] = str
         """Function that returns the metrics; empty before the role has any."""
         self.paths = ("/healthz", "/readyz", *(("/metrics",) if with_metrics else ()))

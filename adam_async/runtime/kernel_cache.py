@@ -1,13 +1,12 @@
 """The folder of compiled kernels on disk: one per user and per source text of the kernels.
 
-Numba's cache compares the file of a kernel and the processor, but not the files of functions that the kernel
-calls. The folder's name therefore has a digest of all files with kernels: a new version compiles again, and
-an old version finds its own kernels. Forced vector registers are part of the digest, because they shape the
-loops.
+Numba's cache compares a kernel's file and the processor, but not the files of functions that the kernel
+calls. So the folder's name has a digest of all files with kernels: a new version compiles again, and an old
+version finds its own kernels. Forced vector registers are part of the digest, because they shape the loops.
 
 The folder of the user's caches has compiled kernels, downloaded data and records of launches. A user may have
-no home folder, or that of another user, as in containers and batch jobs with a bare user id. Then the folder
-is in that of temporary files, never in the working directory.
+no home folder, or another user's, as in containers and batch jobs with a bare user id. Then the folder is
+among the temporary files, never in the working directory.
 """
 
 import errno
@@ -26,7 +25,7 @@ from tempfile import TemporaryFile
 from typing import TextIO
 
 NOWHERE = Path(os.devnull) / "no-folder-for-caches"
-"""Path that cannot be made: processes without a folder for caches keep nothing, and say so."""
+"""Path that cannot be made: processes without a cache folder keep no kernels, and say so."""
 
 
 def user_cache(environment: Mapping[str, str]) -> Path:
@@ -60,7 +59,7 @@ def _temporary_cache(environment: Mapping[str, str]) -> Path:
 logger = logging.getLogger(__name__)
 
 VARIABLE = "NUMBA_CACHE_DIR"
-"""Environment variable with the folder of numba's cache; numba reads it at its import."""
+"""Environment variable that names numba's cache folder; numba reads it at import."""
 
 VECTORS = "ADAM_VECTORS"
 """Environment variable that forces one kind of vector registers."""
@@ -84,7 +83,7 @@ def kernel_cache_folder(environment: MutableMapping[str, str]) -> Path:
 
 
 def kernel_digest(environment: Mapping[str, str] = os.environ) -> str:
-    """Return a digest of the text of all kernels and of the vector registers that the user forces."""
+    """Return a digest of all kernels' text and of the vector registers that the user forces."""
     digest = hashlib.blake2b(wanted_vectors(environment).encode(), digest_size=8)
     for path in sorted(KERNELS.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -118,8 +117,8 @@ class KernelCache:
     """The kernels in a folder, and the lock for compiling more.
 
     Numba does not report whether it has compiled a kernel, so an empty file marks each compiled kernel. A
-    folder without write access counts as empty, because numba would use the folder of the source instead, in
-    which kernels of an older text look the same.
+    folder without write access counts as empty. Otherwise numba would use the source's folder, where kernels
+    of an older text look the same.
 
     Args:
         folder: Numba's folder, which need not exist.
@@ -131,7 +130,7 @@ class KernelCache:
 
     @cached_property
     def is_kept(self) -> bool:
-        """Whether numba can write to the folder and its subfolders; otherwise logs a warning, once."""
+        """Whether numba can write to the folder and its subfolders; if not, logs one warning."""
         try:
             os.makedirs(self.folder, exist_ok=True)
             with TemporaryFile(dir=self.folder):
@@ -161,7 +160,7 @@ class KernelCache:
             (self._marks / name).touch()
 
     def forget(self) -> None:
-        """Remove the index files of all kernels, and their marks, so that all are compiled again."""
+        """Remove all kernels' index files and marks, so that all kernels are compiled again."""
         for file in (*Path(self.folder).glob("*/*.nbi"), *self._marks.glob("*")):
             with suppress(OSError):
                 file.unlink()
@@ -170,7 +169,7 @@ class KernelCache:
     def turn(self, *, wait_s: float = 60.0) -> Iterator[None]:
         """Hold the lock for compiling in the block; after ``wait_s`` the block begins without the lock.
 
-        Without a writable folder no lock exists, and each process compiles for itself.
+        Without a writable folder there is no lock, and each process compiles for itself.
         """
         try:
             Path(self.folder).mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
 Ctrl-C cancels the interrupted call. The thread is a daemon, so it does not keep its process alive.
 
-Code of the user, such as the import of a module, may block or hang, and has a thread of its own. The event
-loop stays free, because a role with a blocked loop sends no heartbeat and is reported lost.
+User code, such as a module import, may block or hang, so it has a separate thread. The event loop stays free,
+because a role with a blocked loop sends no heartbeat and is reported lost.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from adam_async.runtime.standard_streams import hold_descriptors
 _T = TypeVar("_T")
 
 CLOSE_S = 30.0
-"""Deadline of the thread's end, and of the end of a cancelled call, in seconds."""
+"""Deadline in seconds for the thread's end, and for the end of a cancelled call."""
 
 
 class LoopThread:
-    """A thread with an event loop, from its construction until `end`."""
+    """A thread with an event loop, from construction until `end`."""
 
     def __init__(
         self, name: str, loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
@@ -55,7 +55,7 @@ class LoopThread:
 
         Args:
             refusal: Error of the call if the thread or the group ends before the coroutine begins.
-            group: Group of the coroutine's task; None for that of the thread.
+            group: Group of the coroutine's task; None for the thread's group.
         """
         call = Call(self, work, refusal)
         self._started.wait()
@@ -86,8 +86,8 @@ class LoopThread:
 class Call(Future[_T]):
     """A coroutine on the thread, and the future of its outcome.
 
-    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; a `Call` is done when
-    the coroutine has ended.
+    A future of `asyncio.run_coroutine_threadsafe` is done as soon as it is cancelled; a `Call` only when the
+    coroutine has ended.
     """
 
     def __init__(self, thread: LoopThread, work: Coroutine[Any, Any, _T], refusal: Exception) -> None:
@@ -158,7 +158,7 @@ _Made = TypeVar("_Made")
 
 
 async def on_user_thread(work: Callable[[], _Made], what: str, *, within_s: float) -> _Made:
-    """Run a function of the user on a thread of its own, and return its result.
+    """Run a user's function on a separate thread and return its result.
 
     If the function hangs, or its caller is cancelled, the thread may remain until the process ends.
 

@@ -1,11 +1,11 @@
 """The machine of a run, for reports and doctor.
 
-Sizes of memory and caches come from ``/proc`` and ``/sys``, and are None on systems without these folders.
-The small files of the kernel answer at once, so they are read without the disk's thread.
+Memory and cache sizes come from ``/proc`` and ``/sys``, and are None on systems without these folders. The
+small files of the kernel answer at once, so they are read without the disk's thread.
 
-The control groups (cgroups) of the process limit its processor time and memory, in versions 1 and 2. A limit
-of any group on the path from the root to the process binds: container engines set limits on an outer group,
-Slurm and systemd on inner ones.
+The process's control groups (cgroups, versions 1 and 2) limit its processor time and memory. The limit of any
+group between the root and the process binds: container engines limit an outer group, Slurm and systemd inner
+ones.
 """
 
 import os
@@ -23,7 +23,7 @@ import msgspec
 from adam_async.runtime.clock import fine_clock
 
 _BEGAN_S = fine_clock()
-"""Time of the import of this module, soon after the start of the process, in seconds of `fine_clock`."""
+"""Time at which this module was imported, soon after the process started, in seconds of `fine_clock`."""
 
 
 class Blas(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Blas(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name and version, from numpy's build."""
     threads: int | None
-    """Number of threads that one product may use; None if threadpoolctl is missing or finds no BLAS."""
+    """Number of threads that one matrix product may use; None without threadpoolctl or a BLAS."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Number of cores that this process may use."""
     memory_mb: int | None
     l2_kb: int | None
-    """Size of the second-level cache of one core, in KiB."""
+    """Size of one core's second-level cache, in KiB."""
     l3_kb: int | None
     """Size of the third-level cache that core 0 shares with other cores, in KiB."""
     memory_nodes: int
@@ -57,7 +57,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     loop: str
     """Module of the event loop: ``uvloop`` or ``asyncio``."""
     uvloop: str | None
-    """Version of uvloop; None if it is not installed."""
+    """Version of uvloop; None if not installed."""
     warnings: list[str]
     """Settings of this machine that make runs slower."""
 
@@ -130,7 +130,7 @@ def apply_numerics() -> Mapping[str, str]:
 
 
 def process_memory() -> ProcessMemory:
-    """Describe this process, its peak memory and its age, for the statistics of a role."""
+    """Describe this process, its peak memory and its age, for a role's statistics."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return ProcessMemory(
         host=platform.node(),
@@ -144,8 +144,8 @@ def process_memory() -> ProcessMemory:
 def peak_rss_mb() -> float:
     """Return the largest resident set of this process so far, in MiB.
 
-    On Linux the figure comes from ``/proc``, because the figure of ``getrusage`` survives ``exec`` there, and
-    a child would report the size of its parent.
+    On Linux the figure comes from ``/proc``. There the figure of ``getrusage`` survives ``exec``, so a child
+    would report its parent's size.
     """
     kib = _fields("/proc/self/status").get("VmHWM")
     if kib is not None:
@@ -155,7 +155,7 @@ def peak_rss_mb() -> float:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, by its affinity and its quotas; at least 1."""
+    """Return the number of cores that this process may use by its affinity and quotas; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, quota_cores(_groups("cpu"), _text) or cores)
 
@@ -164,11 +164,11 @@ def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
     """Choose a CPU for each of some threads, from the CPUs of this process.
 
     Args:
-        first: Number of threads that have CPUs already, such as those of other workers of this machine. The
+        first: Number of threads that have CPUs already, such as other workers' threads on this machine. The
             choice begins after their CPUs, and cycles through all CPUs.
 
     Returns:
-        The CPU of each thread; None if the system does not support the choice.
+        The CPU of each thread; None if the system cannot pin threads.
     """
     if not hasattr(os, "sched_setaffinity"):
         return None
@@ -177,7 +177,7 @@ def pinned_cpus(*, threads: int, first: int) -> tuple[int, ...] | None:
 
 
 def memory_nodes() -> int:
-    """Return the number of memory nodes of the machine, at least 1."""
+    """Return the machine's number of memory nodes, at least 1."""
     return count_listed(_text("/sys/devices/system/node/online")) or 1
 
 
@@ -192,13 +192,13 @@ def count_listed(text: str) -> int:
 
 
 def memory_mb() -> int | None:
-    """Return the memory of the machine, in MiB; None if unknown."""
+    """Return the machine's memory in MiB; None if unknown."""
     total = _fields("/proc/meminfo").get("MemTotal")
     return int(total.split()[0]) // 1024 if total is not None else None
 
 
 def available_bytes() -> int:
-    """Return the available memory of the machine, or of a control group if that has less, in bytes.
+    """Return the available bytes of the machine's memory, or of a control group's if it has less.
 
     Without either figure the result is a gibibyte.
     """
@@ -211,7 +211,7 @@ def available_bytes() -> int:
 
 
 def cache_kb(level: int) -> int | None:
-    """Return the size of the cache of core 0 at one level, in KiB; None if unknown."""
+    """Return the size of core 0's cache at one level, in KiB; None if unknown."""
     for index in range(8):
         folder = f"/sys/devices/system/cpu/cpu0/cache/index{index}"
         size = _text(f"{folder}/size").strip()
@@ -226,7 +226,7 @@ def processor_name() -> str:
 
 
 def blas_name() -> str:
-    """Return name and version of the BLAS of numpy's build."""
+    """Return name and version of the BLAS that numpy was built with."""
     import numpy as np  # only here: commands count cores before they import NumPy
 
     built: Mapping[str, Any] = np.show_config(mode="dicts")
@@ -235,7 +235,7 @@ def blas_name() -> str:
 
 
 def blas_threads() -> int | None:
-    """Return the maximum number of threads of one matrix product; None without threadpoolctl or a BLAS."""
+    """Return the maximum number of threads for one matrix product; None without threadpoolctl or a BLAS."""
     if util.find_spec("threadpoolctl") is None:
         return None
     from threadpoolctl import threadpool_info
@@ -245,7 +245,7 @@ def blas_threads() -> int | None:
 
 
 def blas_core() -> str:
-    """Return the kind of processor for which BLAS has chosen its kernels; empty without threadpoolctl."""
+    """Return the processor kind for which BLAS chose its kernels; empty without threadpoolctl."""
     if util.find_spec("threadpoolctl") is None:
         return ""
     from threadpoolctl import threadpool_info
@@ -300,11 +300,11 @@ def _text(path: str) -> str:
 
 
 MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Files of a group with limit and use of its memory; versions 2 and 1."""
+"""Files of a group with the limit and use of its memory; versions 2 and 1."""
 
 
 def group_folders(groups: str, mounts: str, controller: str) -> list[str]:
-    """Return the folders of the groups of a process for one controller, with all outer groups.
+    """Return a process's group folders for one controller, including all outer groups.
 
     Args:
         groups: Content of ``/proc/self/cgroup``.
@@ -335,7 +335,7 @@ def quota_cores(folders: list[str], read: Callable[[str], str]) -> int:
 
     Args:
         folders: Folders of groups.
-        read: Returns the content of a file; empty for an absent one.
+        read: Returns a file's content; empty if the file is absent.
     """
     found = []
     for folder in folders:
@@ -357,7 +357,7 @@ def cores_of_quota(text: str) -> int:
 
 
 def memory_left(folders: list[str], read: Callable[[str], str]) -> int | None:
-    """Return the memory that all groups still permit, in bytes; None without a limit.
+    """Return the memory in bytes that all groups still permit; None without a limit.
 
     For arguments see `quota_cores`.
     """
@@ -370,18 +370,18 @@ def memory_left(folders: list[str], read: Callable[[str], str]) -> int | None:
 
 
 def left_in_group(limit: str, used: str, stat: str) -> int | None:
-    """Return the memory that a control group may still use, in bytes; None without a limit.
+    """Return the memory in bytes that a control group may still use; None without a limit.
 
     Args:
         limit: Content of ``memory.max``: bytes, or ``max``.
         used: Content of ``memory.current``: bytes, the cached pages of files included.
-        stat: Content of ``memory.stat``; the kernel takes its ``inactive_file`` bytes back on demand.
+        stat: Content of ``memory.stat``; the kernel frees its ``inactive_file`` bytes on demand.
     """
     if not limit.strip().isdecimal():
         return None
     counts = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
     in_use = int(used) if used.strip().isdecimal() else 0
-    # In version 1 only the former counts inner groups, as the use of memory does.
+    # In version 1 only the ``total_`` entry counts inner groups, as the memory use does.
     cached = counts.get("total_inactive_file", counts.get("inactive_file", ""))
     reclaimable = int(cached) if cached.strip().isdecimal() else 0
     return max(int(limit) - max(in_use - reclaimable, 0), 0)

@@ -1,7 +1,7 @@
-"""Opens the files of users and of other programs: ordinary files only, and never with a wait.
+"""Opens files of users and other programs: ordinary files only, and never with a wait.
 
-The open of a pipe waits for its other end, and a device may have no end. Both checks and the read are of the
-opened file, because a path may lead to another file a moment later.
+Opening a pipe waits for its other end, and a device may have no end. Both checks and the read use the opened
+file, because a path may lead to another file a moment later.
 """
 
 import errno
@@ -15,24 +15,24 @@ Opener = Callable[[str, int], int]
 """Function that opens a file by its path and flags, and returns its descriptor."""
 
 SECRET_BYTES = 65536
-"""Maximum size of a secret, in bytes; a larger file is no secret."""
+"""Maximum size of a secret in bytes; a larger file is not a secret."""
 
 SECRET_S = 60.0
-"""Longest wait for the writer of a secret's pipe, or for a person who types it, in seconds."""
+"""Longest wait in seconds for the writer of a secret's pipe, or for a person who types the secret."""
 
 MOST_READ_BYTES = 1 << 31
-"""Maximum size of a file that is read as a whole, in bytes, unless its reader has another limit."""
+"""Maximum size in bytes of a file that is read as a whole, unless its reader has another limit."""
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Permission bits of a file for all users except its owner."""
 
 
 def ordinary_files(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open an ordinary file, as an `Opener`; never wait for the other end of a pipe.
+    """As an `Opener`, open an ordinary file; never wait for a pipe's other end.
 
     Raises:
         IsADirectoryError: The path is that of a folder.
-        OSError: The path is that of a pipe, a socket or a device, or the system cannot open it.
+        OSError: The path leads to a pipe, socket or device, or the system cannot open it.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
@@ -62,7 +62,7 @@ def read_ordinary(path: Path, most: int = MOST_READ_BYTES) -> bytes:
         if size > most:
             raise OSError(errno.EFBIG, f"{path.name!r} has {size} bytes, expected at most {most}", str(path))
         pieces = []
-        # One read returns at most 2 GiB. A file that grows meanwhile is read up to its size at the opening.
+        # One read returns at most 2 GiB. Read a file that grows meanwhile up to its size at the opening.
         while size > 0 and (piece := file.read(size)):
             pieces.append(piece)
             size -= len(piece)

@@ -1,6 +1,6 @@
 """One process of a role, as its cluster sees it: its address, its output, its end.
 
-A launcher makes the handles of its kind of process. The process prints one line with its address on stdout,
+Each launcher makes handles for its kind of process. The process prints one line with its address on stdout,
 and log lines on stderr.
 """
 
@@ -20,15 +20,15 @@ CUT_OFF = 255
 """Exit code of a role that its engine or connection lost; `ssh` uses the same code."""
 
 READ_BYTES = 65536
-"""Maximum number of bytes of one read from a child's output."""
+"""Maximum number of bytes in one read of a child's output."""
 
 LINE_BYTES = 8192
-"""Maximum number of bytes kept of one line, half from its start and half from its end."""
+"""Maximum number of bytes kept of a line, half from its start and half from its end."""
 
 _ENDS = re.compile(rb"[\r\n]+")
 
 LAST_LINES = 20
-"""Number of lines of stderr that a handle keeps."""
+"""Number of stderr lines that a handle keeps."""
 
 
 class ByteStream(Protocol):
@@ -46,11 +46,11 @@ class RoleHandle(ABC):
         on_line: Called with each line of the role's stderr, prefixed; `LineSplitter` cuts long lines.
 
     Attributes:
-        address: Address of the role, set by its first line; fails with `RoleDied` if the process ends before
-            that line.
+        address: Address of the role, set by its first line; fails with `RoleDied` if the process ends
+            earlier.
         ended: Set at the end of the process.
         code: Exit code; a negative code is a signal. Valid after the end.
-        served_s: Time from the address line to the end, in seconds; set at the end.
+        served_s: Time in seconds from the address line to the end; set at the end.
         last_lines: The newest lines of stderr, at most `LAST_LINES`.
     """
 
@@ -123,7 +123,7 @@ class RoleHandle(ABC):
             self.note_line(line)
 
     def note_address(self, address: str) -> None:
-        """Note the address of the role; an empty or second one has no effect."""
+        """Record the role's address; an empty or second address has no effect."""
         if address and not self.address.done():
             self._listens_at = asyncio.get_running_loop().time()
             self.address.set_result(address)
@@ -164,7 +164,7 @@ class RemoteRole(RoleHandle):
 
     @abstractmethod
     async def _session(self) -> int:
-        """Run the role, and return its exit code; if the engine lost it, set `_cut_off` and return `CUT_OFF`.
+        """Run the role and return its exit code; if the engine lost it, set `_cut_off` and return `CUT_OFF`.
 
         Cancelling kills the process.
         """
@@ -186,7 +186,7 @@ class LineSplitter:
         self._left_out = 0
 
     def feed(self, data: bytes) -> list[str]:
-        """Return the lines that these bytes complete, without their ends."""
+        """Return the lines that these bytes complete, without line ends."""
         *complete, begun = _ENDS.split(data)
         lines = []
         for part in complete:
@@ -233,7 +233,7 @@ async def _lines(stream: ByteStream) -> AsyncIterator[str]:
 
 
 def address_line(node: str, address: str, join: str) -> str:
-    """Return the line that a role prints: its address, and the command that joins it, if any."""
+    """Return the line that a role prints: its address and, if any, the command that joins it."""
     return f"{node} listens on {address}" + (f"; join it with: {join}" if join else "")
 
 

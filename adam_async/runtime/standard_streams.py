@@ -1,11 +1,9 @@
-"""Closed standard streams, streams that cannot write every character, and readers that do not read.
+"""Handles closed standard streams, streams that cannot write every character, and readers that do not read.
 
-A file that is opened while a standard stream is closed gets its descriptor. libuv then ends the process,
-because it takes a pipe or socket of descriptor 0, 1 or 2 for a mistake, and text for the terminal goes into
-that file.
+A file opened while a standard stream is closed gets that stream's descriptor, and text for the terminal goes
+into it. If a pipe or socket gets descriptor 0, 1 or 2, libuv takes it for a mistake and ends the process.
 
-A pipe whose reader does not read blocks its writer for as long, and a role with a blocked loop counts as
-dead.
+A pipe blocks its writer until the reader reads, and a role whose loop is blocked counts as dead.
 """
 
 import io
@@ -25,7 +23,7 @@ STANDARD = (0, 1, 2)
 """Descriptors of the standard streams."""
 
 MOST_UNREAD_BYTES = 1 << 20
-"""Maximum size of the text that waits for the reader of a standard stream, in bytes; the oldest is lost."""
+"""Maximum size in bytes of the text that waits for a standard stream's reader; the oldest text is lost."""
 
 LAST_S = 2.0
 """Time of a reader for the last text of an interrupted command, in seconds."""
@@ -40,7 +38,7 @@ def hold_descriptors() -> None:
             opened = os.open(os.devnull, os.O_RDWR)  # the system gives the lowest free descriptor
             if opened == descriptor:
                 os.set_inheritable(descriptor, True)  # as a child expects
-            else:  # another thread has closed or opened one meanwhile
+            else:  # another thread has meanwhile closed or opened a descriptor
                 os.dup2(opened, descriptor)
                 os.close(opened)
 
@@ -57,7 +55,7 @@ def drop_standard_error() -> None:
 
 
 class StandardOutput(io.FileIO):
-    """Standard output, whose first error names it; later text is dropped, because the interpreter writes the
+    """Standard output whose first error names it. Later text is dropped, because the interpreter writes the
     rest at its end."""
 
     _failed = False
@@ -83,7 +81,7 @@ class StandardOutput(io.FileIO):
 
 
 def hold_streams() -> None:
-    """Give the process all standard streams, as a command expects them.
+    """Give the process all standard streams, as a command expects.
 
     A stream that was closed leads to the null device. Characters that a terminal cannot show are written as
     escapes, such as with ``LC_ALL=C`` and ``PYTHONIOENCODING=ascii``.
@@ -115,7 +113,7 @@ def unblocked_streams(is_interrupted: Callable[[], bool]) -> Iterator[None]:
     """
     before = sys.stdout, sys.stderr
     out = _Unread()
-    error = out if os.path.sameopenfile(1, 2) else _Unread()  # text of one file keeps its order
+    error = out if os.path.sameopenfile(1, 2) else _Unread()  # text for one file keeps its order
     sys.stdout, sys.stderr = _unblocked(sys.stdout, 1, out), _unblocked(sys.stderr, 2, error)
     try:
         yield
@@ -131,7 +129,7 @@ def unblocked_streams(is_interrupted: Callable[[], bool]) -> Iterator[None]:
 
 
 def _unblocked(stream: TextIO, descriptor: int, unread: "_Unread") -> TextIO:
-    """Return a stream in place of a standard one; a stream of a test, or of a host program, stays."""
+    """Return a stream that replaces a standard one; a stream of a test or host program stays."""
     try:
         if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != descriptor:
             return stream
@@ -170,7 +168,7 @@ class _UnblockedFile(io.RawIOBase):
 
 
 class _Unread:
-    """The text on its way to one file, or to several descriptors of it."""
+    """The text on its way to one file, or to several descriptors of the file."""
 
     def __init__(self) -> None:
         self._thread = BlockingThread("standard-streams")
@@ -205,7 +203,7 @@ class _Unread:
             raise error
 
     def end(self, within_s: float | None) -> None:
-        """Wait until all text is written; for some seconds at most, or without a limit."""
+        """Wait until all text is written; for at most some seconds, or without a limit."""
         self._is_over = True
         with suppress(TimeoutError):
             self._thread.submit(bool).result(within_s)
@@ -230,7 +228,7 @@ class _Unread:
 
 
 def _write_whole(file: io.RawIOBase, text: bytes) -> None:
-    """Write to a file that may block, or that another program has set to refuse instead."""
+    """Write to a file that may block, or that another program has made non-blocking."""
     left = memoryview(text)
     while left:
         written = file.write(left)

@@ -3,13 +3,13 @@
 Theory of operation
 -------------------
 The roles of a process share a `Timeline` and note events on their one event loop: a group is leased,
-delivered, trained, pushed, applied, reported; a message is sent or received. A note builds one small record
-and appends it, in under a microsecond; nothing is formatted, sent or written during training. The records are
+delivered, trained, pushed, applied, reported; a message is sent or received. A note builds and appends one
+small record in under a microsecond. Nothing is formatted, sent or written during training. The records are
 msgspec structures outside garbage collection, so many of them do not slow a collection down. A timeline takes
 `limit_events` events; later events are counted and dropped.
 
-`part` has the events of this process, and `others` those of other processes; the clock is the system's
-monotonic one, which all processes of a machine share. `trace_events.py` makes a file of the parts.
+`part` has this process's events, and `others` those of other processes. The clock is the system's monotonic
+one, which all processes of a machine share. `trace_events.py` makes a file from the parts.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ from dataflow import Tag, TraceRecord
 from transport import Request
 
 LIMIT_EVENTS = 300_000
-"""Default maximum number of events: those of about 40,000 groups in place, with 60 MB of memory, and a file
-of 100 MB for Perfetto."""
+"""Default maximum number of events: those of about 40,000 groups in place, with 60 MB of memory and a file of
+100 MB for Perfetto."""
 
 EVENT_TEXT_BYTES = 160
-"""Size that an answer reserves in advance for the text of one event, in bytes."""
+"""Size in bytes that an answer reserves in advance for one event's text."""
 
 MOST_ANSWERED = 100_000
 """Maximum number of events of one answer, for which it reserves 16 MB of text."""
