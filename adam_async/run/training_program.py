@@ -200,7 +200,7 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules need to know about the starting point of a run that continues another one."""
+    """Facts that the rules need about where a run that continues another one starts."""
 
     epoch: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
     """Number of the epoch in progress."""
