@@ -511,15 +511,15 @@ def test_the_pages_promise_the_shares_of_the_code() -> None:
     share = {role: mib(size) for role, size in NODES_BYTES.items()}
     for promise in (
         f"a client has {CREATOR_STORES} stores, all clients have {CLIENT_STORES} of the {MOST_STORES}",
-        f"Clients have {CLIENT_STORES} of them, one client {CREATOR_STORES}",
-        f"the arrays of one have {arrays}, and all together {mib(STORES_BYTES)} of",
+        f"Clients together have at most {CLIENT_STORES} stores, one client at most {CREATOR_STORES}",
+        f"the arrays of one store have {arrays}, and of all stores {mib(STORES_BYTES)} of",
         f"of the map's {mib(MOST_MAP_BYTES)}",
-        f"all clients have {share['client']} of the map, and all readers have {share['reader']}",
+        f"all clients together have {share['client']} of the map, and all readers {share['reader']}",
         f"{DEPARTED_KEPT} departed nodes of a role stay",
         f"all workers have {share['worker']} of the map, with {small} of `info` each",
         f"{MOST_INFO_BYTES >> 10} KiB; of a worker, client or reader {small}",
         f"{share['ps']} for `ps` and for `data`, {share['worker']} for `worker`, {share['driver']} for",
-        f"of the {MAX_SESSIONS:,} sessions the role with most",
+        f"of the {MAX_SESSIONS:,} sessions, the role with the most",
         f"(labels of 63 characters, {MOST_HOST} in all)",
     ):
         assert promise in page, promise
