@@ -1,15 +1,13 @@
 """The engine runs a scheduler: light nodes on the loop, heavy nodes in a pool.
 
-Theory of operation
--------------------
-The engine reports every event (an admission, a delivery, completed jobs) to the scheduler, then one *turn*
-carries out effects until none are left. Light nodes run at once and cause further effects; heavy calls
-collect in a backlog, which the pool gets in one call at the end. Light nodes that follow a heavy node
-therefore fire in the same iteration of the loop as its completion, and a wake-up with eight completed jobs
-costs one submission. Callbacks and light nodes may call the engine again; that only adds effects to the
-current turn.
+Theory of operation ------------------- The engine reports every event (an admission, a delivery, completed
+jobs) to the scheduler. Then one *turn* carries out effects until none are left. Light nodes run at once and
+cause further effects; heavy calls collect in a backlog, which the pool gets in one call at the end. So light
+nodes that follow a heavy node fire in the same iteration of the loop in which it completes, and a wake-up
+with eight completed jobs costs one submission. Callbacks and light nodes may call the engine again; that only
+adds effects to the current turn.
 
-The engine itself never waits. The engine's one task watches for the failure that stops it, so the failure
+The engine itself never waits. The engine's one task watches for the failure that stops it. So the failure
 cancels the body of the `async with` like a failure in a task group.
 """
 
@@ -49,7 +47,7 @@ class EngineStatistics:
     admitted: int
     """Number of admitted tags."""
     finished: int
-    """Number of tags whose nodes have all fired, and whose inputs have all arrived."""
+    """Number of tags whose nodes have all fired and whose inputs have all arrived."""
     abandoned: int
     """Number of tags abandoned after their admission, failed tags included."""
     failed: int
@@ -57,7 +55,7 @@ class EngineStatistics:
     firings: int
     """Number of completed firings of live tags."""
     dropped_tokens: int
-    """Number of late tokens of settled tags, and of early tokens whose tags were abandoned."""
+    """Number of late tokens for settled tags, and of early tokens whose tags were abandoned."""
     live: int
     """Number of live tags."""
     still_running: int
@@ -94,8 +92,8 @@ SETTINGS = EngineSettings()
 class Engine:
     """Runs one graph for many tags at once. An asynchronous context manager.
 
-    Leaving the block abandons all live tags, waits until no thread runs a call of them, and raises the error
-    that stopped the engine, such as a `NodeFailed` or the error of a callback. Call `drain` first to finish
+    Leaving the block abandons all live tags and waits until no thread runs their calls. It then raises the
+    error that stopped the engine, such as a `NodeFailed` or a callback's error. Call `drain` first to finish
     all admitted tags. Cancelling does not shorten the wait for threads: the caller may reuse the contexts
     afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises WaitTimedOut, or
     adds it as a note to the error that it raises anyway.
@@ -183,8 +181,8 @@ class Engine:
             if cancelled is not error:
                 raise
         except BaseExceptionGroup as group:
-            # An EngineClosed of the body follows from the error that stopped the engine, so it is no second
-            # error. If no error stopped the engine, the end of the watch has cancelled the future.
+            # An EngineClosed of the body follows from the error that stopped the engine, so it is not a
+            # second error. If no error stopped the engine, the end of the watch has cancelled the future.
             failed = self._failure.done() and not self._failure.cancelled()
             failure = self._failure.exception() if failed else None
             errors = group if failure is None else group.split(EngineClosed)[1]
@@ -194,7 +192,7 @@ class Engine:
                 found.insert(0, failure)
             if len(found) > 1:
                 raise BaseExceptionGroup(group.message, found) from None
-            # One error is raised alone, because a group would only show that an engine has a task inside.
+            # Raise a single error alone: a group would only show that an engine has a task inside.
             only = found[0]
             if only is not error:
                 raise only from only.__cause__
@@ -359,7 +357,7 @@ class Engine:
             waiters.wake_room()
 
     def _has_more_effects(self) -> bool:
-        """Open the gates; without an effect call `on_room` if there is room. Returns whether one follows."""
+        """Open the gates; without an effect but with room, call `on_room`. Returns whether one follows."""
         scheduler = self._scheduler
         if scheduler.gates:
             scheduler.open_gates()

@@ -97,7 +97,7 @@ class TagSettled(TagError):
 class NodeFailed(DataflowError):
     """The function of `node` raised; its error is the `__cause__`.
 
-    `tags` has the live tags of the failed call, more than one only for a batching node; `tag` is the first.
+    `tags` has the failed call's live tags, more than one only for a batching node; `tag` is the first.
     """
 
     def __init__(self, *, node: str, tags: Sequence[Tag], cause: BaseException) -> None:

@@ -1,8 +1,8 @@
 """Pure: the immutable description of a graph, validated once when it is built.
 
 A *port* is a name for a value: either an external input of the graph or an output of one node. A node reads
-ports and writes ports; a port may have any number of readers and has exactly one writer. Ports and nodes have
-numbers, so a firing costs a few list operations and no look-up by name.
+ports and writes ports; a port may have any number of readers, but has exactly one writer. Ports and nodes
+have numbers, so a firing costs a few list operations and no look-up by name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Node:
     - one output: the value itself;
     - two or more: a tuple or list of exactly that many values, in declared order.
 
-    A node with ``batch > 1`` is called as ``fn(firings, *columns)``: a list of firings and, per input, a
-    list of values of the same length. The function returns a sequence with one entry per firing, each in the
+    A node with ``batch > 1`` is called as ``fn(firings, *columns)``: with a list of firings and, per input,
+    an equally long list of values. The function returns a sequence with one entry per firing, each in the
     form above.
 
     A node without inputs fires when its tag is admitted.

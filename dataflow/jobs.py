@@ -3,8 +3,8 @@
 `ComputePool` implements the interface with threads. A job cannot be cancelled: the pool executes an accepted
 job exactly once, and passes it to its sink exactly once.
 
-Waking a loop from a thread costs a system call, more than an empty job. An item of the mailbox therefore
-wakes the loop only if no wake-up is pending, and one wake-up takes all items posted until then.
+Waking a loop from a thread costs a system call, more than an empty job. So an item in the mailbox wakes the
+loop only if no wake-up is pending, and one wake-up takes all items posted until then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Job:
     """One call to make in a compute thread. Subclasses implement the call as `execute`.
 
     The submitter sets `sink`, `cost` and `paced`; the pool sets the rest. A job is mutable and belongs to one
-    side at a time: to the thread from its acceptance, and to the loop again from the call of its sink.
+    side at a time: to the thread once accepted, and to the loop again when its sink is called.
 
     Attributes:
         cost: Label of the call, for simulated time and statistics.
@@ -69,7 +69,7 @@ class JobPool(Protocol):
         """Return the current time of the clock that stamps jobs, in seconds."""
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:
-        """Accept jobs in order while there is room; return their number. Raises PoolClosed."""
+        """Accept jobs in order while there is room; return how many. Raises PoolClosed."""
 
     def call_when_room(self, callback: Callable[[], None]) -> None:
         """Call back once, on the loop, when at least one job fits again."""
@@ -97,7 +97,7 @@ class Mailbox(Generic[T]):
         """Add an item, from any thread. Raises RuntimeError if the loop is closed."""
         self._items.append(item)
         # Two threads may both see False and wake the loop twice, which is harmless. No item is lost: the loop
-        # clears the flag before it takes the items, so it still takes an item whose thread saw True.
+        # clears the flag before it takes the items, so it also takes the item of a thread that saw True.
         if not self._waking:
             self._waking = True
             self._wake(self.empty)

@@ -13,8 +13,8 @@ job and its report, so results are as late as from a slower core. During the sle
 and takes no job.
 
 A thread enters a `Gate` before its first unit of work, passes it between two units, and leaves it after the
-last one. The loop closes the gate, and waits until no thread is between two gates: each thread ends its unit,
-and then waits at the gate. While no gate is closed, a pass reads one number without a lock, so units may be
+last. The loop closes the gate, and waits until no thread is within a unit: each thread ends its unit, and
+then waits at the gate. While no gate is closed, a pass reads one number without a lock, so units may be
 short.
 """
 
@@ -39,7 +39,7 @@ from dataflow.jobs import Job, Mailbox
 R = TypeVar("R")
 
 CREDIT_S = 0.005
-"""Maximum time by which a sleep that was too long shortens the next sleeps, in seconds. Without this limit, a
+"""Maximum time in seconds by which a sleep that was too long shortens the next sleeps. Without this limit, a
 thread that slept a second too long would run at full speed for a second."""
 
 
@@ -55,7 +55,7 @@ class PoolStatistics:
     outstanding: int
     """Number of accepted jobs that have not finished: queued, running, or on the way back to the loop."""
     wakes: int
-    """Number of wake-ups of the loop by threads; finished / wakes is the mean number of jobs per wake-up."""
+    """Number of times that threads woke the loop; finished / wakes is the mean number of jobs per wake-up."""
     elapsed_s: float
     """Seconds since the pool was entered."""
     busy_s: float
@@ -73,7 +73,7 @@ class Pace:
 
     A job with c seconds of the thread's CPU time must take c / share seconds. The thread rests for the
     difference; the missing part of a rest that was cut short is added to the next rest. Time that a job waits
-    is part of the length of that job, and does not shorten the rests after later jobs.
+    counts towards the job's length, and does not shorten the rests after later jobs.
 
     Args:
         share: Share of a core's time, above 0 and up to 1.
@@ -147,7 +147,8 @@ def _settle(future: asyncio.Future[Any], job: Job) -> None:
     if job.error is None:
         future.set_result(job.result)
     elif isinstance(job.error, (StopIteration, SystemExit, asyncio.CancelledError)):
-        # A future cannot hold a StopIteration; the others would end the process, or the task that waits.
+        # A future cannot hold a StopIteration; the other errors would end the process, or the task that
+        # waits.
         error = RuntimeError(f"{job.cost} raised {type(job.error).__name__}")
         error.__cause__ = job.error
         future.set_exception(error)
@@ -251,9 +252,9 @@ def _make_for(worker: _Worker, make: Callable[[], Any]) -> None:
 class ComputePool:
     """Threads for heavy work, shared by any number of engines and other users of one loop.
 
-    An asynchronous context manager. The end of the block accepts no new jobs, runs all accepted ones,
-    delivers their results, then ends the threads. Cancelling this wait returns at once, and the threads end
-    as soon as the accepted jobs are done.
+    An asynchronous context manager. When the block ends, the pool accepts no new jobs, runs all accepted
+    ones, delivers their results, and ends the threads. Cancelling this wait returns at once, and the threads
+    end as soon as the accepted jobs are done.
 
     Args:
         threads: Number of threads.
@@ -263,8 +264,8 @@ class ComputePool:
             the jobs get None.
         affinity: CPUs that each thread may run on; None leaves the choice to the system.
         intake: Maximum number of accepted jobs that have not finished.
-        close_timeout_s: Maximum wait for accepted jobs at the end of the block, in seconds; after it the exit
-            raises WaitTimedOut, or adds it as a note to the error of the block.
+        close_timeout_s: Maximum wait in seconds for accepted jobs at the end of the block. After it the exit
+            raises WaitTimedOut, or adds it as a note to the block's error.
         pace: Share of a core's time that each thread may use, for an intentionally slow pool: a job of c
             seconds of CPU time takes c / pace. A closing pool no longer rests.
 
@@ -407,7 +408,7 @@ class ComputePool:
         return self._accepted - self._finished
 
     def submit_jobs(self, jobs: Sequence[Job]) -> int:
-        """Accept jobs in order up to the limit of the intake; return their number.
+        """Accept jobs in order up to the intake's limit; return how many.
 
         Raises:
             PoolClosed: The pool is not open.
@@ -451,8 +452,8 @@ class ComputePool:
         """Run `fn(*args)`, or `fn(context, *args)`, in a thread and return its result or raise its error.
 
         Waits for room first. Cancelling the wait for room submits nothing; a later cancellation does not stop
-        the function, and only drops its result. Limit the wait with `asyncio.timeout`. Raises PoolClosed.
-        After a job with `paced=False` the thread does not sleep, at any pace of the pool.
+        the function, but drops its result. Limit the wait with `asyncio.timeout`. Raises PoolClosed. After a
+        job with `paced=False` the thread does not sleep, at any pace of the pool.
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[R] = loop.create_future()
@@ -466,7 +467,7 @@ class ComputePool:
         return await result
 
     def _completed(self, jobs: list[Job]) -> None:
-        """Pass completed jobs to their sinks, one call per sink, then call the callbacks that wait."""
+        """Pass completed jobs to their sinks, one call per sink, then call the waiting callbacks."""
         self._finished += len(jobs)
         by_sink: dict[Callable[[list[Job]], None], list[Job]] = {}
         for job in jobs:
@@ -515,13 +516,13 @@ class Gate:
     def __init__(self) -> None:
         self._changed = Condition()
         self._closers = 0
-        """Number of blocks of `closed` in progress."""
+        """Number of `closed` blocks in progress."""
         self._inside = 0
         """Number of threads within a unit of work."""
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-        """Blocks of `closed` that wait until no thread is within a unit, each with its loop."""
+        """`closed` blocks that wait until no thread is within a unit, each with its loop."""
         self.turn = asyncio.Lock()
-        """Lock for users whose blocks of `closed` must not overlap, in one loop."""
+        """Lock for users whose `closed` blocks must not overlap, in one loop."""
 
     def __enter__(self) -> None:
         with self._changed:

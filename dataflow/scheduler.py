@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. The effects of an event go
-to the queue `effects`, from which the engine takes and carries them out in order: calls to execute (the
+Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. An event's effects go to the
+queue `effects`, from which the engine takes and carries them out in order. They are calls to execute (the
 engine reports each exactly once through `fired` or `failed`), outputs, and notices about tags. Events are
-methods and not records, because several happen per firing, and a record would cost as much as their handling.
+methods, not records: several happen per firing, and a record would cost as much as handling it.
 
 A tag moves through these states:
 
@@ -23,16 +23,15 @@ thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the
 their tokens.
 
 A tag has finished when all its nodes have fired and all its inputs have arrived, not when all outputs have
-their values, because a node that only sends is part of the work.
+values: a node that only sends is part of the work.
 
 Invariants, checked by `check_invariants` and by property tests: a node fires at most once per tag, and
-exactly once if the tag finishes; a context belongs to at most one flight, from the flight's admission until
-its end and the end of its calls; admission never exceeds `in_flight`; a gated node never exceeds `jobs`
-calls.
+exactly once if the tag finishes; a context belongs to at most one flight, from when it is admitted until it
+and its calls have ended; admission never exceeds `in_flight`; a gated node never exceeds `jobs` calls.
 
 A *gated* node (`jobs` is set) keeps its ready firings in a queue. While a gated node has fewer than `jobs`
 running calls, the next call takes up to `batch` ready firings. Batches therefore grow when calls are slow,
-and an idle node starts at once. Firings that become ready before the next `open_gates` join one batch: the
+and an idle node starts at once. Firings that become ready before the next `open_gates` join one batch; the
 engine calls it when no other effect is left.
 """
 
@@ -49,7 +48,7 @@ from dataflow.tokens import Abandoned, BatchCall, Call, ContextFreed, Effect, Fi
 
 
 class _Gate:
-    """Ready firings of a gated node, and the number of its running calls."""
+    """A gated node's ready firings, and its number of running calls."""
 
     __slots__ = ("node", "out", "ready")
 
@@ -65,13 +64,13 @@ class Scheduler:
     Args:
         graph: Graph to run.
         in_flight: Maximum number of live tags.
-        contexts: One object per live tag, lent at admission; at least `in_flight` of them. More contexts
-            allow further admissions while abandoned tags still run. None if tags need no context.
+        contexts: One object per live tag, lent when it is admitted; at least `in_flight` of them. More
+            contexts allow further admissions while abandoned tags still run. None if tags need no context.
         early_limit: Maximum number of tokens kept for tags that are not admitted yet.
         keep_epochs: Number of epochs whose settled tags are kept tag by tag; see `SettledTags`.
 
     Raises:
-        ValueError: A number is below its minimum, or the number of contexts is below `in_flight`.
+        ValueError: A number is below its minimum, or there are fewer contexts than `in_flight`.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class Scheduler:
                 self._finish(flight)
 
     def fired(self, call: Call, result: Any) -> None:
-        """Report the execution of `call`, with the result of its `execute`."""
+        """Report that `call` was executed, with the result of its `execute`."""
         if call.node.gated:
             self.gates[call.node.index].out -= 1
         pairs: Any = ((call, result),) if type(call) is Firing else zip(call.firings, result, strict=True)
@@ -225,7 +224,7 @@ class Scheduler:
             self._abandon(flight)
 
     def open_gates(self) -> None:
-        """Start calls of gated nodes until `jobs` are running or no firing is ready; drop abandoned ones."""
+        """Start calls of gated nodes until `jobs` run or no firing is ready; drop abandoned firings."""
         for gate in self.gates.values():
             node = gate.node
             while gate.ready and gate.out < node.jobs:
@@ -379,7 +378,7 @@ class Scheduler:
 
 
 class _Run:
-    """The set of the numbers n with start <= n < watermark, and of the numbers in `others`."""
+    """The set of all numbers n with start <= n < watermark, and of the numbers in `others`."""
 
     __slots__ = ("others", "start", "watermark")
 

@@ -55,7 +55,7 @@ class Flight:
         self.args: list[list[Any] | None] = [None] * num_nodes
         """Values so far, per node with several inputs."""
         self.left = num_nodes + unread
-        """Number of nodes that have not completed, and of inputs without a reader that have not arrived."""
+        """Number of nodes that have not completed, plus inputs without a reader that have not arrived."""
         self.running = 0
         """Number of calls handed out and not reported back. Above 0 a thread may use the context."""
 
@@ -112,8 +112,8 @@ class Firing(Job):
 class BatchCall(Job):
     """One call of a batching node for several tags.
 
-    The function may set `started` and `finished` of its firings, in seconds of the pool's clock; the times of
-    the call are their default.
+    The function may set `started` and `finished` of its firings, in seconds of the pool's clock; by default
+    they are the call's times.
     """
 
     __slots__ = ("firings", "node")
@@ -170,7 +170,7 @@ class Finished(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Effect: `tag` was abandoned; its slot is free, and its context after the last running call."""
+    """Effect: `tag` was abandoned; its slot is free now, and its context after the last running call."""
 
     tag: Tag
 

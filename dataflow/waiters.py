@@ -1,4 +1,4 @@
-"""Callers that wait for an engine: for their admission, for room, or for idleness.
+"""Callers that wait for an engine: to be admitted, for room, or until it is idle.
 
 Every wait has a name and a deadline. Admissions are granted in order of arrival, and each granted slot stays
 reserved until its caller runs. The other waits reserve nothing.
@@ -21,7 +21,7 @@ class Waiters:
     Args:
         scheduler: Decides whether there is a slot, and whether the engine is idle.
         timeout_s: Default time limit of a wait, in seconds.
-        describe: Returns the state of the engine, for the error of a wait that takes too long.
+        describe: Returns the engine's state, for the error of a wait that takes too long.
 
     Attributes:
         admissions: Callers that wait for a slot, in order of arrival.
@@ -91,7 +91,7 @@ class Waiters:
                 granted.set_result(None)
 
     def wake_room(self) -> None:
-        """Wake all callers that wait for room; the first of them to run may take the room."""
+        """Wake all callers that wait for room; the first of them to run may take it."""
         _wake(self.room)
 
     def wake_idle(self) -> None:

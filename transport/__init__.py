@@ -1,4 +1,5 @@
-"""Links carry messages with tensors in one process, in shared memory, or over TCP, with equal behaviour.
+"""Links carry messages with tensors in one process, in shared memory, or over TCP, and behave the same in
+each case.
 
 `network.py` listens and dials. Over TCP `greeter.py` carries out the handshake on each new connection, and
 hands the connection to a link (`stream.py`). `link.py` checks on both sides whether a role may send a
@@ -99,7 +100,7 @@ __all__ = [*_HOME_OF]
 
 
 def __getattr__(name: str) -> Any:
-    # The first use of a name loads its module, so that addresses and errors come without links.
+    # The first use of a name loads its module, so importing addresses and errors loads no links.
     if name not in _HOME_OF:
         raise AttributeError(f"module 'transport' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"transport.{_HOME_OF[name]}"), name)

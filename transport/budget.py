@@ -1,19 +1,18 @@
 """Pure: limits the memory that the links of a process hold for their peers, and shares it among the links.
 
 Each link has an `Account`. The link charges its account for memory held for the peer: requests until it
-answers them, messages until the application receives them, a large message during its arrival, and answers
-from the call of `charge` until the peer has taken their bytes. All accounts of a process belong to one
-`Budget`.
+answers them, messages until the application receives them, a large message while it arrives, and answers from
+the call of `charge` until the peer has taken their bytes. All accounts of a process belong to one `Budget`.
 
-Half of the limit is reserved for the parts of links. A new link gets a fraction of the rest of this half as
-its part, and always has room within its part, so links that hold much cannot block others. A part never
+Half of the limit is reserved for the parts of links. A new link gets a fraction of what is left of this half
+as its part, and always has room within its part. So links that hold much cannot block others. A part never
 changes. If parts shrank with each new link, a part could already be full at that moment, and the parts would
 exceed the reserved half. The other half is shared: beyond its part a link may hold as many bytes as remain
 free in this half (dynamic thresholds, as in switches with shared buffers).
 
-A link that does not fit waits in a queue. The first in the queue may exceed the limit by one answer or one
-message. All links together therefore exceed the budget by at most one largest message, and links that each
-hold a part of a message cannot deadlock.
+A link that does not fit waits in a queue. The first link in the queue may exceed the limit by one answer or
+message. So all links together exceed the budget by at most one largest message, and links that each hold a
+part of a message cannot deadlock.
 """
 
 from collections.abc import Callable
@@ -22,8 +21,8 @@ RESERVED = 2
 """Divisor of the limit; the quotient is reserved for the parts of links."""
 
 PART = 64
-"""Divisor of the bytes of the reserved half that belong to no part; the quotient is the part of a new link.
-Of 512 MiB the first link gets 4.2 MB and the hundredth 0.9 MB."""
+"""Divisor of the unassigned bytes in the reserved half; the quotient is a new link's part. With 512 MiB the
+first link gets 4.2 MB and the hundredth 0.9 MB."""
 
 
 class Budget:
@@ -32,7 +31,7 @@ class Budget:
     Attributes:
         limit_bytes: Maximum of `held_bytes`, except for one largest message.
         held_bytes: Bytes held now: the sum over all open accounts.
-        reserved_bytes: Sum of the parts of all open accounts.
+        reserved_bytes: Sum of all open accounts' parts.
         beyond_bytes: Bytes that accounts hold beyond their parts.
         links: Number of open accounts.
     """
@@ -134,7 +133,8 @@ class Account:
         return self.held_bytes > self.budget.limit_bytes // max(self.budget.links, 1)
 
     def admit(self, nbytes: int, *, alone: bool = False) -> bool:
-        """Charge for an answer if it fits or the account is first in the queue; return whether it charged.
+        """Charge for an answer if it fits, or if the account is first in the queue; return whether it
+        charged.
 
         With ``alone`` the link may exceed its own limit, because it releases nothing before this answer.
         """
@@ -157,7 +157,7 @@ class Account:
         return budget._passed is self or self._pass()
 
     def _pass(self) -> bool:
-        """Let the first account in the queue exceed the limit if no other does; return whether it may."""
+        """If no account exceeds the limit, let the first in the queue do so; return whether it may."""
         budget = self.budget
         passed = budget._passed
         if passed is not None and not passed.fits(0):

@@ -13,10 +13,10 @@ LinkKind = Literal["auto", "shared", "tcp"]
 """Permitted values of `LinkConfig.link`."""
 
 MOST_SHARED_BYTES = 128 * MIB
-"""Largest sum of the blocks of shared memory that one side of a link hands over, in bytes."""
+"""Maximum total size of the shared-memory blocks that one side of a link hands over, in bytes."""
 
 LEND_BYTES = 16 * KIB
-"""Smallest payload that is used where it lies in shared memory, in bytes: for a smaller one the stream is as
+"""Smallest payload in bytes that is used in place in shared memory: for a smaller one the stream is as
 fast."""
 
 MOST_NODE_BYTES = 80
@@ -38,23 +38,23 @@ class LinkConfig:
     """
 
     max_message_bytes: int = 64 * MIB
-    """Maximum payload of one message, padding included, in bytes. The sender refuses a larger message, and
+    """Maximum payload of one message, including padding, in bytes. The sender refuses a larger message, and
     the receiver closes the link."""
 
     max_meta_bytes: int = 16 * KIB
     """Maximum packed meta, in bytes. Decoding a meta needs at most about 72 times its size in memory."""
 
     chunk_bytes: int = 512 * KIB
-    """Payload of a frame of a large message, in bytes; frames of other messages pass between two such frames.
-    In measurements 512 to 768 KiB are best, and 1 MiB is 1.3 times slower."""
+    """Payload of a large message's frame, in bytes; frames of other messages pass between two such frames. In
+    measurements 512 to 768 KiB are best, and 1 MiB is 1.3 times slower."""
 
     gather_bytes: int = 64 * KIB
     """Maximum payload copied into one write, in bytes, unless ``chunk_bytes`` is smaller; the link writes
     larger payloads from the caller's arrays."""
 
     scratch_bytes: int = 72 * KIB
-    """Size of the buffer for a header, in bytes. Payload bytes that arrive in it are moved once, which takes
-    less time than another read for a message of up to ``gather_bytes``."""
+    """Size of the buffer for a header, in bytes. Payload bytes that arrive in it are moved once, which for a
+    message of up to ``gather_bytes`` is faster than another read."""
 
     high_water_bytes: int = 4 * MIB
     """Number of unsent bytes from which `send` waits and `send_nowait` raises `WouldBlock`."""
@@ -63,27 +63,27 @@ class LinkConfig:
     """Number of unsent bytes at which waiting senders proceed."""
 
     inbox_bytes: int = 4 * MIB
-    """Number of bytes of messages waiting for `receive` from which the link stops reading."""
+    """Number of bytes in messages waiting for `receive` at which the link stops reading."""
 
     inbox_messages: int = 1024
     """Number of messages waiting for `receive` from which the link stops reading."""
 
     link_budget_bytes: int = 64 * MIB
-    """Bytes held for the peer (requests, messages, unsent answers) at which reading from it stops; one
-    largest message may exceed this."""
+    """Bytes held for the peer (requests, messages, unsent answers) at which the link stops reading from it;
+    one largest message may exceed this."""
 
     max_requests: int = 4096
-    """Maximum number of unanswered requests of the peer; the next gets the error code ``busy``."""
+    """Maximum number of the peer's unanswered requests; the next gets the error code ``busy``."""
 
     handshake_s: float = 5.0
     """Maximum time from connection to the end of the handshake, in seconds."""
 
     first_record_s: float = 1.0
-    """Maximum time from connection to the end of the client's first record, in seconds; `handshake_s` limits
+    """Maximum time in seconds from connection to the end of the client's first record; `handshake_s` limits
     this time too."""
 
     max_unauthenticated: int = 256
-    """Maximum number of connections of one listener in their handshake; `admission` closes excess ones."""
+    """Maximum number of a listener's connections in their handshake; `admission` closes excess ones."""
 
     backlog: int = 4096
     """Maximum number of connections that the kernel accepts for a listener before its loop does."""
@@ -105,7 +105,7 @@ class LinkConfig:
     """Seconds between two probes; after `PROBES` unanswered ones the kernel ends the connection."""
 
     unacknowledged_s: float = 30.0
-    """Seconds after which the kernel ends a connection whose peer acknowledges none of the bytes sent."""
+    """Seconds after which the kernel ends a connection whose peer acknowledges none of the sent bytes."""
 
     checksum: Checksum = "auto"
     """Whether sent payloads carry a CRC-32C; ``auto``: unless the peer is on the same host. The receiver
@@ -115,20 +115,20 @@ class LinkConfig:
     """Seconds in which a closing link sends its unsent bytes; it drops the rest."""
 
     link: LinkKind = "tcp"
-    """Kind of the links that this side dials: *tcp*; *shared*, by a Unix socket and shared memory with
-    processes of this host, and none with others; *auto*, shared where that is possible. A listener with
+    """Kind of the links that this side dials. *tcp*: always TCP. *shared*: a Unix socket and shared memory
+    with processes of this host, and no link to others. *auto*: shared where possible. A listener with
     *shared* or *auto* takes both kinds."""
 
     place_bytes: int = 160 * KIB
-    """Smallest payload that travels in shared memory, in bytes, on a link that has it. In measurements 128
-    KiB take less time in the stream, and 256 KiB take 1.5 times as long there."""
+    """Smallest payload in bytes that travels in shared memory, on a link that has it. In measurements 128 KiB
+    take less time in the stream, and 256 KiB take 1.5 times as long there."""
 
     lend_bytes: int = LEND_BYTES
-    """Smallest payload that is used where it lies in a region, in bytes; a smaller one takes the stream."""
+    """Smallest payload in bytes that is used in place in a region; a smaller one takes the stream."""
 
     shared_bytes: int = 64 * MIB
-    """Shared memory that this side of a link may fill with copies for the other, in bytes,
-    `MOST_SHARED_BYTES` at most; further payloads take the stream."""
+    """Shared memory in bytes that this side of a link may fill with copies for the other, at most
+    `MOST_SHARED_BYTES`; further payloads take the stream."""
 
     socket_buffer_bytes: int = 0
     """Size of SO_SNDBUF and SO_RCVBUF, in bytes; 0 keeps the kernel's tuning, which measured best."""

@@ -1,15 +1,15 @@
 """Pure: decodes frames into messages; `frames` has their format.
 
 The decoder returns the memory for the next bytes. For a header it returns a scratch of 72 KiB, so a small
-frame arrives in one read; payload bytes that arrive with the header are moved once. Further bytes are written
-directly to their destination: memory registered for this reply, or one pooled buffer for the whole message.
-Between the chunks of a message the decoder requests only the next head, 32 bytes or 36 with a checksum, so no
-byte of a chunk is moved.
+frame arrives in one read; payload bytes that arrive with the header are moved once. Further bytes go directly
+to their destination: memory registered for this reply, or one pooled buffer for the whole message. Between a
+message's chunks the decoder requests only the next head, 32 bytes or 36 with a checksum, so no byte of a
+chunk is moved.
 
 Memory: the decoder checks a claimed size against the limit before it reserves memory. It allocates up to
-1 MiB and maps more, and a mapped page exists only once bytes are written to it. A peer can therefore make
-this side hold the bytes that it sent, plus 1 MiB. A link assembles one large message at a time, so its
-address space is bounded as well.
+1 MiB and maps more, and a mapped page exists only once bytes are written to it. So a peer can make this side
+hold only the bytes that it sent, plus 1 MiB. A link assembles one large message at a time, so its address
+space is bounded as well.
 
 The decoder raises only `ProtocolError`, after which it must be discarded.
 """
@@ -61,10 +61,10 @@ from transport.tensors import (
 _CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
 _DECODE = Struct("<QQIQI").unpack_from
-"""Decoder of a prelude: magic, version, kind and flags as one number, request id, both lengths, checksum."""
+"""Decodes a prelude: magic, version, kind and flags as one number, request id, both lengths, checksum."""
 _DECODE_START = Struct("<4sBBH").unpack
 _UNPACK = msgspec.msgpack.Decoder(tuple[str, bytes, bytes]).decode
-"""Decoder of a frame's meta: type, meta of the message, and the undecoded descriptions of its tensors."""
+"""Decodes a frame's meta: type, meta of the message, and the undecoded descriptions of its tensors."""
 _LAST_WITH_PAYLOAD: Final = REPLY
 _LAST_WITH_META: Final = CLOSE
 _OF_BLOCKS: Final = (FREED, DROPPED)
@@ -78,7 +78,7 @@ _STARTS: Final = {
     for kind in (MESSAGE, REQUEST, REPLY)
     for flags in (*range(_FLAGS + 1), PLACED)
 }
-"""Kind and flags of the messages that may have a payload, by the first 8 bytes of their prelude."""
+"""By the first 8 bytes of their prelude, kind and flags of messages that may have a payload."""
 
 _make_frame = partial(tuple.__new__, Frame)
 """Constructor of a Frame from a tuple, in half the time: a named tuple's ``__new__`` is interpreted."""
@@ -107,7 +107,7 @@ class Blocks(Protocol):
 
 
 class Registered(msgspec.Struct, frozen=True, eq=False):
-    """Writable arrays of the caller that receive the tensors of one reply, and their `Layout.packed`."""
+    """Writable arrays of the caller that receive one reply's tensors, and their `Layout.packed`."""
 
     tensors: tuple[Tensor, ...]
     described: bytes
@@ -123,7 +123,7 @@ class _Scatter:
         self.piece = self._pieces.pop()
 
     def room(self, limit: int) -> memoryview:
-        """Return the memory for the next bytes, at most `limit` of them."""
+        """Return memory for the next bytes, at most `limit` of them."""
         return self.piece if len(self.piece) <= limit else self.piece[:limit]
 
     def advance(self, count: int) -> None:
@@ -159,8 +159,7 @@ class _Arrival:
 
     Attributes:
         scatter: Destinations of the message's next bytes.
-        lacking: Payload bytes in the coming CHUNK frames of the message; those of the current frame do not
-            count.
+        lacking: Payload bytes in the message's coming CHUNK frames; those of the current frame do not count.
         total: Payload bytes of the whole message, padding included.
     """
 
@@ -284,11 +283,11 @@ class FrameDecoder:
             if payload > end:
                 break  # the rest of the meta arrives with the next read
             packed = scratch[start + PRELUDE_BYTES : payload]
-            # The CRC first: the decoder of metas gets no byte of a damaged head.
+            # Check the CRC first: the decoder of metas gets no byte of a damaged head.
             if crc32(packed, crc32(scratch[start : start + _CHECKED_BYTES])) != crc:
                 raise RemoteProtocolError("checksum", f"prelude and meta of a {kind_name(kind)} are damaged")
             head_bytes = PRELUDE_BYTES + meta_length
-            # A read of a header may contain part of the payload, all of it, or further frames after it.
+            # A header's read may contain part of the payload, all of it, or further frames after it.
             start = min(end, payload + payload_length)
             arrived = view[payload:start]
             if flags >= CHECKED:
@@ -362,7 +361,7 @@ class FrameDecoder:
         self._need = 0
 
     def discard(self) -> None:
-        """Store no further bytes, because the conversation is over; decode only to find the peer's CLOSE."""
+        """The conversation is over: store no further bytes, and decode only to find the peer's CLOSE."""
         self._discards = True
         for arrival in (self._current, self._large):
             if arrival is not None:
@@ -395,7 +394,7 @@ class FrameDecoder:
         carries = kind <= _LAST_WITH_PAYLOAD or kind == CHUNK
         if flags > (_FLAGS if carries else MORE) and not (flags == PLACED and kind <= _LAST_WITH_PAYLOAD):
             raise RemoteProtocolError("flags", f"a {kind_name(kind)} has unknown flags {flags:#x}")
-        # The limit of a meta is that of its content; a checksum or a place at its end is additional.
+        # The limit of a meta applies to its content; a checksum or place at its end is additional.
         most = self._max_meta_bytes if kind <= _LAST_WITH_META or kind in _OF_BLOCKS else 0
         if meta_length > most + (PLACE.size if flags & PLACED else CHECKSUM_BYTES if flags & CHECKED else 0):
             raise RemoteProtocolError("meta-length", f"{kind_name(kind)} claims {meta_length}, over {most}")
@@ -408,7 +407,8 @@ class FrameDecoder:
         return kind, flags
 
     def _open_checked(self, packed: bytearray, payload_length: int, arrived: memoryview) -> bytearray:
-        """Compare the checksum at the end of a meta with a whole payload, or store it for the rest of one.
+        """Compare the checksum at the end of a meta with a whole payload, or store it until the payload is
+        whole.
 
         Returns:
             The meta without the checksum.
@@ -461,7 +461,7 @@ class FrameDecoder:
         payload_length: int,
         arrived: memoryview,
     ) -> Frame | _Arrival:
-        """Begin a message; ``arrived`` is the arrived part of its payload.
+        """Begin a message; ``arrived`` is the part of its payload that has arrived.
 
         Returns the message's frame if the method has copied the whole payload, otherwise an arrival to fill.
         """
@@ -522,7 +522,7 @@ class FrameDecoder:
     ) -> Frame:
         """Read a message whose payload is in shared memory.
 
-        A reply that no memory is registered for has read-only views of the memory. Other messages are
+        A reply without registered memory has read-only views of the peer's memory. Other messages are
         `Placed`: one read can have many of them, and their copies take memory that must be charged first.
         """
         if self.inbox is None or payload_length or len(packed) < PLACE.size:
@@ -570,13 +570,13 @@ class FrameDecoder:
         self._prelude = self._view[: PRELUDE_BYTES + (CHECKSUM_BYTES if flags & CHECKED else 0)]
 
     def _check_length(self, name: str, more: int, payload_length: int, total: int) -> None:
-        """Check the payload of the first frame of a message: all bytes of its tensors, or fewer with MORE."""
+        """Check the payload of a message's first frame: all bytes of its tensors, or fewer with MORE."""
         if not more and payload_length != total:
             raise RemoteProtocolError(
                 "payload-length",
                 f"the tensors of {name!r} take {total} bytes, its frame has {payload_length}",
             )
-        # One at a time: else a peer could reserve address space for any number of messages.
+        # One at a time: otherwise a peer could reserve address space for any number of messages.
         if self._large is not None:
             raise RemoteProtocolError(
                 "chunk", f"{name!r} begins before the large message in progress has ended"

@@ -1,13 +1,13 @@
-"""Tracks the unauthenticated connections of one listener, and closes some when it has too many.
+"""Tracks one listener's unauthenticated connections, and closes some if there are too many.
 
 A connection is *unauthenticated* from accept to the end of its handshake. A connection is *silent* until its
-first record is complete, and *proving* afterwards. Above the limit the listener closes connections of the
-source with the most: first the oldest silent ones, and once more than half of that source's connections are
-proving, the oldest of these. Neither silent connections nor valid first records can therefore fill the
-listener, and a flood from one source displaces no connection of another. A source is an IPv4 address, or the
-/64 network of an IPv6 address, because one host can use that whole network.
+first record is complete, and *proving* afterwards. Above the limit the listener closes connections from the
+source that has the most. It closes the oldest silent ones first and, once more than half of that source's
+connections are proving, the oldest of these. So neither silent connections nor valid first records can fill
+the listener, and a flood from one source displaces no connection of another. A source is an IPv4 address, or
+the /64 network of an IPv6 address, because one host can use that whole network.
 
-A warning in the log names the address and the reason of a refused handshake, at most one per reason and
+A log warning names the address and the reason of a refused handshake, at most once per reason and
 `NEWS_EVERY_S`.
 
 The listener closes connections above the limit only in a later iteration of the loop. It first reads once
@@ -131,8 +131,7 @@ ROUND_S = 0.005
 """Seconds from the first connection above the limit to the choice of connections to close."""
 
 NEWS_EVERY_S = 10.0
-"""Minimum interval between two log lines about closed connections, or about one reason of refusals, in
-seconds."""
+"""Minimum interval in seconds between two log lines about closed connections, or one refusal reason."""
 
 
 @dataclass(slots=True)
@@ -140,7 +139,7 @@ class _Refusals:
     """The refusals for one reason."""
 
     news_at: float = 0.0
-    """Loop time from which another refusal for this reason is logged, in seconds."""
+    """Loop time in seconds from which another refusal for this reason is logged."""
     unlogged: int = 0
 
 
@@ -164,7 +163,7 @@ class Entrance:
         self._refusals: dict[str, _Refusals] = {}
 
     def accepted(self, greeter: Greeter) -> None:
-        """Note the greeter of a connection before its `connected`; abandon it after `aclose`."""
+        """Record a connection's greeter before its `connected`; abandon it after `aclose`."""
         self._greeters[greeter] = None
         if self._all_gone is not None:
             self._all_gone.clear()

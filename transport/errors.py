@@ -23,7 +23,7 @@ class TransportError(Exception):
     def again(self) -> Self:
         """Return an equal error that was not raised.
 
-        A raised error keeps the frames that it passed, and with them messages of the peer. A link that stored
+        A raised error keeps the frames that it passed, and with them the peer's messages. A link that stored
         such an error would keep the messages until the garbage collector finds the cycle.
         """
         twin = type(self).__new__(type(self), *self.args)

@@ -7,20 +7,20 @@ A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at 
             TLNK   2        u8     u16     u64          length   length     before it and the meta
                                                         u32      u64        u32        (little endian)
 
-A frame with the flag PLACED has its payload in shared memory (`regions`), and none in the stream; the last 8
-bytes of its meta are the number of the region, and the start of the payload there in units of 64 bytes. A
-FREED returns blocks to their owner, a DROPPED ends blocks of its sender: its meta is their numbers.
+A frame with the flag PLACED has its payload in shared memory (`regions`) and none in the stream. The last 8
+bytes of its meta are the region's number, and where the payload starts there, in units of 64 bytes. A FREED
+returns blocks to their owner, a DROPPED ends blocks of its sender: its meta is their numbers.
 
 A frame with the flag CHECKED has the CRC-32C of its payload in the last 4 bytes of its meta, which the CRC-32
 of the prelude covers. The sender decides for each frame; a receiver checks each frame with the flag.
 
-The meta of a frame is msgpack: ``[type, meta, descriptions of the tensors]``, a text and two strings of
-bytes. The owner of a message decodes its meta. Tensors bypass msgpack, which would copy them. A payload is
-the tensors' bytes, each padded to start at a multiple of 64.
+A frame's meta is msgpack: ``[type, meta, descriptions of the tensors]``, a text and two strings of bytes. The
+owner of a message decodes its meta. Tensors bypass msgpack, which would copy them. A payload is the tensors'
+bytes, each padded to start at a multiple of 64.
 
-A message whose payload exceeds the sender's `LinkConfig.chunk_bytes` is a frame with the flag MORE and the
-first part of the payload, then CHUNK frames with the rest, all but the last flagged MORE. A sender has at
-most one such message in progress; whole frames of other messages may come between its chunks.
+If a message's payload exceeds the sender's `LinkConfig.chunk_bytes`, the message is a frame with the flag
+MORE and the first part of the payload. CHUNK frames with the rest follow, all but the last flagged MORE. A
+sender has at most one such message in progress; whole frames of other messages may come between its chunks.
 """
 
 from collections.abc import Iterable
@@ -43,7 +43,7 @@ MAX_CHUNK_BYTES: Final = 1 << 20
 CHECKSUM_BYTES: Final = 4
 """Length of a payload's CRC-32C on the wire, in bytes."""
 PLACE: Final = Struct("<II")
-"""Place of a payload on the wire: the number of its region, and its start in units of 64 bytes."""
+"""Place of a payload on the wire: its region's number, and its start in units of 64 bytes."""
 
 _UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack
@@ -147,5 +147,5 @@ def head(
     """Build prelude and meta of one frame, followed by a copy of ``payload``."""
     # The CRC continues from the prelude over the meta, so the receiver needs one comparison.
     checked = _ENCODE(MAGIC, VERSION, kind, flags, request_id, len(meta), payload_bytes)
-    # One join: a small payload is sent in the buffer of its head, so in one write.
+    # One join: a small payload goes into the buffer of its head, and so into one write.
     return b"".join((checked, crc32(meta, crc32(checked)).to_bytes(4, "little"), meta, *payload))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The handshake on a new connection, from its first byte to its link."""
+"""The handshake on a new connection, from its first byte until it has a link."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class HandshakeProgress(Protocol):
 
 
 class Greeter(asyncio.BufferedProtocol):
-    """Carries out the handshake on a new connection, then hands the connection to a link: with ``side``, the
+    """Carries out the handshake on a new connection, then hands the connection to a link; with ``side``, the
     `Side` of a connection within this host, to a `SharedLink`.
 
     The greeter calls ``done`` once, with the link or with the error that ended the handshake. The greeters of
@@ -141,7 +141,7 @@ class Greeter(asyncio.BufferedProtocol):
         assert self._done is not None
         if self._deadline is not None:
             self._deadline.cancel()
-        # Set options only now, so connections with a failed handshake cost no system calls for them.
+        # Set options only now: a connection whose handshake fails then costs no system calls for them.
         try:
             tune(self._transport, self._config)
         except OSError as error:  # the peer reset the connection after its last record

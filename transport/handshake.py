@@ -6,16 +6,16 @@
     PROOF      HMAC(key, "client", both) --->
                <---    ACCEPT      HMAC(key, "server", both)        or REJECT code, text at any point
 
-The key belongs to the pair of roles (`keys`). A root token gives the key; a party with the keys of only one
-role can prove no other role to other roles.
+The key belongs to the pair of roles (`keys`). A root token gives the key; a party with only one role's keys
+can prove no other role to other roles.
 
 Both proofs cover the first two records, and so both identities and both nonces; the label prevents the replay
-of one proof as the other. The client proves first, so a client without the key receives nothing to guess the
-token from. A side without a token uses an empty key and flags this in its record, so the refusal can name the
-side that lacks the token. Magic and version keep their place in every later version.
+of one proof as the other. The client proves first, so a client without the key receives nothing from which to
+guess the token. A side without a token uses an empty key and flags this in its record, so the refusal can
+name the side that lacks the token. Magic and version keep their place in every later version.
 
 The proof shows that the peer knew the pair's key when the conversation began. The handshake encrypts nothing,
-and the CRCs of the frames authenticate nothing: use it on networks that you trust.
+and the frames' CRCs authenticate nothing: use it on networks that you trust.
 """
 
 import hmac
@@ -56,7 +56,7 @@ def _text(raw: bytes) -> str:
 
 
 class Handshake:
-    """The common part of both sides of a handshake.
+    """The common part of a handshake's two sides.
 
     Pass whole records to `receive`, which returns the record of the answer, or nothing. The handshake is over
     once `peer` is set.

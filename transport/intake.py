@@ -1,10 +1,10 @@
 """Intake of a link: limits the bytes held for the peer, and pauses reading above the limits.
 
-Reading pauses in three cases: the inbox is full, the link holds as many bytes as its limit or the budget of
-the process allows, or an answer waits for room. The link keeps decoded frames until it delivers them. A pause
-has a reason (`Intake.waits`) and a deadline: if ``stalled_after_s`` pass without a release (the application
-receives no message, the server makes no answer, the peer takes no bytes), the link ends. A link that waits
-for room in the budget of the process ends in this way only if it holds more than its equal share.
+Reading pauses in three cases: the inbox is full, the link holds as many bytes as its limit or the process's
+budget allows, or an answer waits for room. The link keeps decoded frames until it delivers them. A pause has
+a reason (`Intake.waits`) and a deadline. The link ends if ``stalled_after_s`` pass without a release: the
+application receives no message, the server makes no answer, the peer takes no bytes. A link that waits for
+room in the process's budget ends in this way only if it holds more than its equal share.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from transport.errors import LinkBroken, TransportError
 from transport.messages import Identity, Message
 
 META_COST: Final = 72
-"""Bytes charged for a byte of meta: the memory of the values that any decoder makes of it, in the worst case
-64 for an empty dict in a list and 8 for its slot."""
+"""Bytes charged per byte of meta: the memory of the values that any decoder makes of it, in the worst case 64
+for an empty dict in a list and 8 for its slot."""
 
 MESSAGE_COST_BYTES: Final = 256
 """Bytes charged for a message in addition to its frame."""
@@ -89,7 +89,7 @@ class Intake:
 
     Attributes:
         account: Account of the link.
-        reason: Reason of a pause of reading, in a word; empty while the link reads.
+        reason: Why reading pauses, in a word; empty while the link reads.
     """
 
     __slots__ = (
@@ -194,7 +194,7 @@ class Intake:
 
     @property
     def waits(self) -> str:
-        """Reason of a pause of reading, as a clause; empty while the link reads."""
+        """Why reading pauses, as a clause; empty while the link reads."""
         if not self.reason:
             return ""
         account, peer = self.account, self._link.peer.node

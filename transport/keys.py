@@ -1,13 +1,13 @@
 """Pure: one key for each pair of roles, derived from the cluster's root token.
 
-A holder of the root token can derive the key of every pair. `RoleKeys` hold the keys of the pairs of only one
-role: their holder can prove this role to other roles, and no other role.
+A holder of the root token can derive the key of every pair. `RoleKeys` hold the keys of only one role's
+pairs: a party with them can prove this role to other roles, and no other role.
 
 The derivation is HKDF-SHA-256 (RFC 5869). Its info is a fixed label and both names in alphabetical order, so
 both sides of a link derive the same key, whichever side dials.
 
-The keys are symmetric. A holder of the keys of role A can claim to be any other holder of role A, and, to
-these, any role that exchanges messages with A.
+The keys are symmetric. A party with role A's keys can claim to be any other party of role A; to these, it can
+claim any role that exchanges messages with A.
 """
 
 import hmac

@@ -1,8 +1,8 @@
 """A link: one conversation between two parties, in one process or over a network.
 
-Ownership: the caller does not write to arrays of a sent message until the link calls ``release`` (without
-``release``: until the reply, or forever). The link calls ``release`` exactly once if the sending method
-returned, even if the link ends, possibly before the method returns and on any thread.
+Ownership: the caller does not write to a sent message's arrays until the link calls ``release`` (without
+``release``: until the reply, or forever). If the sending method returned, the link calls ``release`` exactly
+once, even if the link ends. It may call before the method returns, and on any thread.
 
 Order: messages keep their order, with one exception. Over TCP a message of more than ``chunk_bytes`` is sent
 in pieces, and other messages pass it unless they were sent with ``ordered=True``. Replies may come in any
@@ -11,9 +11,9 @@ order.
 A kind of link adds `_transmit`, which sends a message, and `_over_water` for back-pressure. The link passes
 each complete received message to `_deliver`.
 
-Back-pressure has two parts. The water marks limit unsent bytes. The inbox limits and the budgets of the link
-and of the process limit the bytes held for the peer: requests, messages and unsent answers. At a limit
-reading pauses (`intake.py`), and then the peer reaches its own water marks.
+Back-pressure has two parts. The water marks limit unsent bytes. The inbox limits and the budgets of link and
+process limit the bytes held for the peer: requests, messages and unsent answers. At a limit reading pauses
+(`intake.py`), and then the peer reaches its own water marks.
 """
 
 import asyncio
@@ -49,8 +49,7 @@ from transport.protocol import Call, CallTable, OnAnswer, make_call
 from transport.tensors import LENT, Release, Tensor, lay_out
 
 Observer = Callable[[bool, str, int, int], None]
-"""Callback for each counted message; its arguments are whether this side sent the message, and the type,
-payload bytes and frame bytes of the message."""
+"""Callback for each counted message: whether this side sent it, its type, payload and frame bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +88,16 @@ class LinkStatistics:
     held_bytes: int = 0
     """Bytes that the link holds for its peer, as charged to the budgets."""
     waits: str = ""
-    """Reason of a pause of reading, as a clause; empty while the link reads."""
+    """Why reading pauses, as a clause; empty while the link reads."""
 
 
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_TEXT = 200
-"""Maximum length of the text of an error that answers a request, in characters."""
+"""Maximum length in characters of an error's text that answers a request."""
 
 UNCHARGED_BYTES = 1 << 20
-"""Maximum payload of an answer without a charge, in bytes, unless the request is larger."""
+"""Maximum payload in bytes of an answer without a charge, unless the request is larger."""
 
 
 _BYTES = attrgetter("nbytes")
@@ -143,9 +142,9 @@ class Request:
         """Announce an answer of about ``nbytes``; ``then`` makes and sends it when the budgets have room.
 
         Call this method before the work, and before any answer of more than 1 MiB. The link calls ``then`` at
-        once if the budgets of the link and of the process have room, otherwise in a later iteration of the
-        loop, and never if the link ends first. A `RemoteProtocolError` of ``then`` answers the request with
-        code ``malformed``; any other error answers with ``internal`` and is logged.
+        once if the budgets of link and process have room, otherwise in a later iteration of the loop, and
+        never if the link ends first. A `RemoteProtocolError` of ``then`` answers the request with code
+        ``malformed``; any other error answers with ``internal`` and is logged.
         """
         link = self._link
         if not self._answered and link._error is None:
@@ -356,7 +355,7 @@ class Link:
 
     @abstractmethod
     def _tick(self, now: float) -> float | None:
-        """Check the time-outs of this kind of link; return the time of the next check."""
+        """Check this kind of link's time-outs; return the time of the next check."""
 
     @abstractmethod
     def _give_up(self, error: TransportError) -> None:
@@ -412,7 +411,7 @@ class Link:
             await self._wait_room()
 
     def hold_large(self, is_held: bool) -> None:
-        """Stop sending large messages after their present chunks, or go on; send other messages as before.
+        """Stop sending large messages after their present chunks, or resume; send other messages as before.
 
         Held messages make no progress, so a link ends if they are held for ``stalled_after_s``.
         """
@@ -532,7 +531,7 @@ class Link:
         ordered: bool,
     ) -> int:
         """Send a request, and return its id."""
-        # Both tests of `_check` inline, because every request runs them.
+        # Both tests of `_check` are inline, because every request runs them.
         if self._error is not None or message.type not in self._may_send:
             self._check(message)
         layout = None if into is None else lay_out(into, self.max_message_bytes, to_fill=True)
@@ -711,7 +710,7 @@ class Link:
     # Receiving
 
     async def receive(self) -> Message:
-        """Return the next message that is neither request nor reply. Cancelling loses no message.
+        """Return the next message that is neither a request nor a reply. Cancelling loses no message.
 
         Messages that arrived before the end are returned first.
 
@@ -737,7 +736,7 @@ class Link:
         return message
 
     def _wake_next_receiver(self) -> None:
-        """Wake the next receiver in place of one that was cancelled after its wake-up."""
+        """Wake the next receiver instead of one that was cancelled after it was woken."""
         while self._receivers and self._inbox:
             waiter = self._receivers.popleft()
             if not waiter.done():
@@ -777,7 +776,7 @@ class Link:
 
         An error of the handler is logged, and the answer has code ``internal``. Without ``receives`` this
         side takes no messages: the first one ends the link with a RemoteProtocolError. Requests of the types
-        ``in_place`` may be `Placed` in memory of the peer, who can change it: the handler checks what it
+        ``in_place`` may be `Placed` in memory of the peer, which can change it. So the handler checks what it
         uses, or takes a copy (`Request.copy_out`), and reads nothing there after its answer.
 
         Raises:
@@ -821,8 +820,8 @@ class Link:
     def _on_timer(self) -> None:
         """Time out calls, check the time-outs of the link, and set the timer for the next deadline."""
         timer_at, self._timer, self._timer_at = self._timer_at, None, inf
-        # Not before the timer's own time: a loop with a coarse clock may still show an earlier one, and the
-        # timer would be set for the same time again and again.
+        # Not before the timer's own time: a coarse clock may still show an earlier time, and the timer would
+        # be set for the same time again and again.
         now = max(self._loop.time(), timer_at)
         try:
             for request_id, call in self._calls.expire(now=now):

@@ -2,7 +2,7 @@
 
 In all other respects these links behave as links over TCP do. Delivery runs in a later callback of the loop
 (one for all messages of an iteration), never inside the sender's call. Unread bytes count against the
-sender's water marks. The other side sees a close after all earlier messages, and an abort at once.
+sender's water marks. The other side sees a close after all earlier messages, but an abort at once.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ class LocalLink(Link):
     def _drain(self) -> None:
         self._draining = False
         self.turn += 1
-        # Frames that arrive because of handlers are left for the next iteration of the loop.
+        # Frames that arrive because of handlers wait for the next iteration of the loop.
         for _ in range(len(self._arrived)):
             if self._intake.reason or self._error is not None:
                 break
@@ -212,7 +212,7 @@ def link_ends(
     budget: Budget,
     loop: asyncio.AbstractEventLoop,
 ) -> tuple[LocalLink, LocalLink]:
-    """Make the two ends of a link; the first is that of ``first``."""
+    """Make the two ends of a link; the first is the end for ``first``."""
     one = LocalLink(first, second, config=config, rules=rules, budget=budget, loop=loop)
     two = LocalLink(second, first, config=config, rules=rules, budget=budget, loop=loop)
     one._other, two._other = two, one

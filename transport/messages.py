@@ -1,4 +1,4 @@
-"""Pure: messages, the identities of the two ends of a link, and the messages that each role may send."""
+"""Pure: messages, the identities of a link's two ends, and the messages that each role may send."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Placed(Message, frozen=True, kw_only=True, eq=False):
-    """A message whose payload is in memory of its sender, who can change it at any time.
+    """A message whose payload is in its sender's memory, so the sender can change it at any time.
 
     ``tensors`` are read-only views of the memory; they are empty until the link has chosen views or a copy.
     """
@@ -57,7 +57,7 @@ class Identity:
 
     Attributes:
         role: Name of the role in the role table; at most 32 bytes.
-        node: Name of the node, unique in its role; at most 80 bytes.
+        node: Name of the node, unique within its role; at most 80 bytes.
         incarnation: Number of the node's incarnation, below 2**64; a restart without memory begins a new one.
         run: Id of the run, or empty; at most 64 bytes.
     """

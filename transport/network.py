@@ -1,12 +1,12 @@
 """Networks, which make links: `TcpNetwork` between machines, `LocalNetwork` within one loop.
 
-Both have the same interface, so their callers work with either.
+Both have the same interface, so callers work with either.
 
 A listener exists during an ``async with`` block. Each link gets a task in the block's task group, which runs
-``on_link`` and closes the link after its return. A server that only answers requests ends its ``on_link``
-with ``await link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError) may
-leave ``on_link``; any other exception ends the block and is raised from it. The end of the block stops
-listening, cancels every ``on_link``, and waits until all links are closed.
+``on_link`` and then closes the link. A server that only answers requests ends its ``on_link`` with ``await
+link.wait_closed()``. An error of an ended link (LinkClosed, LinkBroken, RemoteProtocolError) may leave
+``on_link``; any other exception ends the block, which raises it. The end of the block stops listening,
+cancels every ``on_link``, and waits until all links are closed.
 """
 
 import asyncio
@@ -55,8 +55,7 @@ DIAL_S = 10.0
 """Default time limit of a dial, in seconds."""
 
 TEMPORARY = ("crowded", "late")
-"""Codes of refusals after which a dial tries again, because a busy listener may have room at the next
-attempt."""
+"""Refusal codes after which a dial tries again, because a busy listener may have room at the next attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Checkpoints of runs, copies of shards from and to servers, and files of trained models.
 
-During a run `writer.py` reads all shards by `shard_transfer.py`. `files.py` writes each piece when it arrives
-(`new_checkpoint.py`) to a hidden folder, in the form of a server's disk, and renames the folder at the end.
-For a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files, and
-reads its pieces again when they are loaded.
+During a run `writer.py` reads all shards by `shard_transfer.py`. `files.py` writes each piece on arrival
+(`new_checkpoint.py`) to a hidden folder, in the form of a server's disk, and finally renames the folder. For
+a resume `files.py` chooses the newest whole checkpoint, and `reader.py` checks each of its files, and reads
+its pieces again when they are loaded.
 
     checkpoint.py, names.py        start here: a checkpoint, and its pieces; names of its folder; options,
                                    model, data and results of the run; options of a resumed run

@@ -1,9 +1,9 @@
-"""Pure: a checkpoint, its facts, and its shards as pieces of a store on a disk; options of a resumed run.
+"""Pure: a checkpoint, its facts, and its shards as pieces of a store on a disk; a resumed run's options.
 
 The pieces are those of a server's disk (`parameter_server/piece_states.py`): all shards of a run, as its
-servers had them, without the sessions of its workers. Beside them are the record of the store and that of the
-run. So a folder of them is all that a run needs to go on, on any number of servers.
-All facts of a checkpoint, or of a run on disks, come from the record of the run (`run/run_record.py`).
+servers had them, but without its workers' sessions. The records of the store and of the run are with them. So
+a folder of them is all that a run needs to continue, on any number of servers. All facts of a checkpoint, or
+of a run on disks, come from the run's record (`run/run_record.py`).
 """
 
 import json
@@ -50,7 +50,7 @@ class CheckpointError(ConfigError):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, or a run on the disks of its servers, without its shards."""
+    """A checkpoint, or a run on its servers' disks, without the shards."""
 
     run: str
     config: dict[str, Any]
@@ -65,10 +65,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     """Description of the data by the data server."""
     epoch: int = 0
-    """Epoch of the checkpoint, taken within the epoch or at its end; 0 for a run on disks."""
+    """Epoch in which, or at whose end, the checkpoint was taken; 0 for a run on disks."""
     groups: int = 0
-    """Number of groups of `epoch` that all trained shards have; in a checkpoint at its end, the number of all
-    groups, including skipped ones."""
+    """Number of groups of `epoch` that all trained shards have; in a checkpoint at its end, of all groups,
+    including skipped ones."""
     resume: ResumeRecord
     """Starting point of a run that continues from here; its clock is 0 until the shards are read."""
     epochs: tuple[EpochResult, ...] = ()
@@ -81,12 +81,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The checkpoint, or the run on the disks of its servers, for messages."""
+        """The checkpoint, or the run on its servers' disks, for messages."""
         return self.name if self.epoch else f"run {self.run}"
 
     @property
     def training(self) -> tuple[str, ...]:
-        """Ids of the run and of those that it continues, the newest first."""
+        """Ids of the run and of the runs that it continues, newest first."""
         return self.resume.runs
 
     def as_record(self, program: ProgramRecord, *, evaluated: int) -> RunRecord:
@@ -125,7 +125,7 @@ def saved_manifest(record: RunRecord, place: tuple[int, int] = (0, 0)) -> Manife
     )
     return Manifest(
         run=run,
-        # Epochs and schedule are those that the run decided, so that the curve of the rate continues.
+        # Keep the epochs and schedule that the run decided, so that the rate's curve continues.
         config={
             **msgspec.to_builtins(program.config),
             "rate": program.asked_rate,
@@ -154,7 +154,7 @@ def folder_name(epoch: int, groups: int) -> str:
 
 
 def resumed_options(manifest: Manifest) -> dict[str, Any]:
-    """Return the options of a checkpoint's run, as the defaults of a run that continues it.
+    """Return the options of a checkpoint's run, as defaults for a run that continues it.
 
     In-place training depends on the processes of the roles, so the new run decides again whether to use it. A
     record and stragglers are not carried over; the caller may request stragglers again. The manifest has the
@@ -173,8 +173,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     """Return the options of a run that continues another one.
 
     Args:
-        wanted: Options of the caller. A rate of 0 means the rate option of the earlier run; 0 epochs and
-            schedule ``auto`` mean the choice of that run, whose rate curve continues.
+        wanted: Options of the caller. A rate of 0 means the rate option of the earlier run. 0 epochs and
+            schedule ``auto`` mean that run's choice, whose rate curve continues.
 
     Raises:
         CheckpointError: An option that a resumed run must keep differs, all epochs are trained, or the caller
@@ -196,8 +196,8 @@ def resumed_config(manifest: Manifest, wanted: Config) -> Config:
     if wanted.schedule == "auto":
         warm_up = wanted.warm_up or kept.warm_up
         wanted = msgspec.structs.replace(wanted, schedule=kept.schedule, warm_up=warm_up)
-    # `data` is the address of the data; `check_data` compares the data. `transforms` is the name of a file;
-    # the checkpoint has the transforms themselves.
+    # `data` is the data's address; `check_data` compares the data. `transforms` is a file's name; the
+    # checkpoint has the transforms themselves.
     fixed = [name for name, option in OPTIONS.items() if not option.has(CHANGES)]
     check_kept_options(fixed, wanted, kept, manifest.title)
     check_epochs_left(manifest, wanted.epochs)
@@ -237,7 +237,7 @@ def check_kept_options(names: Iterable[str], wanted: Config, kept: Config, run: 
 
 
 def kept_model(there: Mapping[str, Any], spec: ModelSpec | None, run: str) -> ModelSpec | None:
-    """Return the model of a run that goes on; None if the run trains a user's step.
+    """Return the model of a run that continues; None if the run trains a user's step.
 
     Args:
         there: The model or the step, as in `Manifest.spec`.
@@ -260,7 +260,7 @@ def kept_model(there: Mapping[str, Any], spec: ModelSpec | None, run: str) -> Mo
 def check_kept_arrays(
     there: Sequence[ArrayRecord], arrays: Sequence[ArrayRecord], manifest: Manifest
 ) -> None:
-    """Check that the model of a run has the arrays of the run that it continues.
+    """Check that a run's model has the arrays of the run that it continues.
 
     Raises:
         CheckpointError: They differ; the error names the first difference.
@@ -275,7 +275,7 @@ def check_kept_arrays(
 
 
 def check_kept_step(there: Mapping[str, Any], step: NamedStep | None, run: str) -> None:
-    """Check that a caller has the step of a run, by its name and arguments.
+    """Check that a caller has a run's step, by its name and arguments.
 
     The caller names the step again, because a checkpoint or record alone must not cause the import of a
     module.
@@ -296,7 +296,7 @@ def check_kept_step(there: Mapping[str, Any], step: NamedStep | None, run: str) 
 
 
 def check_kept_rule(kept: Config, wanted: Config, run: str) -> None:
-    """Check that a caller has the rule of the user that a run applies, from the same file.
+    """Check that a caller has the user rule that a run applies, from the same file.
 
     The caller names the rule again, because a checkpoint or record alone must not cause the import of a
     module.
@@ -358,7 +358,7 @@ def check_data(manifest: Manifest, data: Mapping[str, Any]) -> None:
 
 
 class StoredPieces:
-    """The pieces of a store, by its record."""
+    """The pieces of a store, according to its record."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         record = catalogue.record
@@ -369,25 +369,25 @@ class StoredPieces:
 
     @property
     def arrays(self) -> int:
-        """Maximum number of arrays beside the values: of the state of a rule with its counts, and vectors."""
+        """Maximum number of arrays in addition to the values: a rule's state with its counts, and vectors."""
         return self.catalogue.record.arrays_per_value
 
     def home_of(self, spec: ShardSpec) -> str:
         return self.catalogue.record.buckets[spec.bucket]
 
     def piece_of(self) -> dict[ShardId, StateName]:
-        """Return the name of the piece of each shard."""
+        """Return the name of the piece that has each shard."""
         return {spec.id: name for name, specs in self.specs.items() for spec in specs}
 
     @property
     def nbytes(self) -> int:
-        """Size of all values and of the elementwise arrays of their rules, in bytes."""
+        """Size in bytes of all values and of their rules' elementwise arrays."""
         return sum(
             [each.nbytes * (1 + len(self._rules[each.rule].state_names)) for each in self.catalogue.arrays]
         )
 
     def new_tensors(self) -> WholeTensors:
-        """Allocate all tensors of the store, with the state of its rules, and its lasting vectors."""
+        """Allocate all tensors of the store, with its rules' state and its lasting vectors."""
         vectors = self.catalogue.record.lasting_vectors
         return WholeTensors(self.catalogue.arrays, self.table, self._rules, vectors=vectors)
 
@@ -417,15 +417,15 @@ class StoredPieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredCheckpoint:
-    """A checkpoint in its folder, or a run on the disks of its servers. Its shards are read when needed."""
+    """A checkpoint in its folder, or a run on its servers' disks. Its shards are read when needed."""
 
     manifest: Manifest
     record: RunRecord
     pieces: StoredPieces
     states: tuple[ShardState, ...]
-    """Versions, clocks and groups of the shards, in the order of their numbers."""
+    """Versions, clocks and groups of the shards, by shard number."""
     source: ShardSource
-    """The shards. For a checkpoint its disk must be open, for a run its servers must be there."""
+    """The shards. For a checkpoint its disk must be open; for a run its servers must exist."""
     problems: tuple[str, ...] = ()
     """Damage of newer checkpoints in the same folder."""
     remarks: tuple[str, ...] = ()
@@ -437,7 +437,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Checkpoint(StoredCheckpoint):
-    """A checkpoint with its values and the state of its rules in memory."""
+    """A checkpoint with its values and its rules' state in memory."""
 
     tensors: WholeTensors
 
@@ -448,7 +448,7 @@ class Checkpoint(StoredCheckpoint):
 
     @property
     def state(self) -> Mapping[str, NDArray[Any]]:
-        """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or one number per shard of it."""
+        """Rule arrays by ``ARRAY/TENSOR``, in the tensor's shape, or with one number per shard."""
         return self.tensors.state
 
 
@@ -458,7 +458,7 @@ def take_states(
     """Take the shards of an answer into a bundle with new shards.
 
     Args:
-        numbers: Numbers of the shards that were asked for, which have one rule.
+        numbers: Numbers of the requested shards, which have one rule.
         tensors: Tensors of the answer.
 
     Raises:

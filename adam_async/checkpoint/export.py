@@ -1,9 +1,9 @@
 """A store as one file in the safetensors format, for other programs; one tensor is copied at a time.
 
-The file has the values by tensor, as the file of a trained model, and the state of the update rules under
-names of their own (`model_head.RULE_STATE`): elementwise arrays in the shape of their tensor, and counts with
-one number per shard of the tensor; then the vectors of a store (`tensors.VECTOR`). Larger types come first,
-so each array is aligned. The head has the CRC-32 of each array (`model_head.SUMS`).
+The file has the values by tensor, like a trained model's file, and the update rules' state under separate
+names (`model_head.RULE_STATE`). This state has elementwise arrays in their tensor's shape, and counts with
+one number per shard. Last come a store's vectors (`tensors.VECTOR`). Larger types come first, so each array
+is aligned. The head has the CRC-32 of each array (`model_head.SUMS`).
 """
 
 import json
@@ -22,7 +22,7 @@ from adam_async.model.rules import Rule
 from adam_async.run.store_record import ArrayRecord, VectorRecord
 
 _TYPES = {"<f8": "F64", "<i8": "I64", "<f4": "F32"}
-"""Names of types in the format, by those of NumPy."""
+"""Names of types in the format, by NumPy's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class Export:
     """A file that is written from the shards of a store.
 
     Attributes:
-        head: Its first bytes, before the arrays.
+        head: The file's first bytes, before the arrays.
         nbytes: Size of the file, in bytes.
     """
 
@@ -55,7 +55,7 @@ class Export:
 
 
 def _arrays(whole: WholeTensors) -> list[tuple[str, NDArray[Any]]]:
-    """Return the arrays of one tensor by their names in a file, without counts."""
+    """Return one tensor's arrays by their names in a file, without counts."""
     ((name, values),) = whole.weights.items()
     state = [(state_name(key), array) for key, array in whole.state.items() if array.shape == values.shape]
     return [(name, values), *(each for each in state if not each[1].dtype.kind == "i")]
@@ -91,7 +91,7 @@ async def export_of(
     Args:
         rules: The rules of the store; none for values alone.
         metadata: Texts for the head, see `trained_model.metadata_of`.
-        check: Checks the values of each array, by its name.
+        check: Checks each array's values, given its name.
 
     Raises:
         CheckpointError: A shard is missing or damaged.

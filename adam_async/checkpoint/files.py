@@ -1,22 +1,21 @@
 """Checkpoints on the disk: written under a temporary name and renamed, checked when they are read.
 
 The writer writes a checkpoint into a hidden folder, syncs every file, and gives the folder its name. It then
-replaces the file ``latest``, which names the newest checkpoint, by a rename. `latest` therefore always names
-a whole checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that
-`latest` does not name yet. The folder keeps a fixed number of the newest checkpoints. The writer removes an
-older checkpoint only after `latest` names the new one, so the named checkpoint is there after any crash.
-If the newest checkpoint is damaged, a reader takes the one before it. A run that continues an older
-checkpoint removes the newer ones only after its own first checkpoint is durable.
+renames a new file over ``latest``, which names the newest checkpoint. So `latest` always names a whole
+checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that `latest`
+does not name yet. The folder keeps a fixed number of the newest checkpoints. The writer removes an older
+checkpoint only after `latest` names the new one, so the named checkpoint is there after any crash. If the
+newest checkpoint is damaged, a reader takes the one before it. A run that continues an older checkpoint
+removes the newer ones only after its own first checkpoint is durable.
 
 **One run writes to a folder at a time.** The system releases the lock when the process of a run ends in any
 way. A reader needs no lock.
 
-**A run removes its own checkpoints only**: the checkpoints that it wrote, and those of the runs that it
-continues. The record of a run names these runs. Other checkpoints stay, also those with an
-unreadable head; if a new checkpoint needs the name of such a checkpoint, the writer renames the
-existing one. **A reader prefers the training of `latest`**, because the folder may have checkpoints of other
-trainings: if the checkpoint that `latest` names is damaged, the reader takes the one before it of the same
-training.
+**A run removes only its own checkpoints**: those that it wrote, and those of the runs that it continues. The
+record of a run names these runs. Other checkpoints stay, even those with an unreadable head; if a new
+checkpoint needs such a checkpoint's name, the writer renames the existing one. **A reader prefers the
+training of `latest`**, because the folder may have checkpoints of other trainings. If the checkpoint that
+`latest` names is damaged, the reader takes the previous one of the same training.
 """
 
 import errno
@@ -57,11 +56,11 @@ NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Error numbers of a file system without locks."""
 
 KEPT = 2
-"""Default number of checkpoints that a folder keeps: if the newest one is damaged, another one is left."""
+"""Default number of checkpoints that a folder keeps: if the newest is damaged, another one is left."""
 
 
 class CheckpointFolder:
-    """The folder of a run's checkpoints, for its one writer."""
+    """The folder of a run's checkpoints, for its only writer."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
@@ -69,8 +68,7 @@ class CheckpointFolder:
         self.latest = ""
         """Name of the newest checkpoint; empty without one."""
         self._left: set[str] = set()
-        """Names of the checkpoints in the folder that are newer than the checkpoint that the run
-        continues."""
+        """Names of the checkpoints in the folder that are newer than the one that the run continues."""
         self._known: set[str] = set()
         """Names of the checkpoints that the run may remove: its own, and those of the runs that it
         continues."""
@@ -90,11 +88,11 @@ class CheckpointFolder:
                 them.
 
         Returns:
-            Manifest of the checkpoint in the folder that the run continues; None if the folder has none.
+            Manifest of the checkpoint in the folder that the run continues; None if the folder is empty.
 
         Raises:
-            CheckpointError: The folder has checkpoints, but none that the run continues; or it cannot be
-                written to.
+            CheckpointError: The folder has checkpoints, but none that the run continues; or it is not
+                writable.
         """
         self.latest, self._left, self._known, self._unsure, self._runs = "", set(), set(), set(), set()
         continued = None
@@ -138,13 +136,13 @@ class CheckpointFolder:
 
         Args:
             checkpoint: The checkpoint.
-            keep: Number of the run's checkpoints that stay, this one included, at least 1.
+            keep: Number of the run's checkpoints that stay, including this one; at least 1.
 
         Returns:
-            Size of its files in bytes; 0 if it was dropped.
+            Size of the checkpoint's files in bytes; 0 if it was dropped.
 
         Raises:
-            OSError: The checkpoint could not be written; the newest earlier checkpoint is unchanged.
+            OSError: The checkpoint could not be written; the newest earlier one is unchanged.
         """
         self.renamed = ""
         aside = self.path / f".checkpoint-new{ASIDE}"
@@ -164,7 +162,7 @@ class CheckpointFolder:
             await self._disk.sync_folder(aside)
             if name in await self._disk.names(self.path):
                 await self._make_room(name)  # never the latest: see `Checkpointer`
-            self._known.add(name)  # so a later write removes it, also if this one is cancelled or fails now
+            self._known.add(name)  # so a later write removes it, even if this one is cancelled or fails
             await self._disk.rename(aside, self.path / name)
             await self._disk.write_atomic(self.path / LATEST_FILE, [name.encode()])
         except OSError:
@@ -179,7 +177,7 @@ class CheckpointFolder:
         return size
 
     async def _remove_leftovers(self) -> None:
-        """Remove the files of writes and removals of checkpoints that were given up."""
+        """Remove the files of unfinished writes and removals of checkpoints."""
         for name in await self._disk.names(self.path):
             if name.startswith(".checkpoint-") and _is_stray(name):
                 await self._remove(name)
@@ -187,7 +185,7 @@ class CheckpointFolder:
     async def _remove_old(self, keep: int) -> None:
         """Remove the run's checkpoints that are newer than the one it continues, and then its oldest ones."""
         await self._sort_out()
-        # A run writes only folders under such names: links and files are not its own.
+        # A run writes only folders under such names, so links and files are not its own.
         names = self._known.intersection(await self._disk.folders(self.path))
         # A run that goes on from the disks of its servers may be behind its last checkpoint.
         left = self._left.union(_newer(names, self.latest))
@@ -199,7 +197,7 @@ class CheckpointFolder:
         self._left.intersection_update(self._unsure)
 
     async def _sort_out(self) -> None:
-        """Read the ids of the runs of checkpoints whose heads could not be read before."""
+        """Read the run ids of checkpoints whose heads could not be read before."""
         # A head may be unreadable for a moment only: memory was short, or the disk was busy.
         there = self._unsure.intersection(await self._disk.names(self.path))
         runs = await _runs_by_name(self.path, sorted(there, key=age_order), self._disk)
@@ -207,7 +205,7 @@ class CheckpointFolder:
         self._unsure = there.difference(runs)
 
     async def _make_room(self, name: str) -> None:
-        """Free the name of a checkpoint: remove a checkpoint of the run, rename one of another run."""
+        """Free a checkpoint's name: remove a checkpoint of this run, rename one of another run."""
         await self._sort_out()
         if name in self._known:
             await self._put_away(name)
@@ -239,7 +237,7 @@ def named_checkpoint(path: Path) -> tuple[Path, str]:
 
 
 def written_folder(checkpoint: Path | None, resume: Path | None) -> Path | None:
-    """Return the folder for the checkpoints of a run, by its options; None without checkpoints."""
+    """Return the folder for a run's checkpoints according to its options; None without checkpoints."""
     return checkpoint or (named_checkpoint(resume)[0] if resume is not None else None)
 
 
@@ -262,7 +260,7 @@ def check_resumes_newest(resume: Path | None, what: str) -> None:
 async def open_checkpoints(
     stack: AsyncExitStack, checkpoint: Path | None, resume: Path | None
 ) -> tuple[CheckpointFolder | None, StoredCheckpoint | None]:
-    """Open the folder into which a cluster writes checkpoints, and read the checkpoint that it continues.
+    """Open the folder into which a cluster writes checkpoints, and read the one that it continues.
 
     Args:
         checkpoint: The folder; None: the folder of `resume`.
@@ -272,7 +270,7 @@ async def open_checkpoints(
 
     Raises:
         CheckpointError: The folder has no whole checkpoint, `resume` is a damaged checkpoint, the folder has
-            the name of a checkpoint, or another run writes to it.
+            a checkpoint's name, or another run writes to it.
     """
     path = written_folder(checkpoint, resume)
     if path is None:
@@ -318,13 +316,13 @@ async def open_checkpoint(folder: Path, disk: Disk, written: Path | None = None)
 
     Args:
         folder: A folder of checkpoints, or one checkpoint in it; the function then reads only this one.
-        written: The folder into which a run that continues writes; a remark names the checkpoints that the
-            run removes there.
+        written: Folder into which a run that continues writes; a remark names the checkpoints that the run
+            removes there.
 
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each.
-        ShortMemory: The available memory does not suffice for a file of the newest one; no older one takes
-            its place.
+        ShortMemory: A file of the newest checkpoint does not fit into the available memory; no older one
+            replaces it.
     """
     found, problems, remarks = await _newest(folder, disk, read_checkpoint)
     above, _ = named_checkpoint(folder)
@@ -352,7 +350,7 @@ async def has_checkpoints(folder: Path, disk: Disk) -> bool:
 
 
 async def newest_manifest(folder: Path, disk: Disk) -> Manifest:
-    """Read the manifest of the newest checkpoint of a folder, without tensors.
+    """Read the manifest of a folder's newest checkpoint, without tensors.
 
     Args:
         folder: As for `open_checkpoint`.
@@ -410,10 +408,10 @@ async def without_checkpoints(folder: Path, disk: Disk) -> str:
 
 
 async def candidates_in(folder: Path, disk: Disk, *, most: int | None = None) -> tuple[list[str], list[str]]:
-    """Return the checkpoints of a folder in reading order, and the problems of the folder itself.
+    """Return a folder's checkpoints in reading order, and problems with the folder itself.
 
     Args:
-        most: Maximum number of checkpoints beside the latest one; None: all. The head of each is read.
+        most: Maximum number of checkpoints in addition to the latest; None: all. The head of each is read.
 
     Raises:
         CheckpointError: The folder cannot be read.
@@ -428,7 +426,7 @@ async def candidates_in(folder: Path, disk: Disk, *, most: int | None = None) ->
 
 
 async def _latest_of(folder: Path, disk: Disk) -> tuple[str, list[str]]:
-    """Return the name in `latest`, empty without a valid one, and the problems of that file."""
+    """Return the name in `latest`, empty if it is not valid, and problems with that file."""
     names = await _names(folder, disk)
     if LATEST_FILE not in names:
         return "", []
@@ -443,10 +441,10 @@ async def _latest_of(folder: Path, disk: Disk) -> tuple[str, list[str]]:
 
 
 async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -> list[tuple[str, str]]:
-    """Return the checkpoints beside `latest` in reading order, each with a remark if it needs one.
+    """Return the checkpoints other than `latest` in reading order, each with a remark if needed.
 
-    The order is: older checkpoints of the training of `latest`, other older checkpoints, newer checkpoints.
-    Newer checkpoints come last, because the training goes on from `latest`, not from them.
+    The order is: older checkpoints of `latest`'s training, other older checkpoints, newer checkpoints. Newer
+    checkpoints come last, because the training goes on from `latest`, not from them.
     """
     runs = await _runs_by_name(folder, names, disk)
     newer = set(_newer(names, latest)) if latest else set[str]()
@@ -480,7 +478,7 @@ def _newer(names: Iterable[str], name: str) -> list[str]:
 
 
 async def _runs_by_name(folder: Path, names: Iterable[str], disk: Disk) -> dict[str, tuple[str, ...]]:
-    """Return the run of each checkpoint and the runs that it continues, without unreadable checkpoints."""
+    """Return each checkpoint's run and the runs that it continues; leave out unreadable checkpoints."""
     runs: dict[str, tuple[str, ...]] = {}
     for name in names:
         with suppress(CheckpointError, ShortMemory):

@@ -1,4 +1,4 @@
-"""The head of a model file: its format, its spec and the names of its classes; needs no NumPy.
+"""The head of a model file: its format, its spec and its class names; needs no NumPy.
 
 A command checks the head of its model before it imports the modules that load the tensors.
 """
@@ -21,8 +21,8 @@ METADATA_KEY = "adam-async"
 ``class_names``."""
 
 RULE_STATE = "rule_state/"
-"""Beginning of the names of arrays with the state of an update rule, such as ``rule_state/mean/fc1.weight``.
-A model takes no value from them."""
+"""Begin of the names of arrays with an update rule's state, such as ``rule_state/mean/fc1.weight``. A model
+takes no value from them."""
 
 SUMS = "adam-async/crc32"
 """Key of the checksums in the metadata: a JSON object with the CRC-32 of each array's bytes, by name."""
@@ -57,7 +57,7 @@ def read_head(data: bytes, whole: int, origin: str) -> tuple[ModelSpec, tuple[st
     """Return the spec, and the names of the classes.
 
     Args:
-        data: The first bytes of the file, at least 8 + `MAX_HEADER_BYTES`, or all.
+        data: The first bytes of the file: at least 8 + `MAX_HEADER_BYTES`, or all.
         whole: Size of the file in bytes.
 
     Raises:
@@ -92,7 +92,7 @@ def _header(data: bytes, whole: int, origin: str) -> dict[str, Any]:
 
 
 def sums_in(metadata: Any) -> dict[str, Any]:
-    """Return the checksums of arrays by name, none if the file is without. Raises ValueError: damaged."""
+    """Return the checksums of arrays by name; none if the file has none. Raises ValueError: damaged."""
     text = metadata.get(SUMS, "{}") if isinstance(metadata, dict) else "{}"
     try:
         sums = json.loads(text)

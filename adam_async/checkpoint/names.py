@@ -1,7 +1,7 @@
 """Pure: names of the files and folders of models and checkpoints."""
 
 FILE_NAME = "model.safetensors"
-"""Name of the file of a trained model, in the folder of `train --out`."""
+"""Name of a trained model's file in the folder of `train --out`."""
 
 
 def is_folder_name(name: str) -> bool:

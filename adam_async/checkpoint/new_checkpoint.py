@@ -1,7 +1,7 @@
 """A checkpoint that is being taken: its pieces on their way from the servers to the disk.
 
-A reader puts in each piece when it arrives, and a writer takes the pieces out, so a checkpoint needs memory
-for a few pieces and not for the model. The records of the checkpoint follow after the last piece.
+A reader puts in each piece on arrival, and a writer takes the pieces out. So a checkpoint needs memory for a
+few pieces, not for the model. The records of the checkpoint follow after the last piece.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from adam_async.persistence.records import State, StateName
 from adam_async.run.run_record import RunRecord
 
 MOST_BYTES = 64 << 20
-"""Maximum size of the pieces that have arrived and are not written, in bytes, unless one alone is larger."""
+"""Maximum total size in bytes of arrived but unwritten pieces, unless one alone is larger."""
 
 
 class NewCheckpoint:
@@ -52,10 +52,10 @@ class NewCheckpoint:
         """Event that is set, and replaced, at each change."""
 
     async def put(self, name: StateName, bundle: Bundle, *, within_s: float | None = None) -> None:
-        """Add a piece with all shards of a bundle, as soon as there is room for it.
+        """Add a piece that has all shards of a bundle, as soon as there is room for it.
 
         Args:
-            within_s: Time after which the piece is added without room, in seconds; None: never.
+            within_s: Time in seconds after which the piece is added without room; None: never.
         """
         specs = [shard.spec for shard in bundle.shards.values()]
         bundle.share_equal_tables()
@@ -111,7 +111,7 @@ class NewCheckpoint:
         self.read_out_at = loop.time()
 
     def head(self) -> list[State]:
-        """Return the record of the store, and that of the run; none of a dropped checkpoint."""
+        """Return the records of the store and of the run; none for a dropped checkpoint."""
         if self._record is None:
             return []
         return [catalogue_state(self.catalogue), run_state(self._record, (1, self._record.ended))]

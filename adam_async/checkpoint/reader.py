@@ -1,7 +1,7 @@
-"""Reads one checkpoint: its head, from which a reader chooses a checkpoint, or all of it.
+"""Reads one checkpoint: either only its head, by which a reader chooses, or all of it.
 
-A reading checks each byte, one file in memory at a time, and keeps the places of the pieces. The shards are
-read again, one piece at a time, when they are needed.
+A reading checks each byte, one file in memory at a time, and keeps the places of the pieces. When the shards
+are needed, they are read again, one piece at a time.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
 
 OLD_MANIFEST = "manifest.json"
-"""Name of a file of checkpoints of format 2 and older ones, which had files of whole tensors."""
+"""Name of a file in checkpoints of format 2 and older, which had files of whole tensors."""
 
 _T = TypeVar("_T")
 
@@ -70,7 +70,7 @@ async def checkpoint_head(folder: Path, disk: Disk) -> CheckpointHead:
     """Read the head of a checkpoint.
 
     Raises:
-        DamagedFile: It is missing or damaged, or is that of a checkpoint with another name or format.
+        DamagedFile: It is missing or damaged, or belongs to a checkpoint with another name or format.
         ShortMemory: It is larger than the available memory.
     """
     try:
@@ -164,7 +164,7 @@ async def read_checkpoint(folder: Path, disk: Disk) -> StoredCheckpoint:
 
     Raises:
         CheckpointError: A file is missing, damaged or unreadable.
-        ShortMemory: The available memory does not suffice for one of its files.
+        ShortMemory: One of its files does not fit into the available memory.
     """
     states: dict[int, ShardState] = {}
     places: dict[StateName, tuple[str, FoundState]] = {}
@@ -190,7 +190,7 @@ async def read_checkpoint(folder: Path, disk: Disk) -> StoredCheckpoint:
 
 
 async def in_memory(stored: StoredCheckpoint) -> Checkpoint:
-    """Return a checkpoint with all its values and the state of its rules.
+    """Return a checkpoint with all its values and its rules' state.
 
     Raises:
         CheckpointError: A file has changed.

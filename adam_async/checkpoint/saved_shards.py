@@ -1,10 +1,9 @@
 """Finds the shards of a store on disks after the loss of all its servers, and reads them for a new store.
 
-Each server lists the pieces on its disk. For each piece the reader takes the copy whose last entry is the
-newest: the entry with the highest generation and, among equal generations, with the highest position. A run
-in bsp has cuts, and the reader takes the newest clock at which all pieces are there. The
-controllers place the new store independently of the old one, so a server may no longer have a piece that it
-had.
+Each server lists the pieces on its disk. For each piece the reader takes the copy with the newest last entry:
+the one with the highest generation and, among these, the highest position. A run in bsp has cuts, and the
+reader takes the newest clock at which all pieces are there. The controllers place the new store independently
+of the old one, so a server may no longer have a piece that it had.
 """
 
 import asyncio
@@ -40,11 +39,10 @@ from transport import Link, RemoteError, RemoteProtocolError, TransportError
 logger = logging.getLogger(__name__)
 
 MOST_FAULTS = 8
-"""Maximum number of faults of stores and pieces in one error, and for each server in the log of a survey."""
+"""Maximum number of faults of stores and pieces in one error, and per server in a survey's log."""
 
 SEARCH_S = 10.0
-"""Maximum time of the search for pieces of a store that no server has, in seconds: servers with these pieces
-may still start."""
+"""Maximum time in seconds to search for missing pieces of a store: servers with them may still start."""
 
 PAUSE_S = 0.5
 """Pause between two surveys of the disks, in seconds."""
@@ -53,12 +51,12 @@ MOST_RECORDS = 4
 """Maximum number of different records of one run that a survey keeps: the newest ones."""
 
 MOST_LISTED_SHARDS = 4 * MAX_SHARDS
-"""Maximum number of shards of all stores of one name on a server, because a reader makes tables of them. The
-reader ignores a store beyond this number."""
+"""Maximum number of shards of all stores with one name on a server, because a reader makes tables of them.
+The reader ignores a store beyond this number."""
 
 
 MOST_LISTED_RECORD_BYTES = 2 * MOST_RECORD_BYTES
-"""Maximum size of the records of all runs of a server, in bytes: in memory they take up to thirty times as
+"""Maximum total size in bytes of all runs' records on a server: in memory they take up to thirty times as
 much. The reader ignores a store beyond this size."""
 
 
@@ -68,12 +66,12 @@ class FoundStore:
 
     Attributes:
         name: Name of the store.
-        record: Record of the store, as it was placed.
+        record: Record of the store as it was placed.
         arrays: Arrays of the store.
         began_ms: Time at which the store began, in milliseconds since 1970. Of two stores with one name, the
             store with the larger time is newer.
-        copies: Copies of each piece, by home and number of the piece: the generation and position of its last
-            entry, and the servers that have it. With cuts, the position is the clock.
+        copies: Copies of each piece, by home and piece number: generation and position of the last entry, and
+            the servers that have the copy. With cuts, the position is the clock.
         records: Different records of the run on the servers, by digest: order and record.
     """
 
@@ -86,7 +84,7 @@ class FoundStore:
 
     @property
     def catalogue(self) -> Catalogue:
-        """The store, as a server's disk records it."""
+        """The store, as recorded on a server's disk."""
         return Catalogue(self.name, self.record, self.arrays, self.began_ms / 1000)
 
     @property
@@ -94,13 +92,13 @@ class FoundStore:
         return shard_table(self.arrays, shard_bytes=self.record.shard_bytes)
 
     def has_record(self, record: StoreRecord, arrays: Sequence[ArrayRecord]) -> bool:
-        """Return whether a store of the same id has the same record, in the same placement."""
+        """Return whether a store with the same id has the same record and placement."""
         mine, theirs = ((each.fixed, each.buckets, each.generation) for each in (self.record, record))
         return (mine, self.arrays) == (theirs, arrays)
 
     @property
     def run(self) -> RunRecord | None:
-        """The newest record of the run; None in the store of a client, or if no server has the record."""
+        """The run's newest record; None in a client's store, or if no server has the record."""
         # A server that changes its record twice in a version of the map has the order of the next version.
         by_order = sorted(self.records.values(), key=lambda each: (each[0], each[1].ended), reverse=True)
         return newest(record for _, record in by_order)
@@ -111,7 +109,7 @@ class FoundStore:
 
     @property
     def best(self) -> dict[tuple[str, int], tuple[Order, str]]:
-        """The copy of each piece that counts, with its first server; with cuts, all have one clock.
+        """The copy of each piece that counts, with its first server; with cuts, all copies have one clock.
 
         Pieces are missing if no server has them. If no cut is whole, those of the newest one count.
         """
@@ -124,13 +122,13 @@ class FoundStore:
         return {key: (cut, copies[cut][0]) for key, copies in self.copies.items() if cut in copies}
 
     def missing(self) -> tuple[str, ...]:
-        """Return the homes of the bundles with pieces that no server has; empty if all are there."""
+        """Return the homes of the bundles that have pieces which no server has; empty if none is missing."""
         best = self.best
         return tuple(sorted({key[0] for key in self.pieces() if key not in best}))
 
     @property
     def is_whole(self) -> bool:
-        """Whether all pieces are there, and in the store of a run its record."""
+        """Whether no piece is missing and, in a run's store, its record is there."""
         return not self.missing() and (self.run is not None or not self.record.program)
 
 
@@ -142,7 +140,7 @@ class Survey:
         stores: The stores, the newest first.
         servers: Servers that have listed the stores on their disks.
         absent: Servers with a disk that have not, each with the reason.
-        followed: Ids of the stores that are not listed because a disk still follows or reads them, by server.
+        followed: Ids, by server, of stores that are not listed because a disk still follows or reads them.
         faults: Faults of invalid stores and pieces, which do not count, each with its server.
     """
 
@@ -163,7 +161,7 @@ class Survey:
 
     @property
     def faults_text(self) -> str:
-        """The faults for the end of an error; empty without one."""
+        """The faults for the end of an error; empty without faults."""
         return "".join([f"; {fault}" for fault in self.faults[:MOST_FAULTS]])
 
 
@@ -178,12 +176,12 @@ class SavedShards:
         self._endpoint = endpoint
         self.waits = waits
         self._known: dict[str, set[str]] = {}
-        """Faults of the last survey, by name of the stores; the log gets only new faults."""
+        """Faults of the last survey, by store name; only new faults are logged."""
 
     async def find(
         self, name: str, maps: Callable[[], ClusterMap], *, without: str = "", patient: bool = False
     ) -> FoundStore | None:
-        """Return the newest store of a name, or with an empty name of a run; None if none counts.
+        """Return the newest store with a name, or with an empty name of a run; None if none counts.
 
         Args:
             maps: Returns the newest cluster map.
@@ -192,8 +190,8 @@ class SavedShards:
                 that have one may still start.
 
         Raises:
-            CheckpointError: The disks have only a part of the store, or a server has not listed the stores on
-                its disk.
+            CheckpointError: The disks have only a part of the store, or a server has not listed its disk's
+                stores.
         """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + SEARCH_S
@@ -203,7 +201,7 @@ class SavedShards:
             stores = [store for store in survey.stores if store.record.id != without]
             unlisted = survey.unlisted(without)
             found, is_ready = newest_whole(stores, None if is_last else survey.servers)
-            # Otherwise a new store would take the place of one that only an absent server has.
+            # Otherwise a new store could replace one that only an absent server has.
             if is_ready and not unlisted and (found is not None or is_last or not patient):
                 return found
             if is_last and unlisted:
@@ -218,10 +216,10 @@ class SavedShards:
         return None
 
     async def survey(self, name: str, cluster: ClusterMap, *, pin: str = "") -> Survey:
-        """Return the stores of a name on the disks of the live servers; with an empty name those of runs.
+        """Return the stores with a name on live servers' disks; with an empty name those of runs.
 
         Args:
-            pin: Name of a pin: the result has the pins of this name, each as a store of its own.
+            pin: Name of a pin: the result has the pins with this name, each as a separate store.
         """
         answers: dict[str, tuple[SavedList, tuple[SavedStore, ...], tuple[str, ...]]] = {}
         absent: dict[str, str] = {}
@@ -272,7 +270,7 @@ class SavedShards:
     async def _list(
         self, name: str, address: str, pin: str
     ) -> tuple[SavedList, tuple[SavedStore, ...], tuple[str, ...]]:
-        """Return the stores of a server, the newest first, in as many lists as they need."""
+        """Return a server's stores, newest first, in as many lists as they need."""
         stores: list[SavedStore] = []
         faults: list[str] = []
         async with self.connect(address) as link:
@@ -304,8 +302,8 @@ class SavedShards:
 class DiskShards:
     """The shards of a store on the disks of the servers; see `ShardSource`.
 
-    A server that cannot give a piece is not asked for this piece again: the next one that lists the same copy
-    takes its place.
+    A server that cannot give a piece is not asked for it again: the next server that lists the same copy
+    replaces it.
 
     Args:
         addresses: Addresses of the servers, by node.
@@ -337,7 +335,7 @@ class DiskShards:
         """Yield some shards, those of one message at a time: in place a bundle is one piece.
 
         Raises:
-            CheckpointError: No server can give a piece: it is damaged, or gone, or a server does not answer.
+            CheckpointError: No server can give a piece: it is damaged or gone, or a server does not answer.
         """
         wanted: dict[StateName, list[ShardSpec]] = {}
         for spec in specs:
@@ -390,16 +388,16 @@ def has_disks(cluster: ClusterMap) -> bool:
 def newest_whole(
     stores: Sequence[FoundStore], answered: Collection[str] | None
 ) -> tuple[FoundStore | None, bool]:
-    """Return the newest store that counts, and whether it is whole; None and True if no store counts.
+    """Return the newest store that counts, and whether it is whole; None and True if none counts.
 
     The servers begin a store before it is whole on their disks, and the store that it replaces stays. A store
     that has never been whole does not count. The record of a run states whether its store has been whole. A
-    client's store has never been whole if there is an older whole store, and the servers of the missing
-    pieces lack them.
+    client's store counts as never whole if there is an older whole store, and if the servers with missing
+    pieces have listed that they lack them.
 
     Args:
-        stores: The stores of one name, or of runs, the newest first.
-        answered: Servers that have listed their stores; None if the answer of no further server may come.
+        stores: The stores with one name, or of runs, newest first.
+        answered: Servers that have listed their stores; None if no further server's answer may come.
     """
     is_one_whole = any(store.is_whole for store in stores)
     # The clocks of servers may differ, so a run that a whole one continues does not count, whenever it began.
@@ -449,7 +447,7 @@ async def stores_of_runs(folder: Path, disk: Disk) -> tuple[FoundStore, ...]:
         for server in await disk.folders(folder):
             for saved in await read_saved_stores(folder / server, disk):
                 _merge(found, server, saved, "")
-    except FileNotFoundError:  # there is no run yet, or a server removes an earlier one
+    except FileNotFoundError:  # there is no run yet, or a server removes an earlier run
         return ()
     except OSError as error:
         raise ConfigError(f"{folder} cannot be read: {error.strerror or error}") from error
@@ -464,11 +462,10 @@ def _merge(
     *,
     room: int = MOST_LISTED_SHARDS,
 ) -> tuple[int, str]:
-    """Add the pieces of one server to the store with the same record, among the stores with its id.
+    """Add one server's pieces to the store with the same record, among the stores with its id.
 
-    Returns the number of shards of the store, and an empty text. A store that cannot be read, or that has
-    more shards than `room`, counts as absent from the server; for such a store the function returns 0 and the
-    reason.
+    Returns the store's number of shards, and an empty text. If a store is unreadable or has more shards than
+    `room`, it counts as absent from the server, and the function returns 0 and the reason.
     """
     try:
         record = msgspec.json.decode(saved.record, type=StoreRecord)

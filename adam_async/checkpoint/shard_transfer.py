@@ -1,9 +1,9 @@
 """Transfer of all shards between servers and a driver or client: read for a checkpoint, loaded at the start.
 
-All bundles are read at once, each one piece at a time, so that neither a message nor the memory of the reader
-grows with the model. If the primary of a bundle moves, the reading goes on with the next piece: a piece that
-was read has the groups in its tables, and in bsp all copies have the same values at a clock. The loading of
-the bundle begins again with its first shard, because a primary that is lost before training leaves none.
+All bundles are read at once, each one piece at a time. So neither a message nor the reader's memory grows
+with the model. If a bundle's primary moves, the reading continues with the next piece: a piece's tables have
+the groups in it, and in bsp all copies have the same values at a clock. The loading of the bundle begins
+again with its first shard, because a primary lost before training leaves none.
 
 A read may name a clock. With ssp the servers answer such a read once the values contain all pushes up to this
 clock. With bsp they answer with the values of exactly this clock, although training goes on
@@ -65,7 +65,7 @@ NOT_YET = frozenset({"not-ready", "wrong-run"})
 """Codes with which a server refuses shards before it has begun their run."""
 
 PASSING = (CallTimeout, DialFailed, LinkBroken, LinkClosed, RemoteError)
-"""Errors of a primary that is lost, or that does not serve the bundle, see `NOT_SERVING`."""
+"""Errors of a primary that is lost, or that does not serve the bundle; see `NOT_SERVING`."""
 
 NOT_SETTLED = "not-settled"
 """Code with which a server refuses shards whose clock was not reached in time."""
@@ -85,7 +85,7 @@ class ClockPassed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Deadline:
-    """The end of a wait by the loop's clock, and the length of the wait, in seconds."""
+    """The end of a wait by the loop's clock, and the wait's length in seconds."""
 
     ends_at: float
     within_s: float
@@ -107,9 +107,9 @@ class _Bundle:
     lacks_copies: bool = False
     """Whether the store is open in the newest map and waits there for another copy of this bundle."""
     moved: asyncio.Event = field(default_factory=asyncio.Event)
-    """Event that a change of the primary sets, and that the next attempt clears."""
+    """Event that a change of the primary sets and the next attempt clears."""
     attempt: asyncio.Timeout | None = None
-    """Timeout of the attempt in progress, which ends when the primary changes; None between attempts."""
+    """Timeout of the current attempt, which ends when the primary changes; None between attempts."""
 
     def map_changed(self, cluster: ClusterMap) -> None:
         """Follow the primary of the bundle; a change of the primary ends the attempt in progress."""
@@ -148,10 +148,10 @@ class ShardCopies:
 
     @asynccontextmanager
     async def still(self, cluster: ClusterMap) -> AsyncIterator[None]:
-        """Keep the memory of the server of a run in place still for a block; its link ends with the block.
+        """Keep the memory of an in-place run's server still for a block; its link ends with the block.
 
         Raises:
-            TransportError, DeadlineExceeded: The server does not answer, or the memory moved meanwhile.
+            TransportError, DeadlineExceeded: The server does not answer, or its memory has moved.
         """
         store, waits = cluster.run_store, self._waits
         assert store is not None
@@ -174,20 +174,20 @@ class ShardCopies:
         clock: int = 0,
         within_s: float,
     ) -> None:
-        """Read all shards, and put each piece, as a bundle with its shards, when it has arrived.
+        """Read all shards, and put each arrived piece, as a bundle with its shards.
 
         Args:
             pieces: The pieces of the store.
-            put: Takes a piece; the next one of the same primary is read once the call has returned.
-            clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: the
-                shards are read as they are.
+            put: Takes a piece; the next piece from the same primary is read once the call has returned.
+            clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: read
+                the shards as they are.
             within_s: Time within which the shards must reach the clock, in seconds.
 
         Raises:
             ClockPassed: In bsp, a shard has passed the clock.
             DeadlineExceeded: The clock was not reached in time; the error names the replicas behind.
             RemoteProtocolError: A primary sent other shards, or a clock that no replica can have reached.
-            TransportError, ShardUnavailable: A primary did not answer, for `patience_s` after its first
+            TransportError, ShardUnavailable: A primary did not answer for `patience_s` after its first
                 failure, or for `copies_s` while its bundle lacks copies.
         """
         deadline = _Deadline(asyncio.get_running_loop().time() + within_s, within_s)
@@ -199,7 +199,7 @@ class ShardCopies:
             left.setdefault(name.home, deque()).append(name)
 
         async def read_bundle(link: Link, shards: Sequence[ShardSpec]) -> None:
-            """Read the pieces that one bundle has left; after a broken link go on with the same piece."""
+            """Read the remaining pieces of one bundle; after a broken link continue with the same piece."""
             names = left[pieces.home_of(shards[0])]
             while names:
                 specs = pieces.specs[names[0]]
@@ -224,8 +224,7 @@ class ShardCopies:
         clock: int,
         deadline: _Deadline,
     ) -> None:
-        """Read the shards of one message into a bundle, as soon as they reach the clock; errors as in
-        `read`."""
+        """Read one message's shards into a bundle, as soon as they reach the clock; errors as in `read`."""
         ask = ReadShards(store=store.id, generation=store.generation, shards=numbers, clock=clock)
         while True:
             try:
@@ -257,7 +256,7 @@ class ShardCopies:
     ) -> None:
         """Load all shards of a store into the primaries, which wait for them.
 
-        A store of a run gets the versions, clocks and groups of the shards; another one begins without them.
+        A run's store gets the shards' versions, clocks and groups; any other store begins without them.
 
         Args:
             loaded: Called when a primary has taken some shards.
@@ -295,7 +294,7 @@ class ShardCopies:
         table: ShardTable,
         work: Callable[[Link, Sequence[ShardSpec]], Awaitable[None]],
     ) -> None:
-        """Call a function for each bundle, all at once, each with a link of its own to the primary."""
+        """Call a function for each bundle, all at once, each with a separate link to the primary."""
         bundles = [
             _Bundle(
                 store=store.id,

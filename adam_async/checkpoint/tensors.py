@@ -1,4 +1,4 @@
-"""All arrays of a store, with the state of their rules, joined from shards and cut into shards."""
+"""All arrays of a store, with its rules' state, joined from shards and cut into shards."""
 
 import asyncio
 from bisect import bisect_left, bisect_right
@@ -25,7 +25,7 @@ class ShardSource(Protocol):
     def table(self) -> ShardTable: ...
 
     def shards_of(self, specs: Sequence[ShardSpec]) -> AsyncGenerator[Sequence[Shard], None]:
-        """Yield some shards, those of one piece at a time; close the generator (`contextlib.aclosing`).
+        """Yield some shards, one piece's at a time; close the generator (`contextlib.aclosing`).
 
         Raises:
             CheckpointError: A shard is missing or damaged.
@@ -34,7 +34,7 @@ class ShardSource(Protocol):
 
 
 VECTOR = "vector/"
-"""Beginning of the names of vectors in a file, such as ``vector/mean/fc1.weight``."""
+"""Begin of the names of vectors in a file, such as ``vector/mean/fc1.weight``."""
 
 
 def vector_name(vector: VectorRecord, array: str) -> str:
@@ -43,7 +43,7 @@ def vector_name(vector: VectorRecord, array: str) -> str:
 
 
 class WholeTensors:
-    """Whole tensors, and the range of each shard in them.
+    """Whole tensors, and each shard's range in them.
 
     Args:
         table: Shards of the arrays.
@@ -68,11 +68,11 @@ class WholeTensors:
             for each in arrays
         }
         self.state: dict[str, NDArray[Any]] = {}
-        """Arrays of the rules: elementwise ones in the shape of their tensor, counts with one entry per shard
-        of the tensor. Then vectors, see `vector_name`."""
+        """Arrays of the rules: elementwise ones in their tensor's shape, counts with one entry per shard of
+        the tensor. Then vectors, see `vector_name`."""
         self.vectors = vectors
         self._keys: dict[str, dict[str, str]] = {}
-        """Names of the arrays of the state of each tensor's shards, with their names in `state`."""
+        """Names of the state arrays of each tensor's shards, with their names in `state`."""
         for each in arrays if rules else ():
             rule = rules[each.rule]
             names = (*rule.state_names, *rule.scalar_names)
@@ -98,7 +98,7 @@ class WholeTensors:
         return values
 
     def take(self, shard: Shard) -> None:
-        """Copy a shard into the tensors, with the arrays of its rule if these have room for them."""
+        """Copy a shard into the tensors, and also its rule's arrays if there is room for them."""
         spec = shard.spec
         self.values_of(spec)[:] = shard.values
         for name, part in self._state_of(spec).items():
@@ -106,7 +106,7 @@ class WholeTensors:
                 part[:] = shard.rule_state[name]
 
     def _state_of(self, spec: ShardSpec) -> dict[str, NDArray[Any]]:
-        """Return the arrays of the rule of a shard by name, flat views."""
+        """Return the arrays of a shard's rule by name, as flat views."""
         parts = {}
         for name, key in self._keys.get(spec.tensor, {}).items():
             whole = self.state[key]
@@ -127,9 +127,9 @@ class WholeTensors:
 
 
 class RecutShards:
-    """The shards of a store, cut from those of another one with the same arrays; see `ShardSource`.
+    """A store's shards, cut from another store's shards with the same arrays; see `ShardSource`.
 
-    The shards of one piece, and those that they are cut from, are in memory at a time.
+    Only one piece's shards, and those that they are cut from, are in memory at a time.
 
     Args:
         source: The shards of the other store.
@@ -165,7 +165,7 @@ class RecutShards:
 
 
 def _cut(spec: ShardSpec, origins: Sequence[Shard]) -> Shard:
-    """Return a shard from those that have its values, in the order of their values."""
+    """Return a shard from the shards that have its values, in the order of their values."""
 
     def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         parts = [

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 def dump_model(
     network: RunModel, weights: Mapping[str, NDArray[Any]], class_names: Sequence[str] = ()
 ) -> bytes:
-    """Write a model as the bytes of its file. The file of a step has its arrays and derived tensors, and no
+    """Write a model as the bytes of its file. A step's file has its arrays and derived tensors, and no
     metadata.
 
     Args:
@@ -123,11 +123,11 @@ async def save_model(
 def load_model(
     data: bytes, *, origin: str = "the model file", layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS
 ) -> "Model":
-    """Read the bytes of a model file, without the state of update rules in it.
+    """Read the bytes of a model file, without any state of update rules.
 
     Raises:
-        SavedModelError: The file is truncated, has another format than safetensors, was written by another
-            package, or its tensors do not match its spec.
+        SavedModelError: The file is truncated, is not safetensors, was written by another package, or has
+            tensors that do not match its spec.
     """
     spec, class_names = read_head(data, len(data), origin)
     try:
@@ -164,7 +164,7 @@ class Described(Protocol):
 def check_model(
     network: Network, weights: Mapping[str, Described], class_names: Sequence[str], origin: str
 ) -> None:
-    """Check that weights and names of classes are those of a model.
+    """Check that weights and class names belong to a model.
 
     Raises:
         SavedModelError: See `_check`; or the model has fewer outputs than classes.
@@ -181,7 +181,7 @@ def _check(network: RunModel, weights: Mapping[str, Described], origin: str) -> 
     """Check that weights are those of a model.
 
     Raises:
-        SavedModelError: A name is missing or unknown, or a tensor has another shape or is no float.
+        SavedModelError: A name is missing or unknown, or a tensor has another shape or is not floating-point.
     """
     wanted = {parameter.name: parameter.shape for parameter in network.parameters}
     missing = sorted(wanted.keys() - weights.keys())
@@ -223,7 +223,7 @@ class Predictions:
         return [self.class_names[number] for number in self.numbers]
 
     def best(self, image: int, count: int) -> Iterator[tuple[str, float]]:
-        """Yield name and probability of the `count` likeliest classes of one image, in descending order."""
+        """Yield name and probability of one image's `count` likeliest classes, in descending order."""
         row = self.probabilities[image]
         for number in np.argsort(-row, kind="stable")[:count]:
             yield self.class_names[number], float(row[number])
@@ -244,7 +244,7 @@ class Model:
     Args:
         network: The network.
         weights: Values by tensor name; not copied.
-        class_names: Name of class 0, 1, ...; the name of a class without one is its number.
+        class_names: Name of class 0, 1, ...; a class without a name has its number as name.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Model:
         self.network = network
         self.weights = weights
         self.trained_names = tuple(class_names)
-        """Names of the classes of the training data; empty if those classes have only numbers."""
+        """Names of the training data's classes; empty if these have only numbers."""
 
     @classmethod
     def load(cls, path: str | Path, *, layers: Mapping[str, type[Layer]] = BUILTIN_LAYERS) -> "Model":
@@ -375,7 +375,7 @@ class Model:
 
 
 def check_init(init: object) -> None:
-    """Refuse a value that is neither a `Model` nor None, such as the path of a model.
+    """Refuse a value that is neither a `Model` nor None, such as a model's path.
 
     Raises:
         ConfigError: The value has another type.

@@ -1,10 +1,10 @@
 """Reads every byte of checkpoints, and reports damage by its file and offset.
 
-A resumed run checks the one checkpoint that it reads; a verification checks all of them, before one is
-needed. It has one file in memory at a time. It also checks that all values are finite, because training does
-not recover from other values.
+A resumed run checks only the checkpoint that it reads; a verification checks all of them, before one is
+needed. The verification keeps one file in memory at a time. The verification also checks that all values are
+finite, because training does not recover from other values.
 
-Summaries of checkpoints come from their heads and the sizes of their files; no shard is read.
+Summaries of checkpoints come from their heads and file sizes; no shard is read.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     whole: bool
     files: int
-    """Number of files; 0 if the head, which is the last one, cannot be read."""
+    """Number of files; 0 if the head, the last file, is unreadable."""
     bytes: int
     """Size of all files in bytes, according to the head."""
     problems: tuple[Problem, ...] = ()
@@ -63,7 +63,7 @@ def _problem_of(error: DamagedFile) -> Problem:
 
 
 async def _verify_file(folder: Path, disk: Disk, head: CheckpointHead, file: str) -> Problem | None:
-    """Read one file; return its first problem, or its number of values that are not finite."""
+    """Read one file; return its first problem, or how many values are not finite."""
     bad, first, offset = 0, "", 0
     try:
         for piece, shards in await read_shards(folder, disk, head, file):
@@ -84,7 +84,7 @@ async def _verify_file(folder: Path, disk: Disk, head: CheckpointHead, file: str
 
 
 MOST_SHOWN = 80
-"""Maximum length of a text of a manifest in a summary, in characters."""
+"""Maximum length of a manifest's text in a summary, in characters."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +106,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """Name of the model, or ``step package.module:factory``."""
     written: str = ""
-    """Time of the last change of the head, in UTC."""
+    """Time at which the head last changed, in UTC."""
     bytes: int = 0
     """Size of all files in bytes."""
     problem: str = ""
-    """The damage, in words; empty without any."""
+    """The damage, in words; empty without damage."""
 
 
 async def checkpoints_in(
@@ -123,11 +123,11 @@ async def checkpoints_in(
         most: See `candidates_in`.
 
     Returns:
-        The folder, the names of its checkpoints in the order in which a resumed run reads them, and the
-        problems of the folder itself.
+        The folder, its checkpoints' names in the order in which a resumed run reads them, and problems with
+            the folder itself.
 
     Raises:
-        CheckpointError: The folder cannot be read, or has no checkpoint.
+        CheckpointError: The folder is unreadable, or has no checkpoint.
     """
     folder, name = named_checkpoint(path)
     if name:
@@ -141,7 +141,7 @@ async def checkpoints_in(
 
 
 async def summary_of(folder: Path, disk: Disk, *, latest: bool) -> Summary:
-    """Return the summary of a checkpoint; a damaged one is not `whole`."""
+    """Return a checkpoint's summary; a damaged one is not `whole`."""
     epoch, groups = age_order(folder.name)
     place = Summary(name=folder.name, epoch=epoch, groups=groups, whole=False, latest=latest)
     try:

@@ -1,14 +1,14 @@
-"""Takes the checkpoints of one run: reads its shards, and writes each piece when it has arrived.
+"""Takes one run's checkpoints: reads its shards, and writes each piece on arrival.
 
-Training continues meanwhile. The pieces that are read and not written take at most `MOST_BYTES`, so a disk
-that is slower than the servers slows the reading, and not the memory of the driver. A run in place keeps its
-threads still for the reading, so there all pieces may wait for the disk. In bsp the servers keep a clock for
-a few seconds only, so a piece waits no longer for its room.
+Training continues meanwhile. Pieces that are read but not written take at most `MOST_BYTES`. So a disk that
+is slower than the servers slows the reading, and does not fill the driver's memory. A run in place keeps its
+threads still for the reading, so there all pieces may wait for the disk. In bsp the servers keep a clock only
+for a few seconds, so a piece waits no longer for room.
 
-The writer writes one checkpoint at a time. The next checkpoint waits for the current one, for `checkpoint_s`
-at most. A failed checkpoint is a *miss*: the driver keeps the earlier
-checkpoint, and logs the first, second, fourth, ... miss in a row as an event of the run. `checkpoint_misses`
-in a row end the run, because a crash would lose all training since the newest checkpoint.
+The writer writes one checkpoint at a time. The next checkpoint waits for the current one for at most
+`checkpoint_s`. A failed checkpoint is a *miss*: the driver keeps the earlier checkpoint, and logs the first,
+second, fourth, ... miss in a row as an event of the run. `checkpoint_misses` in a row end the run, because a
+crash would lose all training since the newest checkpoint.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Reading:
 
     @property
     def states(self) -> tuple[ShardState, ...]:
-        """Tables of the shards, in the order of their numbers."""
+        """Tables of the shards, by shard number."""
         return tuple(self.checkpoint.states[int(spec.id)] for spec in self.pieces.table.shards)
 
 
@@ -73,7 +73,7 @@ class Checkpointer:
     """Checkpoints of one run.
 
     Args:
-        storage_pool: Memory of the servers of this process, which is kept still while it is read.
+        storage_pool: Memory of this process's servers, which is kept still while it is read.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Checkpointer:
         self._writing: asyncio.Task[None] | None = None
         self.written: list[CheckpointResult] = []
         self.missed = ""
-        """Reason for the failure of the last due checkpoint; empty if it did not fail."""
+        """Why the last due checkpoint failed; empty if it did not fail."""
         progress.takes_checkpoints = True
         if folder.latest:  # the run continues this checkpoint
             progress.written(folder.latest, now=asyncio.get_running_loop().time())
@@ -110,13 +110,13 @@ class Checkpointer:
         """Read all shards into a new checkpoint, after the earlier checkpoint is written.
 
         Args:
-            clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: the
-                shards are read as they are.
-            within_s: Time within which the shards must reach the clock, in seconds; None: `clock_s`.
+            clock: Clock that all trained shards must reach in ssp, and at which they are read in bsp; 0: read
+                the shards as they are.
+            within_s: Time in seconds within which the shards must reach the clock; None: `clock_s`.
             has_weights: Whether the caller needs the values, too.
 
         Returns:
-            The shards; None if the servers could not be read, which is a miss.
+            The shards; None if the servers could not be read, which counts as a miss.
 
         Raises:
             ClockPassed: In bsp, a shard has passed the clock.
@@ -178,15 +178,15 @@ class Checkpointer:
         results: tuple[EpochCounts, ...],
         epochs: Sequence[EpochResult],
     ) -> None:
-        """Complete the checkpoint of the end of an epoch, or drop it if its training loss is not finite.
+        """Complete the checkpoint at an epoch's end, or drop it if the training loss is not finite.
 
         Training continues during the write.
         """
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, clock=0, results=results)
-        # All losses are unknown of an epoch whose set the shards have dropped. So they are after the loss of
-        # a dealer if the part of a cut replica that computes the loss pushes no shard.
+        # If the shards have dropped an epoch's set, all its losses are unknown. They are also unknown after a
+        # dealer's loss, if the part of a cut replica that computes the loss pushes no shard.
         if isfinite(epochs[-1].train_loss) or not ended.result.loss_images:
             self._complete(reading, (ended.number, ended.groups), resume, epochs)
         else:
@@ -199,10 +199,10 @@ class Checkpointer:
         """Complete a checkpoint within an epoch, or drop it if the loss so far is not finite.
 
         Training continues during the write. If all shards have all groups of the epoch, the checkpoint is
-        dropped, because the end of the epoch has a checkpoint of its own.
+        dropped, because the epoch's end has a separate checkpoint.
 
         Args:
-            groups: Number of groups of the epoch.
+            groups: Number of groups in the epoch.
         """
         found, states = self._groups_on_all(reading, resume.epoch), reading.checkpoint.states.values()
         if found >= groups:
@@ -215,7 +215,7 @@ class Checkpointer:
 
     @staticmethod
     def _groups_on_all(reading: Reading, epoch: int) -> int:
-        """Return the number of groups of an epoch that all trained shards have."""
+        """Return the number of an epoch's groups that all trained shards have."""
         trained = zip(reading.pieces.table.shards, reading.states, strict=True)
         several = {state.groups.get(epoch, ()) for spec, state in trained if not spec.frozen}
         every, _ = common_and_others(several)
@@ -273,7 +273,7 @@ class Checkpointer:
         logger.info(text, manifest.name, checkpoint.read_s, size, result.written_s)
 
     async def settle(self) -> None:
-        """Wait for the checkpoint in progress; after `checkpoint_s` it is a miss.
+        """Wait for the current checkpoint; after `checkpoint_s` it is a miss.
 
         Raises:
             RunFailed: See `miss`.
@@ -297,7 +297,7 @@ class Checkpointer:
             what: Name of the checkpoint, and reason of the failure.
 
         Raises:
-            RunFailed: `checkpoint_misses` in a row have failed; the error has the newest good one.
+            RunFailed: `checkpoint_misses` in a row have failed; the error names the newest good one.
         """
         self._misses += 1
         self.missed = what
@@ -309,13 +309,13 @@ class Checkpointer:
                 "--checkpoint-misses 0 a run goes on without checkpoints"
             )
         if self._misses & (self._misses - 1):
-            return  # only the first miss in a row and each doubling of the number of misses are events
+            return  # only the first miss in a row, and each doubling of the number, is an event
         often = "" if self._misses == 1 else f", {self._misses} failed in a row"
         self._note(f"{what}; training goes on without it{often}")
 
 
 def _store_of(cluster: ClusterMap) -> tuple[ProgramRecord, bool, Catalogue]:
-    """Return the program of a run, whether it trains in place, and the record of its store."""
+    """Return a run's program, whether it trains in place, and its store's record."""
     run = cluster.run
     assert run is not None, "a run is in the map"
     name, store = next((name, store) for name, store in cluster.stores.items() if store.id == run.id)

@@ -1,15 +1,15 @@
 """The connection of a client to one bundle: links to its primary, and repeated requests over them.
 
-A `BundleConnection` keeps one link at a time to the primary of the bundle, and the session. After any fault
-of a link (it breaks, an answer is late, a push left a gap) the connection drops the link, dials again and
+A `BundleConnection` keeps the session, and one link at a time to the bundle's primary. After any fault of a
+link (it breaks, an answer is late, a push left a gap) the connection drops the link and dials again. Then it
 repeats all open requests, in order, under the same numbers (`session.py`).
 
-If the primary moves, the link is dropped, and the next one leads to the new primary. All copies of the bundle
-have the applied push numbers: a push that the old primary has acknowledged stays acknowledged, and an open
-one is applied once. A refusal by a server that does not serve the bundle (`NOT_SERVING`) leaves the request
-open: the connection pauses, at most until the primary moves, and asks again. If the oldest open request gets
-no answer for `patience_s`, the connection fails, and the error names the bundle and its primary. While the
-bundle lacks copies for its pushes, a run waits for `copies_s`.
+If the primary moves, the connection drops the link, and its next link leads to the new primary. All copies of
+the bundle have the applied push numbers: a push that the old primary acknowledged stays acknowledged, and an
+open push is applied once. If a server refuses because it does not serve the bundle (`NOT_SERVING`), the
+request stays open: the connection pauses, at most until the primary moves, and asks again. If the oldest open
+request gets no answer for `patience_s`, the connection fails, and the error names the bundle and its primary.
+While the bundle lacks copies for its pushes, a run waits for `copies_s`.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 MAX_UNACKNOWLEDGED = 8
-"""Maximum number of unanswered pushes to one bundle; `admit` waits while a bundle has so many."""
+"""Maximum number of unanswered pushes to one bundle; at this number `admit` waits."""
 
 NOT_SERVING = frozenset({"not-primary", "not-ready", "wrong-run"})
-"""Codes of refusals by a server that is not, not yet or no longer the primary of a bundle."""
+"""Refusal codes of a server that is not, not yet or no longer a bundle's primary."""
 
 
 class BundleConnection(Session):
-    """The session with one bundle, over links to its primary, one after the other."""
+    """The session with one bundle, over one link after the other to its primary."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class BundleConnection(Session):
         self._waits = waits
         self._loop = asyncio.get_running_loop()
         self._moved = asyncio.Event()
-        """Event that is set when the primary changes, or when the bundle's lack of copies begins or ends;
-        cleared by the next dial."""
+        """Event that is set when the primary changes, or when the bundle begins or ceases to lack copies; the
+        next dial clears it."""
         self._dialling: asyncio.Timeout | None = None
         """Timeout of the dial in progress, which a change of the primary ends early; None between dials."""
         self._trouble = asyncio.Event()
@@ -88,7 +88,7 @@ class BundleConnection(Session):
         self.lacks_copies = False
         """Whether pushes wait for another copy of the bundle; if so, the patience is `copies_s`."""
         self._refusal = ""
-        """Text of the last refusal on the last link; empty without one."""
+        """Text of the last refusal on the last link; empty if there was none."""
         self.reconnects = -1
         self.moves = 0
 
@@ -106,7 +106,7 @@ class BundleConnection(Session):
             if link is None:
                 continue
             self.reconnects += 1
-            # Answers to other requests are no progress: a server may never answer this one.
+            # Answers to other requests are not progress: a server may never answer this one.
             oldest = next(iter(self.open), None)
             settled = await self._attend(link)
             if settled and (oldest is None or oldest not in self.open):
@@ -125,11 +125,11 @@ class BundleConnection(Session):
 
     @property
     def refusal(self) -> str:
-        """Text of the last refusal on the last link, to append to an error; empty without one."""
+        """Text of the last refusal on the last link, to append to an error; empty if there was none."""
         return f"; its last answer is {self._refusal}" if self._refusal else ""
 
     def primary_changed(self, primary: Primary | None) -> None:
-        """Take up another primary, or its absence: drop the link, and end a dial to the old one."""
+        """Take up another primary, or its absence: drop the link, and end a dial to the old primary."""
         channel, last = self.channel, self._last
         self.primary = primary
         if primary is not None:
@@ -236,7 +236,7 @@ class BundleConnection(Session):
                 ordered=True,
             )
         except (WouldBlock, TransportError) as error:
-            # The transport did not take the message, and will not release it.
+            # The transport did not take the message, so it will not release it.
             exchange.sent -= 1
             if push is not None:
                 push.reading -= 1
@@ -249,7 +249,7 @@ class BundleConnection(Session):
         return True
 
     def refused(self, exchange: Exchange, error: TransportError | None) -> None:
-        """See `Session`; a link that was dropped has failed all its questions at once."""
+        """See `Session`; if the link was dropped, all its questions have failed already."""
         if self.channel.link is None:
             return
         if isinstance(error, ProtocolError):  # an answer that does not fit its question

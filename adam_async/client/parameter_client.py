@@ -1,11 +1,11 @@
 """The client of the parameter servers: pulls, ticks, and pushes that are applied exactly once.
 
 A `ParameterClient` keeps a `BundleConnection` to each bundle, by its home (`connection.py`), which takes the
-requests. They leave at once, many may be open, and answers are handled as they arrive. The owner passes each
-cluster map to `map_changed`, because the primary of a bundle may move.
+requests. Requests leave at once, many may be open, and answers are handled as they arrive. The owner passes
+each cluster map to `map_changed`, because the primary of a bundle may move.
 
-Requests never wait; `admit` waits while a bundle has as many unanswered pushes as its limit,
-`MAX_UNACKNOWLEDGED` at most. The limit bounds the memory of push buffers.
+Requests never wait. `admit` waits while a bundle has as many unanswered pushes as its limit, at most
+`MAX_UNACKNOWLEDGED`. The limit bounds the memory of push buffers.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ __all__ = ["ParameterClient", "PushCounts", "SessionIdentity"]
 
 
 class ParameterClient:
-    """Requests of one worker, driver, or client of a store, over all bundles of the store.
+    """The requests of one worker, driver or store client, over all bundles of the store.
 
     Args:
         homes: Homes of the bundles with the shards that the client pushes or pulls.
@@ -49,8 +49,8 @@ class ParameterClient:
         self._session = session
         self._callbacks = Callbacks(endpoint.identity.node)
         store = cluster.store(session.store)
-        # Without a copy the caller's memory would stay in the logs of several servers, even of lost ones; and
-        # in bsp a server would read it after the push of a client has returned.
+        # Without a copy, the logs of several servers, even lost ones, would keep the caller's memory; and in
+        # bsp a server would read it after a client's push has returned.
         is_kept = store is not None and (store.copies > 1 or (store.summed_weight and not store.program))
         copies = bool(is_kept) and isinstance(endpoint.network, LocalNetwork)
         self.connections = {
@@ -74,8 +74,8 @@ class ParameterClient:
         """Keep the connections until cancelled.
 
         Raises:
-            ShardUnavailable: A bundle had no primary, or its primary could not be reached or made no
-                progress, for `patience_s`.
+            ShardUnavailable: For `patience_s`, a bundle had no primary, or its primary could not be reached
+                or made no progress.
             Exception: An error in a callback of an answer.
         """
         async with asyncio.TaskGroup() as group:
@@ -150,7 +150,7 @@ class ParameterClient:
                 async with asyncio.timeout(self._waits.patience_s):
                     await connection.wait_progress()
             except TimeoutError:
-                # While the bundle lacks copies, `run` bounds the wait; after that the patience begins anew.
+                # While the bundle lacks copies, `run` limits the wait; after that the patience starts again.
                 if not lacked_copies and not connection.lacks_copies:
                     text = f"answers of {connection}{connection.refusal}"
                     raise ShardUnavailable(text, self._waits.patience_s) from None

@@ -1,13 +1,13 @@
 """Pure: the client side of exactly-once pushes: questions to one bundle that are sent and not yet answered.
 
-An *exchange* is one push, pull, tick or report of steps on its way to the primary of a bundle. Exchanges stay
-in the order in which they were first sent. Every failure has one remedy: drop the link, dial again, and send
-all open exchanges again, in order, under the same numbers. The primary applies the pushes that the bundle has
-not seen, and answers the others again. So a push is applied once, however often it is sent and however often
-the primary moves, and a pull behind a push on the link still contains it.
+An *exchange* is one push, pull, tick or report of steps on its way to a bundle's primary. Exchanges stay in
+the order in which they were first sent. Every failure has one remedy: drop the link, dial again, and send all
+open exchanges again, in order, under the same numbers. The primary applies the pushes that the bundle has not
+seen, and answers the others again. So a push is applied once, however often it is sent and however often the
+primary moves. A pull behind a push on the link still contains the push.
 
 An answer may leave part of a push open: shards with a gap (an earlier push has not arrived), or whose primary
-has moved. Such an exchange stays open and needs the remedy.
+has moved. Such an exchange stays open until the remedy is applied.
 """
 
 from abc import abstractmethod
@@ -69,7 +69,7 @@ class StepFields(TypedDict):
 
 
 class PushFields(StepFields):
-    """Fields of `Push` that the owner of a client gives."""
+    """Fields of `Push` that the client's owner gives."""
 
     parts: tuple[Part, ...]
     shards: tuple[ShardId, ...]
@@ -82,7 +82,7 @@ class Receiver(Protocol):
     """A call of several messages, which takes the answer to each by the message's number in the call."""
 
     def freed(self) -> None:
-        """Note that a push is settled and that no sending reads its tensors, or that a pull has ended."""
+        """Record that a push is settled and no send reads its tensors, or that a pull has ended."""
         ...
 
 
@@ -90,7 +90,7 @@ class PushReceiver(Receiver, Protocol):
     """A call that pushes."""
 
     def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
-        """Take the acknowledgement of every shard of a push, and its values if the push pulls."""
+        """Take the acknowledgement of all shards of a push, and the values if the push pulls."""
         ...
 
 
@@ -102,7 +102,7 @@ class PullReceiver(Receiver, Protocol):
         ...
 
     def behind(self, number: int, answer: Values) -> bool:
-        """Take an answer without values, but with the slowest clock and the replicas that are behind.
+        """Take an answer without values, which has the slowest clock and the replicas that are behind.
 
         Such an answer comes within about half of `answer_s`. Returns whether the caller still wants values.
         """
@@ -128,7 +128,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
         """Note that the answer has arrived."""
 
     def arrived(self, answer: Message | TransportError) -> None:
-        """Take the answer of the link, or the error in its place."""
+        """Take the link's answer, or the error that replaces it."""
         session, error = self.session, None
         if isinstance(answer, TransportError):
             error = answer
@@ -155,7 +155,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
 
 class PushExchange(Exchange, kw_only=True, eq=False):
-    """A push, whose tensors belong to it until it is settled and no sending reads them."""
+    """A push, which owns its tensors until it is settled and no send reads them."""
 
     call: PushReceiver
     number: int
@@ -195,7 +195,7 @@ class PushExchange(Exchange, kw_only=True, eq=False):
         """Note, on any thread, that one sending no longer reads the tensors."""
         session = self.session
         if session.running_loop() is not session.loop:
-            # In one process a thread of a disk, or of a garbage collection, may drop the last view.
+            # In one process the last view may be dropped by a disk thread or a garbage collection.
             session.pass_on(self.released)
             return
         self.reading -= 1
@@ -268,7 +268,7 @@ class PushCounts:
 
 
 class _SharedNumber(msgspec.Struct, eq=False):
-    """Last number of shards that were pushed with the same numbers, in the same messages."""
+    """Last number of shards that were always pushed with the same numbers, in the same messages."""
 
     shards: tuple[ShardId, ...]
     last: int
@@ -334,13 +334,13 @@ class ShardNumbers:
 
 
 class Session:
-    """The numbers and the open exchanges of one client with one bundle; a subclass sends the exchanges.
+    """One client's numbers and open exchanges with one bundle; a subclass sends the exchanges.
 
     Args:
         identity: Identity of the client.
         limit: Number of unacknowledged pushes after which admission waits.
         answer_s: Deadline of an answer, in seconds.
-        copies: Whether pushes have copies of their tensors, so that no server reads the caller's memory.
+        copies: Whether pushes copy their tensors, so that no server reads the caller's memory.
         on_progress: Called for each answer.
         running_loop: Returns the event loop of the calling thread.
     """
@@ -376,7 +376,8 @@ class Session:
 
     @abstractmethod
     def refused(self, exchange: Exchange, error: TransportError | None) -> None:
-        """Send all open exchanges again: one has an error, or for None an answer that settles it in part."""
+        """Send all open exchanges again: one has an error or, for None, an answer that settles only part of
+        it."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
@@ -402,13 +403,13 @@ class Session:
 
         Args:
             call: Takes the answer, once every shard has acknowledged the push or refused non-finite values.
-                It is then *freed*, once no send reads the tensors any more: only then may the caller write to
+                The push is later *freed*, once no send reads the tensors: only then may the caller write to
                 them again.
             number: Number of the message in its call.
-            into: Memory for the values of a push that pulls; pooled memory without it.
+            into: Memory for the values of a push that pulls; by default pooled memory.
             fields: Fields of the message.
         """
-        # First, because a number without its push would be a gap: there may be no memory for the copies.
+        # Copy first: there may be no memory for the copies, and a number without its push would be a gap.
         sent = [each.copy() for each in tensors] if self._copies else tensors
         shards = fields["shards"]
         numbers = self.numbers.next(shards)
@@ -438,14 +439,15 @@ class Session:
         into: NDArray[Any] | None = None,
         vector: int = 0,
     ) -> None:
-        """Ask for values with all earlier pushes of this client; in bsp, those up to `clock`. Never waits.
+        """Ask for values that contain all earlier pushes of this client; in bsp, those up to `clock`. Never
+        waits.
 
         Args:
             call: Takes the answer and the values, one shard after the other, flat.
             number: Number of the message in its call.
             clock: Clock up to which the values must contain all pushes of live replicas; 0 for the current
                 values. The client pulls again until the values are available.
-            into: Memory for the values; pooled memory without it.
+            into: Memory for the values; by default pooled memory.
             vector: Number of the vector to read; 0 for the values.
         """
         body = Pull(
@@ -485,7 +487,7 @@ class Session:
         """Report steps that were applied in place, under the next numbers. Never waits.
 
         Args:
-            shards: All shards of this bundle; every step was applied to each of them.
+            shards: All shards of this bundle; every step was applied to each.
             on_answer: Called once, when the primary has counted them.
         """
         body = ReportSteps(
@@ -509,6 +511,6 @@ class Session:
         self._send(exchange)
 
     def to_send_again(self) -> list[Exchange]:
-        """Return all open exchanges, in the order of their first sending."""
+        """Return all open exchanges, in the order in which they were first sent."""
         self.counts.resent += sum(exchange.sent > 0 for exchange in self.open)
         return list(self.open)

@@ -1,9 +1,9 @@
 """The cluster map on one, three or five controllers: its rules, the group that agrees on it, and its clients.
 
-A role sends its request through the client of this package to the leading controller. `service.py` receives
-and checks the request (`permissions.py`); `consensus_node.py` proposes a change as a command of one
-replicated log. Each controller applies the committed commands in the order of the log (`replicated_state.py`)
-by the rules in `state.py`. The leader then answers the request, and the watches of the map.
+A role sends its request through this package's client to the leading controller. `service.py` receives and
+checks the request (`permissions.py`); `consensus_node.py` proposes a change as a command of one replicated
+log. Each controller applies the committed commands in log order (`replicated_state.py`) by the rules in
+`state.py`. The leader then answers the request, and the watches of the map.
 
     state.py                      the cluster map as a state machine: nodes, losses, the order of all rules
     store_rules.py                rules of stores: placement on servers, phases, numbers of clients

@@ -2,13 +2,13 @@
 
 Theory of operation
 -------------------
-Each controller gets the names of all. Each draws an identity (its name, and a number of its disk) and makes
-it durable before it sends it. The first controller by name decides: it asks all others for their identities,
-and begins the group with these and its own once each controller has answered that it belongs to no group.
+Each controller gets the names of all. Each controller draws an identity (its name, and a number of its disk)
+and makes it durable before it sends it. The first controller by name decides. It asks all others for their
+identities. Once each has answered that it belongs to no group, it begins the group with all these identities.
 Only this controller decides the first members, and its decision is durable, so all controllers get the same
-group. The other controllers begin without a state, and the leader sends the state to them, both to first
-voters and to controllers that it adds later. A first voter may count as a voter before it has the state: only
-a node with the list of members asks for votes, and at first only the deciding controller has this list.
+group. The other controllers begin without a state. The leader sends the state to first voters and to
+controllers that it adds later. A first voter may count as a voter before it has the state: only a node with
+the member list asks for votes, and at first only the deciding controller has this list.
 
 A deciding controller that lost its disk asks the others again. If the group has committed its first entry, a
 majority has the state, and another controller answers that it belongs to the group. The deciding controller
@@ -24,7 +24,7 @@ class Bootstrap:
 
     Args:
         name: Name of the controller, one of `names`.
-        names: Names of all controllers of the group.
+        names: Names of all the group's controllers.
 
     Attributes:
         voters: First voters of the group; empty if undecided, or if another controller decides.
@@ -45,7 +45,7 @@ class Bootstrap:
         return bool(self.voters) or self.joins
 
     def introduced(self, name: str, identity: str, *, belongs: bool) -> None:
-        """Note the identity of another controller, and whether it belongs to a group."""
+        """Record another controller's identity, and whether it belongs to a group."""
         if self.is_decided or name not in self._others:
             return
         self.joins = belongs

@@ -6,12 +6,12 @@
     joining member     leave, because it cannot hold its copy
     controllers        strike out lost incarnations; a lost primary: the next member in sync follows
 
-A change has two checks. `may_change` compares the caller of a link with the record of the expected version;
-the leader calls it before it proposes the command (`permissions`). `set_bundle` needs no caller, and runs in
-the replicated state machine. A command for another version than the present one changes nothing, so both
-checks see the same record, even if the map changes between them.
+A change has two checks. `may_change` compares a link's caller with the record of the expected version; the
+leader calls it before it proposes the command (`permissions`). `set_bundle` needs no caller, and runs in the
+replicated state machine. A command for another version than the present one changes nothing. So both checks
+see the same record, even if the map changes between them.
 
-All results depend on the map and the arguments alone, so all controllers and servers compute the same ones.
+All results depend only on the map and the arguments, so all controllers and servers compute the same results.
 """
 
 from collections import Counter
@@ -34,20 +34,20 @@ UNKNOWN_BYTES = 1 << 50
 """Assumed memory of a server that reports none, in bytes."""
 
 SHARD_OVERHEAD = 2048
-"""Approximate memory of a shard on a server beside its values and rule state, in bytes."""
+"""Approximate memory that a shard takes on a server in addition to its values and rule state, in bytes."""
 
 DOTS_OVERHEAD = 18 << 10
 """Memory of the dot products that a shard of a store with vectors keeps for repeated steps, in bytes: 512
 numbers, and eight keys."""
 
 UNCOUNTED_SHARDS = 1024
-"""Number of shards of a store whose overhead is not counted, because it is small beside that of a process."""
+"""Number of a store's shards whose overhead is not counted, because a process needs far more."""
 
 MOST_FACTS = 16
 """Maximum number of facts that a server may report as its numerics (`cluster_map.NUMERICS`)."""
 
 MOST_FACT = 80
-"""Maximum length of a fact in a server's numerics, and of the fact's name, in characters."""
+"""Maximum length of a fact in a server's numerics, and of its name, in characters."""
 
 # --- changes by members --------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ def may_change(caller: Member, old: BundleRecord, new: BundleRecord) -> bool:
     """Return whether a node may turn one record of a bundle into another one.
 
     The primary makes any change that `fault_of_change` permits. Another member in sync may only become the
-    primary: it strikes out the old primary, and invites and adds no member. A joining member may only leave.
+    primary and strike out the old one; it may not invite or add members. A joining member may only leave.
     """
     if caller == old.primary:
         return True
@@ -104,7 +104,7 @@ def fault_of_change(store: StoreRecord, old: BundleRecord, new: BundleRecord) ->
 def is_outdated(cluster: ClusterMap, key: str, new: BundleRecord) -> bool:
     """Return whether a change is for a failed store, or adds a lost member.
 
-    The writer of such a change did not have the newest map, so the change is a conflict and not a fault.
+    The writer of such a change did not have the newest map, so the change is a conflict, not a fault.
     """
     added = set(new.members).difference(cluster.bundles[key].members)
     is_over = cluster.stores[_store_of(key)].phase == "failed"
@@ -180,12 +180,11 @@ class LostBundles(NamedTuple):
 
     homes: tuple[str, ...]
     servers: tuple[str, ...]
-    """Lost servers that had the last copies of these bundles, bundle by bundle, in the order of their
-    loss."""
+    """Lost servers that had the last copies of these bundles, bundle by bundle, in the order of loss."""
 
 
 def lost_bundles(cluster: ClusterMap) -> dict[str, LostBundles]:
-    """Return the bundles without a member in sync, by the name of their store."""
+    """Return the bundles without a member in sync, by their store's name."""
     homes: dict[str, list[str]] = {}
     servers: dict[str, dict[str, None]] = {}
     for key in sorted([key for key, bundle in cluster.bundles.items() if not bundle.in_sync]):
@@ -199,7 +198,7 @@ def lost_bundles(cluster: ClusterMap) -> dict[str, LostBundles]:
 
 
 def bytes_of_bundles(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]:
-    """Return the bytes that a copy of each bundle of a store needs, by the home of the bundle.
+    """Return the bytes that a copy of each bundle of a store needs, by the bundle's home.
 
     Args:
         buckets: Home of each bucket.
@@ -214,13 +213,13 @@ def bytes_of_bundles(store: StoreRecord, buckets: Sequence[str]) -> Counter[str]
 
 
 def overhead_bytes(store: StoreRecord) -> int:
-    """Return the bytes of one copy of a store's shards beside their values and rule state."""
+    """Return the bytes that one copy of a store's shards needs in addition to values and rule state."""
     each = SHARD_OVERHEAD + (DOTS_OVERHEAD if store.vectors else 0)
     return max(store.shards - UNCOUNTED_SHARDS, 0) * each
 
 
 def used_bytes(cluster: ClusterMap, *, without: str = "") -> Counter[str]:
-    """Return the bytes of bundles on each server, except of the store `without` and failed client stores."""
+    """Return the bytes of bundles on each server, without the store `without` and failed client stores."""
     used: Counter[str] = Counter()
     for name, store in cluster.stores.items():
         is_dropped = store.phase == "failed" and not store.program
@@ -245,8 +244,8 @@ def next_member(
 ) -> Member | None:
     """Return the server that a bundle's primary should invite next; None if there is none.
 
-    Only servers with enough memory qualify. The home of a bundle comes first, even if the store has enough
-    copies, so that bundles return to it; then servers with the numerics of the primary, the least used first.
+    Only servers with enough memory qualify. A bundle's home comes first, even if the store has enough copies,
+    so that bundles return home. Then come servers with the primary's numerics, the least used first.
 
     Args:
         store: Id of the store.
@@ -281,7 +280,7 @@ def next_member(
 
 
 def unready_copy(cluster: ClusterMap, member: Member) -> str:
-    """Return the home of a bundle that this server should have in sync, but has not; empty if there is none.
+    """Return the home of a bundle that this server should have in sync but has not; empty if there is none.
 
     The primaries of its bundles invite a restarted server, and the server joins the bundles one by one.
     """
@@ -301,7 +300,7 @@ def other_numerics(cluster: ClusterMap, bundle: BundleRecord) -> dict[str, str]:
     """Return the members whose numerics differ from the primary's, with the differences as text.
 
     Such a member follows the same log, so it applies the same pushes in the same order, with equal versions.
-    Its values may differ by rounding.
+    The member's values may differ by rounding.
     """
     if bundle.primary is None:
         return {}
@@ -318,7 +317,7 @@ def other_numerics(cluster: ClusterMap, bundle: BundleRecord) -> dict[str, str]:
 
 
 def _facts(cluster: ClusterMap, node: str) -> dict[str, str]:
-    """Return the numerics that a server reports; empty if they are missing or have the wrong form."""
+    """Return the numerics that a server reports; empty if missing or in the wrong form."""
     record = cluster.nodes.get(node)
     facts = record.info.get(NUMERICS) if record is not None else None
     if not isinstance(facts, dict) or len(facts) > MOST_FACTS:

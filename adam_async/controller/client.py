@@ -1,9 +1,9 @@
 """Client of the controllers for all other roles: membership in the cluster, and changes of the map.
 
-A `Membership` watches the map, regardless of which controller leads, and keeps the record of its node in the
-map under one incarnation. The map advances version by version; a slow reader misses intermediate maps, but
-never the last. A new group of controllers counts versions anew: its members discard the old group's map, and
-join again unless the new map has them (`learned_map`). A leader change within the group needs no action.
+A `Membership` watches the map, whichever controller leads, and keeps its node's record in the map under one
+incarnation. The map advances version by version; a slow reader misses intermediate maps, but never the last.
+A new group of controllers counts versions anew. Its members discard the old group's map, and join again
+unless the new map has them (`learned_map`). A leader change within the group needs no action.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ from transport import Identity, Message, Network, RemoteError, RetrySchedule, Tr
 logger = logging.getLogger(__name__)
 
 GOODBYE_S = 1.0
-"""Maximum time to report to the controller that a node has left or its process has ended, in seconds. Without
+"""Maximum time in seconds to report to the controller that a node has left or its process has ended. Without
 the report the controller counts the node as lost after `grace_s`."""
 
 TAKEN = "taken"
 """Code of a refusal to join while another process is connected under the same node id."""
 
 TAKEN_PAUSES = RetrySchedule(first_s=0.05, longest_s=1.0)
-"""Pauses before another attempt to join after the refusal `taken`, in seconds."""
+"""Pauses in seconds before the next attempt to join after the refusal `taken`."""
 
 WARN_S = 0.3
 """Time of attempts to join under a taken node id after which a warning is logged, in seconds. A restarted
@@ -65,10 +65,11 @@ class NodeChanges(TypedDict, total=False):
 
 
 Confirmation = Literal["confirmed", "conflict", "unknown"]
-"""Outcome of a change of a bundle.
+"""How a change of a bundle ended.
 
-`confirmed`: the controllers made the change. `conflict`: they will never make it; the bundle has a newer
-record, its store has failed or is deleted, or a new member is lost. `unknown`: the change may be made or not.
+`confirmed`: the controllers made the change. `conflict`: they will never make it: the bundle has a newer
+record, its store has failed or is deleted, or a new member is lost. `unknown`: the change may or may not be
+made.
 """
 
 
@@ -76,11 +77,11 @@ class Membership:
     """A node's membership in the cluster.
 
     Args:
-        controller: Address of one controller, or of several with commas between them.
+        controller: Address of one controller, or of several, separated by commas.
         record: The member's record in the map; `run` keeps it set.
         traffic: Counts of the links to the controllers.
-        seen: Called with each received version of the map, in order; its error ends the receiving method.
-        standings: Returns the logs of a server's bundles, by their keys, for a restarted controller.
+        seen: Called with each received map version, in order; its error ends the receiving method.
+        standings: Returns the logs of a server's bundles, by key, for a restarted controller.
 
     Run `run` as a task of the owner's group; the other methods need it.
 
@@ -118,7 +119,7 @@ class Membership:
         """Group of the last join; None before the first."""
         self.map = ClusterMap()
         self._unready: tuple[ClusterMap, str] | None = None
-        """Last map for which `unready_copy` was computed, with the result; None before the first."""
+        """Last map for which `unready_copy` was computed, with the result; None before any."""
         self._changed = asyncio.Condition()
 
     @property
@@ -150,7 +151,7 @@ class Membership:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
+        """Addresses of all controllers: the given ones or, if just one was given, the leader's list."""
         return self._client.addresses
 
     async def run(self) -> None:
@@ -276,11 +277,11 @@ class Membership:
         await self.update(f"nodes/{self.node}", lambda _: self._record)
 
     async def set_info(self, **facts: Any) -> None:
-        """Change facts in the `info` of this node's record; the others stay."""
+        """Change facts in the `info` of this node's record; the other facts stay."""
         await self.set_node(info={**self._record.info, **facts})
 
     async def leave(self) -> None:
-        """Report this node's departure, for at most `GOODBYE_S`, so that no node waits for its return.
+        """Report this node's departure for at most `GOODBYE_S`, so that no node waits for its return.
 
         Without a link to the leader the node sends no report.
         """
@@ -294,9 +295,9 @@ class Membership:
             logger.info("%s leaves unreported: %r", self.node, error)
 
     async def report_death(self, node: str, at: float) -> None:
-        """Report that the process of another node has ended, for `GOODBYE_S` at most.
+        """Report for at most `GOODBYE_S` that another node's process has ended.
 
-        The parent of the process reports its end, so that no node waits for the process to return.
+        The process's parent reports its end, so that no node waits for the process to return.
 
         Args:
             at: Time of the end, in seconds since 1970.
@@ -306,7 +307,7 @@ class Membership:
             return
 
         def gone(newest: ClusterMap) -> NodeRecord | None:
-            """Return the node's record, no longer live; None unless this incarnation of the node is live."""
+            """Return the node's record as no longer live; None unless this incarnation is live."""
             record = newest.nodes.get(node)
             # The map has the node as departed, or has a new incarnation: the old one's end needs no report.
             if record is None or not record.live or record.incarnation != known.incarnation:
@@ -344,7 +345,7 @@ class Membership:
         await self.update(key, lambda cluster: whole if absent(cluster) else None)
 
     async def delete_store(self, name: str, id: str) -> None:
-        """Delete the store of a name, if it still has this id; for errors see `create_store`."""
+        """Delete the store with a name, if it still has this id; for errors see `create_store`."""
 
         def deleted(cluster: ClusterMap) -> StoreRecord | None:
             """Return the store's record as deleted; None if the name no longer belongs to the store."""
@@ -358,10 +359,10 @@ class Membership:
     async def change_vectors(
         self, name: str, id: str, change: Callable[[tuple[VectorRecord, ...]], tuple[VectorRecord, ...]]
     ) -> None:
-        """Change the vectors of a store, if it still has this id; for errors see `create_store`."""
+        """Change a store's vectors, if the store still has this id; for errors see `create_store`."""
 
         def changed(cluster: ClusterMap) -> StoreRecord | None:
-            """Return the store's record with other vectors; None if the store is gone, or has them."""
+            """Return the store's record with other vectors; None if the store is gone or already has them."""
             store = cluster.stores.get(name)
             if store is None or store.id != id or (vectors := change(store.vectors)) == store.vectors:
                 return None
@@ -374,7 +375,7 @@ class Membership:
         return next_member(self.map, store, home, may_join)
 
     def unready_copy(self) -> str:
-        """Return the home of a bundle of which this server lacks its copy; empty if it lacks none."""
+        """Return the home of a bundle whose copy this server lacks; empty if it lacks none."""
         if self._unready is None or self._unready[0] is not self.map:
             # Kept for each map, because clients of a health endpoint may ask at any rate.
             self._unready = self.map, unready_copy(self.map, self.member)
@@ -391,7 +392,7 @@ class Membership:
         Args:
             home: Home of the bundle.
             expected: Version of the record from which the new one was made.
-            record: New record, with the id of its store.
+            record: New record, with its store's id.
 
         Raises:
             RunFailed: The controller refused the record, which breaks a rule of bundles.
@@ -424,8 +425,8 @@ class Membership:
             DeadlineExceeded: No controller led, or answered, within the longer of `patience_s` and `call_s`.
             RunFailed: The controller refused the value.
         """
-        # Without a leader `run` fails after `patience_s`, with the better error; this wait must not end
-        # before it.
+        # Without a leader, `run` fails after `patience_s`, with the better error; this wait must not end
+        # earlier.
         timeout_s = max(self._waits.call_s, self._waits.patience_s)
         try:
             async with Within(timeout_s, f"the controller to set {key}"):
@@ -436,7 +437,7 @@ class Membership:
             raise _refused(key, error) from error
 
     async def _try_set(self, key: str, value: msgspec.Struct, timeout_s: float) -> bool:
-        """Set a key if its record is still that of `map`; return whether this is known to have succeeded."""
+        """Try to set a key if its record is still that of `map`; return whether it surely succeeded."""
         outcome = await self._client.compare_and_set(
             key,
             self.map.version_of(key),

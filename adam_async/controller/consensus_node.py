@@ -5,15 +5,15 @@ Theory of operation
 The core (`consensus.core`) decides the effects, and this shell carries them out. `_take` handles the events
 one after the other, including events that an effect causes at once. Records wait in `_unwritten` while the
 disk is busy; one sync then writes all of them (group commit). Without a file no record survives the process,
-and records count as durable at once: a restarted controller then has a new identity, and the group adds it
-again. `peer_controllers` has the links to the others and their identities, `status_log` the log lines
-about the group.
+and records count as durable at once. A restarted controller then has a new identity, and the group adds it
+again. `peer_controllers` has the links to the others and their identities, `status_log` the log lines about
+the group.
 
 A timer that fires late shows that this process did not run. Messages of the leader may then wait unread in
-the sockets. If the whole host stalled, other controllers on it sent nothing either. The silence therefore
-shows no failure: the core's time leaves out the stall (`CoreClock`), and a pause follows, in which the
-shell reads queued messages. A process that is late for the same deadline again is only slow, and continues. A
-leader makes no pause, because the others would take its silence for a failure.
+the sockets. If the whole host stalled, other controllers on it sent nothing either. So the silence shows no
+failure: the core's time leaves out the stall (`CoreClock`). A pause follows, in which the shell reads queued
+messages. A process that is late for the same deadline again is only slow, and continues. A leader makes no
+pause, because the others would take its silence for a failure.
 """
 
 import asyncio
@@ -85,8 +85,7 @@ LATE_S = 0.1
 """Lateness of a timer that shows a stall of this process, in seconds."""
 
 PAUSE_S = 0.3
-"""Pause of the core's clock after a stall, in which this process reads queued messages and others send, in
-seconds."""
+"""Pause of the core's clock after a stall, in seconds, in which this process reads queued messages."""
 
 
 class CoreClock:
@@ -108,7 +107,7 @@ class CoreClock:
         """Deadline of the last pause, in the core's time."""
 
     def now(self) -> float:
-        """Return the core's time, which never goes back, not even by rounding at a reached deadline."""
+        """Return the core's time, which never goes back, even by rounding at a reached deadline."""
         return max(self._clock() - self._stalled_s, self.latest_s)
 
     def by_the_loop(self, core_s: float) -> float:
@@ -160,13 +159,13 @@ RESIGN_S = 1.0
 """Maximum time to hand over leadership before this controller ends, in seconds."""
 
 SNAPSHOT_ENTRIES = 1000
-"""Number of applied entries after which a node replaces them by a snapshot of its own."""
+"""Number of applied entries after which a node replaces them by its own snapshot."""
 
 SNAPSHOT_BYTES = 4 << 20
-"""Size of applied commands after which a node replaces them by a snapshot of its own, in bytes."""
+"""Total size in bytes of applied commands after which a node replaces them by its own snapshot."""
 
 SLOW_S = 0.05
-"""Delay of a simulated controller before it writes, in seconds."""
+"""Delay in seconds before a simulated controller writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class Answer:
 
     outcome: Outcome = DONE
     refused: str = ""
-    """Reason for a refusal, after which the request has no effect, now or later; empty without a refusal."""
+    """Why the request was refused, so that it never has an effect; empty without a refusal."""
     unknown: bool = False
     """Whether the outcome is unknown: the request may have taken effect, or may still do so."""
 
@@ -186,7 +185,7 @@ Observe = Callable[[Core, ReplicatedState, Event | None, Sequence[Effect]], None
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConsensusSetup:
-    """Resources and rules of one node of the group.
+    """Resources and rules of one node in the group.
 
     Attributes:
         entropy: Random bytes, for the identity in the group and the election time-outs.
@@ -213,7 +212,7 @@ class ConsensusNode:
         on_answer: Called with the tag of a request, and the answer.
         on_led: Called after each change of the known leader.
         on_applied: Called after commands were applied, or a whole state was restored.
-        first_map: Returns the map with which a group begins; None: an empty one.
+        first_map: Returns the map with which a group begins; None: an empty map.
 
     Run `run` as a task of the owner's group.
     """
@@ -259,7 +258,7 @@ class ConsensusNode:
     # --- requests of the owner ---------------------------------------------------------------
 
     def set_addresses(self, addresses: Mapping[str, str]) -> None:
-        """Set names and addresses of all controllers, this one among them; `run` waits for them.
+        """Set names and addresses of all controllers, including this one; `run` waits for them.
 
         Raises:
             ValueError: This controller is not among them.
@@ -269,7 +268,7 @@ class ConsensusNode:
 
     @property
     def leads(self) -> bool:
-        """Whether this controller leads; a newer leader may exist whose messages it has not received."""
+        """Whether this controller leads; a newer leader may exist whose messages have not arrived."""
         return self._core is not None and self._core.role is Role.LEADER
 
     @property
@@ -285,7 +284,7 @@ class ConsensusNode:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of all controllers in the order of names; empty for a single one."""
+        """Addresses of all controllers sorted by name; empty for a single controller."""
         return self._peers.addresses
 
     @property
@@ -321,7 +320,7 @@ class ConsensusNode:
         self._peers.introduced(name, identity)
 
     def receive(self, name: str, group: str, message: Message) -> None:
-        """Take a message of another controller's core; `group` is its group, empty if it has none.
+        """Take a message from another controller's core; `group` is its group, empty if it has none.
 
         Messages of a controller without a known address are ignored.
 
@@ -558,7 +557,7 @@ class ConsensusNode:
             core, batch = self._core, self._unwritten
             assert core is not None
             self._unwritten = []
-            # A new file holds the snapshot and what follows it, so the log needs no entries before it.
+            # A new file has the snapshot and what follows it, so the log needs no earlier entries.
             if any(isinstance(record, Snapshot) for persist in batch for record in persist.records):
                 await file.begin_anew(core.saved.records())
             else:

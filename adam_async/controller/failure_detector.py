@@ -1,7 +1,7 @@
-"""Pure: suspicion of nodes whose link to the leader broke, or which have not found a new leader yet.
+"""Pure: suspects nodes whose link to the leader broke, or which have not found a new leader yet.
 
-The detector only tracks deadlines; a node is lost only by an entry of the log (`replicated_state.Lost`). Only
-the leader suspects nodes. Times are absolute seconds on the caller's clock.
+The detector only tracks deadlines; only a log entry makes a node lost (`replicated_state.Lost`). Only the
+leader suspects nodes. Times are absolute seconds on the caller's clock.
 """
 
 import math
@@ -48,7 +48,7 @@ class FailureDetector:
         """Suspect a node whose last link broke.
 
         A node linked before this leader's election may have left to search for the leader, so its deadline is
-        not before that of the search.
+        not before the search's.
         """
         self._until[incarnation] = max(now + self._grace_s, self._found_by)
 

@@ -4,19 +4,19 @@ Theory of operation
 -------------------
 The first request without a link starts the search: at the leader's last known address, then at all addresses
 in turn, with a pause after each round. A dead host does not even refuse a connection, so the search never
-waits for one address alone: after `NEXT_S` it tries the next address in parallel, or begins the next round. A
-link belongs to the leader once a first request is answered on it; the answer ends all other attempts. The
+waits for one address alone. After `NEXT_S` it tries the next address in parallel, or begins the next round. A
+link belongs to the leader once it has answered a first request; the answer ends all other attempts. The
 answer also names the controllers' group, so a client of another group stops before it sends a request.
 
 After `WARN_S` without a leader a warning names the result of the last attempt at each address.
 
-Servers and clients of stores can work without a controller, so they search for `controller_s`; other roles
-search for `patience_s`. A restarted single controller asks a server for its stores before it leads
-(`learned_map`); the server reports them in the search.
+Servers and store clients can work without a controller, so they search for `controller_s`; other roles search
+for `patience_s`. A restarted single controller asks a server for its stores before it leads (`learned_map`).
+The server reports them during its search.
 
-The connection gives up a link that breaks, a link to a controller that does not lead, and, if there are other
-controllers, a link that stays silent for `SILENT_S` beyond the request's own time: its controller is frozen
-or cut off. Silence does not count while this process's own loop stands still.
+The connection gives up a link that breaks, or that leads to a controller which does not lead. If there are
+other controllers, it also gives up a link that stays silent for `SILENT_S` beyond the request's own time: its
+controller is frozen or cut off. Silence does not count while this process's own loop stands still.
 """
 
 import asyncio
@@ -49,27 +49,25 @@ from transport import (
 logger = logging.getLogger(__name__)
 
 DIAL_S = 1.0
-"""Deadline of one attempt at one of several controllers, in seconds."""
+"""Deadline in seconds of one attempt at one of several controllers."""
 
 NEXT_S = 0.2
 """Delay after which the next address is tried in parallel, in seconds."""
 
 SILENT_S = 1.5
-"""Silence beyond a request's own time after which the link to a leader ends, in seconds, if there are several
-controllers."""
+"""Silence in seconds, beyond a request's own time, that ends the link to one of several controllers."""
 
 PARTS = 3
 """Number of equal parts of `SILENT_S`; a part counts as silence only if this process's loop ran on time."""
 
 LATE_S = 0.2
-"""Lateness of a wake-up that shows that this process's loop stood still, in seconds."""
+"""Lateness in seconds of a wake-up which shows that this process's loop stood still."""
 
 PAUSES = RetrySchedule(first_s=0.05, longest_s=0.5)
 """Pauses between rounds without a leader, in seconds."""
 
 WARN_S = 5.0
-"""Duration of a search after which a warning is logged, in seconds: longer than the `LISTEN_S` of a
-controller that starts."""
+"""Duration in seconds of a search that logs a warning: longer than a starting controller's `LISTEN_S`."""
 
 ONCE = RetrySchedule(attempts=1)
 
@@ -81,7 +79,7 @@ LOST = (LinkClosed, LinkBroken, RemoteProtocolError, CallTimeout)
 
 
 def parse_controllers(text: str) -> tuple[str, ...]:
-    """Read the addresses of the controllers: one, or several with commas between them.
+    """Read the addresses of the controllers: one, or several separated by commas.
 
     Raises:
         ConfigError: An address is empty, invalid, or given twice.
@@ -114,17 +112,17 @@ class LeaderConnection:
 
     Args:
         network: Network of the controllers.
-        controllers: Their addresses, with commas between them. One is enough while it runs: it names the
-            leader, and the leader all others.
+        controllers: Their addresses, separated by commas. One is enough while it runs: it names the leader,
+            and the leader names all others.
         identity: The dialling node.
         waits: Deadlines. The search may take `start_s` before a first contact, later `patience_s`, or
             `controller_s` for a server or client of stores.
         traffic: Counts of the links.
-        report: Returns the report of a server's stores to a controller that asks for it; None if this node
-            is no server.
+        report: Returns the report of a server's stores for a controller that asks; None if this node is not a
+            server.
 
     Attributes:
-        link: The link to the leader; None while there is none.
+        link: The link to the leader; None without one.
         group: Group of the controller on the last link.
         first_answer: Version, group and answer of the first request on this link, until the answer is used.
 
@@ -189,7 +187,7 @@ class LeaderConnection:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of all controllers: the given ones, or the leader's list if just one was given."""
+        """Addresses of all controllers: the given ones or, if just one was given, the leader's list."""
         return self._addresses if len(self._addresses) > 1 else self._named_all or self._addresses
 
     @property
@@ -206,7 +204,7 @@ class LeaderConnection:
     # --- one request -------------------------------------------------------------------------
 
     async def call(self, link: Link, message: Message, wait_s: float) -> Message:
-        """Send a request; wait `wait_s` plus `SILENT_S` for its answer, or plus `call_s` for one controller.
+        """Send a request; wait `wait_s` plus `SILENT_S` for its answer, or with one controller plus `call_s`.
 
         Raises:
             CallTimeout: There was no answer.
@@ -256,8 +254,8 @@ class LeaderConnection:
             if not self.several:
                 return  # only the answer was lost: a link to a dead controller ends by itself
             self._put_last(self._at)
-        # With several controllers a new leader is normal within seconds, and a node of stores goes on without
-        # one; a longer search warns by itself.
+        # With several controllers a new leader is normal within seconds, and store nodes work without one; a
+        # longer search logs its own warning.
         logger.log(
             logging.INFO if self.several or self._is_of_stores else logging.WARNING,
             "%s: lost the controller at %s (%s); trying for %g s",
@@ -313,7 +311,7 @@ class LeaderConnection:
 
     async def _find(self, after: int, group: str) -> Link:
         loop = asyncio.get_running_loop()
-        # The next request continues a cancelled search: its time counts from the first one.
+        # The next request continues a cancelled search, whose time counts from the first request.
         if self._search_since is None:
             self._search_since = loop.time()
         warning = loop.call_at(self._search_since + WARN_S, self._warn)
@@ -401,7 +399,7 @@ class LeaderConnection:
 
     async def _dial(self, channel: Channel) -> Link | None:
         left_s = self._left_s()
-        # The search may have begun long ago and been cancelled: it always tries one round.
+        # The search may have begun long ago and been cancelled: always try one round.
         timeout_s = DIAL_S if self.several or left_s <= 0 else min(left_s, self._waits.dial_s)
         retry = ONCE if self.several else PAUSES
         try:
@@ -412,7 +410,7 @@ class LeaderConnection:
                 if isinstance(error, HandshakeRejected) and error.code == "role":
                     text = f"the controller's address {address} is that of another role: {error.text}"
                     raise HandshakeRejected(error.code, text) from error
-                raise  # not for an address that a controller named: it may be valid from that host alone
+                raise  # not for an address that a controller named: perhaps only that host can reach it
             self._results[address] = error.reason if isinstance(error, DialFailed) else str(error)
             self._reason = self._results[address] if not self._reached else str(error)
             self._put_last(address)
@@ -454,7 +452,7 @@ class LeaderConnection:
                 channel.drop()
 
     async def _first_answer(self, link: Link, first: Message) -> Message:
-        """Send a first request; in place of its answer, a learning controller gets a server's report."""
+        """Send a first request; if a learning controller asks first, send it a server's report."""
         try:
             return await self.call(link, first, 0.0)
         except RemoteError as error:

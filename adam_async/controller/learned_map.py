@@ -1,26 +1,25 @@
 """Pure: the first map of a restarted single controller without a folder, which it learns from servers.
 
-Theory of operation
--------------------
-A controller without a folder loses the cluster map with its process, but the servers still hold the values
-of the stores, and the newest map that each of them has received. So a single controller founds its group only
-after a wait, in which servers of an earlier controller report this map and the positions of their logs.
+Theory of operation ------------------- A controller without a folder loses the cluster map when its process
+ends. But the servers still hold the stores' values, and the newest map that each has received. So a single
+controller founds its group only after a wait, in which an earlier controller's servers report this map and
+the positions of their logs.
 
 *The map.* All reported maps belong to one history, so the newest one decides about all stores. Its stores,
 bundles, servers and clients become the first map; programs and their roles do not. Clients keep their places
 in the clocks and their push sessions.
 
-*Numbers.* The first version is `AHEAD` above the newest reported one, and all bundles get one generation half
-as far above it. A bundle or a store gets a new number only with a new version, so the numbers are also above
-those of changes of which no server that reported has heard.
+*Numbers.* The first version is `AHEAD` above the newest reported one, and all bundles get one generation,
+half as far above it. A bundle or store gets a new number only with a new version. So the numbers are also
+above those of changes that no reporting server has heard of.
 
-*Primaries.* The primary of the newest record goes on, if it reports: no member has entries that it lacks. In
-its place the member in sync with the highest generation and position leads, and a member whose entries end
-before the log of the new primary begins must join again. A member that does not report is lost.
+*Primaries.* The primary of the newest record continues, if it reports: no member has entries that it lacks.
+Otherwise the member in sync with the highest generation and position leads, and a member whose entries end
+before the new primary's log begins must join again. A member that does not report is lost.
 
-*The wait.* It lasts `LISTEN_S`, in which each server with a link to the earlier controller reports. If the
-newest map names a server with copies that has not reported, or if only other roles of an earlier controller
-have come, the wait lasts as long as nodes have to find a new leader of a group.
+*The wait.* The wait lasts `LISTEN_S`, in which each server with a link to the earlier controller reports. The
+wait is longer if the newest map names a server with copies that has not reported, or if only other roles of
+an earlier controller have come. It then lasts as long as nodes have to find a group's new leader.
 
 A group of several controllers never founds itself this way: its majority has the map.
 """
@@ -56,11 +55,11 @@ LISTEN_S = 3.0
 controller dial it twice a second."""
 
 AHEAD = 1 << 20
-"""Number of versions that the first map is above the newest reported one: more than an earlier controller may
-have made without one of the reporting servers."""
+"""Number of versions by which the first map is above the newest reported one: more than an earlier controller
+may have made without any of the reporting servers."""
 
 PLAUSIBLE, PLAUSIBLE_EACH_S = 1 << 40, 1 << 20
-"""Highest version that a report may name: the first number, and the second one for each second since 1970. A
+"""Highest version that a report may name: the first number, plus the second one per second since 1970. A
 false report below it leaves later controllers room, because the bound rises faster than maps change."""
 
 MOST_REPORTS = 1024
@@ -70,7 +69,7 @@ MOST_LOGS = 1 << 17
 """Maximum number of logs in all reports; the stores of a map have 73,728 at most."""
 
 MOST_PLACES = 1 << 20
-"""Number of places in the clocks of a store."""
+"""Number of places in a store's clocks."""
 
 
 class StoresReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +78,11 @@ class StoresReport(msgspec.Struct, frozen=True, kw_only=True):
     map: ClusterMap
     """The newest map that the server has received, as `stores_of` returns it."""
     standings: dict[str, Standing] = {}
-    """Logs of the server, by the keys of their bundles."""
+    """Logs of the server, by their bundles' keys."""
 
 
 def stores_of(cluster: ClusterMap) -> ClusterMap:
-    """Return the stores of clients in a map, with their servers and clients, without programs."""
+    """Return the clients' stores in a map, with their servers and clients, without programs."""
     stores = {name: store for name, store in cluster.stores.items() if not store.program}
     return ClusterMap(
         version=cluster.version,
@@ -101,7 +100,7 @@ def stores_of(cluster: ClusterMap) -> ClusterMap:
 
 @dataclass(slots=True)
 class LearnedMap:
-    """The reports of servers, and the end of the wait for them.
+    """The servers' reports, and the end of the wait for them.
 
     Attributes:
         begun_at: Begin of the wait, in seconds on the caller's clock.
@@ -120,7 +119,7 @@ class LearnedMap:
 
     @property
     def ends_at(self) -> float:
-        """End of the wait, as far as is known now."""
+        """End of the wait, as far as known now."""
         is_quiet = not self.missing() if self.standings else not self.is_restart
         return self.begun_at + (min(LISTEN_S, self.longest_s) if is_quiet else self.longest_s)
 
@@ -130,7 +129,7 @@ class LearnedMap:
         return sorted(named - self.standings.keys())
 
     def report(self, server: Member, report: StoresReport) -> str:
-        """Take the report of a server; return the fault for which it is refused, empty for none."""
+        """Take a server's report; return the fault for which it is refused, empty if none."""
         if len(self.standings) >= MOST_REPORTS and server not in self.standings:
             return f"{MOST_REPORTS} servers have reported, and no more may"
         logs = sum(len(each) for other, each in self.standings.items() if other != server)
@@ -189,7 +188,7 @@ def most_version(wall_s: float) -> int:
 def fault_of(report: StoresReport, *, most_version: int, checked: ClusterMap) -> str:
     """Return the first fault of a report; empty if a map may begin with it.
 
-    The present rules of the map made every correct record, so a record that breaks one is false.
+    The map's present rules made every correct record, so a record that breaks one is false.
 
     Args:
         report: The report.
@@ -203,7 +202,7 @@ def fault_of(report: StoresReport, *, most_version: int, checked: ClusterMap) ->
         return f"it has a log of {min(unknown)[:80]!r}, of which its map has no bundle"
     if cluster.version < max((each.generation for each in report.standings.values()), default=0):
         return f"a log has a generation above the version {cluster.version} of its map"
-    if cluster == checked:  # a check of each server's copy of one map would block the loop for seconds
+    if cluster == checked:  # checking every server's copy of one map would block the loop for seconds
         return ""
     if (size := MapSize(cluster).total) > MOST_MAP_BYTES + GROWTH_BYTES:
         return f"its records have {size} bytes"

@@ -1,10 +1,10 @@
-"""The log file of one controller: the durable records of its consensus core (`consensus.records`).
+"""One controller's log file: the durable records of its consensus core (`consensus.records`).
 
 The log appends records to its one file, and syncs it. After the core's snapshot a new file with the whole
 state replaces it. A file exists with its whole first record or not at all, because the log writes the first
-record as a whole new file too. A crash can tear only the last append; a file that does not begin with a whole
-record is no log, and stays untouched. A lock beside the file keeps a second process out. Each error ends the
-controller: it must acknowledge nothing after a write with an unknown outcome.
+record as a whole new file too. A crash can tear only the last append. A file that does not begin with a whole
+record is not a log, and stays untouched. A lock beside the file keeps a second process out. Each error ends
+the controller: after a write with unknown outcome it must acknowledge nothing.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 NAME = "controller.log"
 
 MOST_LOG_BYTES = 1 << 30
-"""Maximum size of a log file, in bytes: far above the whole state of a cluster and the entries behind it."""
+"""Maximum size of a log file, in bytes: far above a cluster's whole state and the following entries."""
 
 ASIDE = re.compile(re.escape(NAME) + r"\.[0-9]+\.aside")
-"""Pattern of the names of unfinished new logs, made by `Disk.write_atomic`."""
+"""Pattern for the names of unfinished new logs, made by `Disk.write_atomic`."""
 
 REMOVED = f"{NAME}.removed"
-"""Name of the folder into which unfinished logs are moved, so that one removal of a folder removes them."""
+"""Name of the folder into which unfinished logs are moved, so that one folder removal removes them."""
 
 
 class LogFile:
     """The log file in one folder.
 
     Args:
-        disk: Disk of the log; a private one, see `Disk`.
-        folder: Folder of one controller alone; it is made if absent.
+        disk: Disk of the log; a separate one, see `Disk`.
+        folder: Folder that only one controller uses; made if absent.
 
     Attributes:
         begun: Set once the file has a durable identity, read or written.
@@ -58,8 +58,8 @@ class LogFile:
         Yields the saved state; None if there is none.
 
         Raises:
-            ConfigError: Another process has the file, or it cannot be read or made.
-            DamagedLog: The file is damaged, or is no log; it stays untouched.
+            ConfigError: Another process has the file, or the file cannot be read or made.
+            DamagedLog: The file is damaged, or is not a log; it stays untouched.
         """
         self.begun.clear()
         async with AsyncExitStack() as stack:
@@ -111,7 +111,7 @@ class LogFile:
         return saved
 
     async def _keep_private(self) -> None:
-        """Make a log private if other users can read it, because it holds the whole state of the cluster."""
+        """Make a log private if other users can read it, because it has the cluster's whole state."""
         try:
             mode = await self._disk.keep_private(self._path)
         except PermissionError:
@@ -121,7 +121,7 @@ class LogFile:
                 logger.warning("others could read %s, its mode was %s; it is 0600 now", self._path, mode)
 
     async def append(self, batches: Sequence[tuple[LogFileRecord, ...]]) -> None:
-        """Append records, each batch in a frame of its own; they are durable on return.
+        """Append records, each batch in a separate frame; they are durable on return.
 
         Raises:
             ConfigError: The outcome of the write is unknown; do not use the file again.
@@ -139,7 +139,7 @@ class LogFile:
         self.begun.set()
 
     async def begin_anew(self, records: tuple[LogFileRecord, ...]) -> None:
-        """Replace the file by a new one with these records; it is durable on return.
+        """Replace the file by a new one with these records; durable on return.
 
         Raises:
             ConfigError: As for `append`.

@@ -8,9 +8,9 @@ alive.
 *Changes.* Requests for changes run one at a time, each from the version at which the last answer ended. So
 each version arrives once, whichever controller answers.
 
-*Compare-and-set.* The controllers apply a request once, however often the client sends it: its number in the
-session stays the same over all links and leaders, until a leader answers with its outcome. If the session
-ends meanwhile, the map may still show that the request had no effect; otherwise the outcome is unknown.
+*Compare-and-set.* The controllers apply a request once, however often the client sends it. Its number in the
+session stays the same over all links and leaders, until a leader answers with its outcome. If the session has
+ended by then, the map may still show that the request had no effect; otherwise the outcome is unknown.
 """
 
 import asyncio
@@ -45,12 +45,12 @@ WATCH_S = 1.0
 that is not answered in this time counts as silence of the controller."""
 
 LONG_WATCH_S = 60.0
-"""Maximum wait of a watch on a single controller, in seconds; the end of its link shows that it has ended."""
+"""Maximum wait in seconds of a watch on a single controller; the end of its link shows that it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapUpdate:
-    """One version of the map: the change from the version before, or the whole map."""
+    """One version of the map: the change from the previous version, or the whole map."""
 
     group: str
     """Group of controllers with this map. Another group counts versions anew and begins with a whole map."""
@@ -76,7 +76,7 @@ class Outcome:
 class MapClient(LeaderConnection):
     """Sends requests to the leader. Arguments are those of `LeaderConnection`.
 
-    Each request may raise the errors of `LeaderConnection.find`. Close the client at the end: it holds a
+    Every request may raise the errors of `LeaderConnection.find`. Close the client at the end: it holds a
     link.
     """
 
@@ -122,8 +122,8 @@ class MapClient(LeaderConnection):
 
         Raises:
             DeadlineExceeded: No leader answered in time. The change may still take effect.
-            RemoteError: The leader refused it, with a code such as ``invalid``, ``taken`` or ``forbidden``;
-                the change has no effect.
+            RemoteError: The leader refused the change, with a code such as ``invalid``, ``taken`` or
+                ``forbidden``; it has no effect.
         """
         async with self._deadline(f"the controller to set {key}", timeout_s), self._asking:
             return await self._compare_and_set(key, expected, value, after, group)
@@ -153,10 +153,10 @@ class MapClient(LeaderConnection):
                 answer = await self.call(link, pack(question, [text_tensor(value)]), WATCH_S)
                 body = unpack_answer(answer)
                 if link is not self.link:
-                    continue  # its updates may be older than those seen since: the present leader repeats it
+                    continue  # the present leader repeats these updates, which may be old
                 return Outcome(done=body.done, at=body.at, updates=tuple(_read(answer, after, group)))
             except RemoteError as error:
-                # This attempt put nothing into the log; an earlier attempt may have.
+                # This attempt put nothing into the log, but an earlier attempt may have.
                 if error.code in (NOT_LEADER, BUSY, SESSION_OVER):
                     sent_in = before
                 if error.code != SESSION_OVER:
@@ -164,8 +164,8 @@ class MapClient(LeaderConnection):
                     continue
                 self._session_of = None
                 if sent_in is not None:
-                    # An ended session applies no request, so an unchanged record shows that this one had no
-                    # effect: send it again in a new session.
+                    # An ended session applies no request. So an unchanged record shows that this request had
+                    # no effect: send it again in a new session.
                     newest = await self._whole()
                     at = newest.whole.version_of(key) if newest.whole is not None else 0
                     if newest.group != sent_in or at != expected:
@@ -228,7 +228,7 @@ class MapClient(LeaderConnection):
                 self.lose(link, error)
                 continue
             if link is not self.link:
-                continue  # there is a newer leader, and its answers may be newer than this one
+                continue  # a newer leader exists, whose answers may be newer than this one
             for update in found:
                 yield update
                 after, group = update.version, update.group

@@ -1,18 +1,17 @@
-"""The other controllers of a group: links to them, their identities, and the next change of the membership.
+"""The other controllers of a group: links to them, their identities, and the next membership change.
 
-Theory of operation
--------------------
-Each controller dials each other one, and sends only over its own link. The node drops a message that it
-cannot send at once: the core repeats all important messages. The two controllers of a new link exchange their
-identities, and repeat this every `ASK_S` until the group has the dialling controller as a voter.
+Theory of operation ------------------- Each controller dials every other one, and sends only over its own
+link. The node drops a message that it cannot send at once: the core repeats all important messages. The two
+controllers of a new link exchange their identities, and repeat this every `ASK_S` until the group has the
+dialling controller as a voter.
 
 *Names and identities.* All controllers get the same names and addresses once (`set_addresses`); the node
 ignores messages under other names. A controller gets a new identity after each loss of its disk
-(`bootstrap`); the leader adds the newest one to the group.
+(`bootstrap`); the leader adds the newest identity to the group.
 
 *Membership.* A controller with an empty disk has a new identity. The leader adds it as a learner, removes the
-silent old identity of the same name, and promotes the new one: three changes of the membership, one after the
-other, which a next leader can continue. `next_step` names the next one; the consensus node proposes it.
+silent old identity of the same name, and promotes the new one. These are three membership changes, which a
+next leader can continue. `next_step` names the next one; the consensus node proposes it.
 """
 
 import asyncio
@@ -41,19 +40,19 @@ from transport import Message as LinkMessage
 logger = logging.getLogger(__name__)
 
 ASK_S = 0.2
-"""Interval between two requests for the other controllers' identities, in seconds."""
+"""Interval in seconds between two requests for the other controllers' identities."""
 
 DIAL_S = 2.0
-"""Deadline of one dial, in seconds; another dial follows."""
+"""Deadline in seconds of one dial, after which another one follows."""
 
 REFUSED_S = 1.0
-"""Pause after a refusal, or after another controller answered at the address, in seconds."""
+"""Pause in seconds after a refusal, or after another controller answered at the address."""
 
 INTRODUCE_S = 2.0
 """Deadline of an answer with an identity, in seconds."""
 
 RETRY = RetrySchedule(first_s=0.02, longest_s=0.3)
-"""Pauses between the attempts of one dial, in seconds."""
+"""Pauses in seconds between the attempts of one dial."""
 
 WARN_S = 5.0
 """Wait for the first members of a group above which a warning names the missing ones, in seconds."""
@@ -72,7 +71,7 @@ def packed_agree(message: Message, *, group: str) -> LinkMessage:
 
 
 def read_agree(message: LinkMessage) -> tuple[str, Message]:
-    """Return the sender's group, and the message of its core.
+    """Return the sender's group, and its core's message.
 
     Raises:
         RemoteProtocolError: The message is not one of a core.
@@ -91,7 +90,7 @@ class PeerControllers:
         is_settled: Returns whether the group has this controller's present identity as a voter.
 
     Attributes:
-        me: Identity in the group; empty until it is durable.
+        me: Identity in the group; empty until durable.
     """
 
     def __init__(self, endpoint: Endpoint, *, is_settled: Callable[[], bool]) -> None:
@@ -100,7 +99,7 @@ class PeerControllers:
         self._is_settled = is_settled
         self.me = ""
         self._addresses: dict[str, str] = {}
-        """Addresses of all controllers, this one among them, by name."""
+        """Addresses of all controllers, including this one, by name."""
         self._links: dict[str, Link] = {}
         self._known: dict[str, str] = {}
         """Newest reported identity of each controller, by name."""
@@ -111,7 +110,7 @@ class PeerControllers:
         """Set when the first members of the group are decided."""
 
     def set_addresses(self, addresses: Mapping[str, str]) -> None:
-        """Set names and addresses of all controllers, this one among them.
+        """Set names and addresses of all controllers, including this one.
 
         Raises:
             ValueError: This controller is not among them.
@@ -156,12 +155,12 @@ class PeerControllers:
 
     @property
     def names(self) -> list[str]:
-        """Names of all known controllers, this one among them."""
+        """Names of all known controllers, including this one."""
         return sorted(self._addresses)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of all known controllers in the order of names; empty for a single one."""
+        """Addresses of all known controllers sorted by name; empty for a single controller."""
         several = self.names if len(self._addresses) > 1 else []
         return tuple(self._addresses[name] for name in several)
 
@@ -177,14 +176,14 @@ class PeerControllers:
             self._known[name] = identity
 
     def listens_to(self, name: str, message: Message) -> bool:
-        """Return whether `name` is another controller with a known address, and the sender of the message."""
+        """Return whether `name` is another controller with a known address, and the message's sender."""
         return name in self._addresses and name != self._identity.node and name_of(message.sender) == name
 
     def next_step(self, core: Core, *, silent_s: float, now: float) -> Step | None:
-        """Return the next change of the membership; None if no known identity needs or permits one now.
+        """Return the next membership change; None if no known identity needs or permits one now.
 
         Args:
-            silent_s: Silence after which a new identity may replace an old one, in seconds.
+            silent_s: Silence in seconds after which a new identity may replace an old one.
         """
         members = core.members
         for name, me in sorted(self._known.items()):
@@ -247,7 +246,7 @@ class PeerControllers:
                 channel.drop()
 
     def _complain(self, name: str, problem: str) -> None:
-        """Warn of a problem with a controller, once while it stays the same."""
+        """Warn of a problem with a controller, once while the problem stays the same."""
         if self._complaints.get(name) != problem:
             self._complaints[name] = problem
             logger.warning("%s: %s", self._identity.node, problem)

@@ -9,20 +9,21 @@
 
 A controller sets no key here.
 
-*Own* is the record of the node of that id, with the role and the incarnation of the link. A server's own
-bundles are those of which it is a member; `bundle_rules.may_change` has the changes of a primary and of the
-others.
+*Own* is the record of the node with that id, with the role and incarnation of the link. A server's own
+bundles are those of which it is a member; `bundle_rules.may_change` has the changes that a primary and the
+others may make.
 
-*As its driver*: the record names the driver of the link, with its incarnation. The rules of programs decide
+*As its driver*: the record names the link's driver, with its incarnation. The rules of programs decide
 whether this driver may replace another one. A driver reports the death of other roles, not of a driver.
 
-*Some*: a client creates stores of no program, in its own name and incarnation, with its own pieces, and under
-no name or id that a driver may give to a program. It deletes its own stores, and those whose creator is no
-longer live, unless their program is in progress. It adds and deletes vectors of the store that it is in.
+*Some*: a client creates stores of no program, in its own name and incarnation, with its own pieces. Their
+names and ids must not be ones that a driver may give to a program. A client deletes its own stores, and
+stores whose creator is no longer live, unless their program is in progress. A client adds and deletes vectors
+of the store that it is in.
 
 The leader asks the table before it proposes a command. If the refusal depends on the present record, the
-command names the version of that record: a command for an older version changes nothing, and after a command
-for a newer version the client tries again.
+command names that record's version. A command for an older version changes nothing; after a command for a
+newer version the client tries again.
 """
 
 from collections.abc import Callable, Mapping
@@ -98,7 +99,7 @@ class HasVersion(Protocol):
 
 
 class PermissionTable:
-    """Permission rules by kind of key and role of the link; a role without a rule may not set the key.
+    """Permission rules by kind of key and the link's role; a role without a rule may not set the key.
 
     Attributes:
         rows: All rules.
@@ -110,7 +111,7 @@ class PermissionTable:
         self.meant = dict(MEANT)
 
     def refusal(self, attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
-        """Return the refusal of an attempt; None if the leader may propose it.
+        """Return why an attempt is refused; None if the leader may propose it.
 
         An unknown key passes: the map refuses it.
         """
@@ -147,7 +148,7 @@ def _own_node_or_a_death(attempt: Attempt, cluster: ClusterMap) -> str:
         return WRONG
     old = cluster.nodes.get(attempt.key.removeprefix("nodes/"))
     if old is not None and old.role == "driver":
-        return WRONG  # a driver that reports another one dead could take its run
+        return WRONG  # a driver that reports another driver dead could take its run
     at: Any = attempt.value.get("lost_at", 0.0)
     dead = msgspec.structs.replace(old, live=False, lost_at=at) if old is not None else None
     return _makes_only(attempt, old, dead)
@@ -190,7 +191,7 @@ def _store_of_clients(attempt: Attempt, cluster: ClusterMap) -> str:
 
 
 def _change_of_vectors(attempt: Attempt, old: StoreRecord, cluster: ClusterMap) -> str:
-    """Return whether a client may change the vectors of a store: its creator, and each client in it."""
+    """Return whether a client may change a store's vectors: its creator, and each client in it."""
     if attempt.expected != old.changed:
         return (
             RIGHT if attempt.expected < old.changed else LATER
@@ -213,7 +214,7 @@ def _has_successor(peer: Identity, cluster: ClusterMap) -> bool:
 
 
 def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) -> str:
-    """Return whether a client may delete a store: its own store, or that of a creator that is not live."""
+    """Return whether a client may delete a store: its own store, or one whose creator is not live."""
     if old is None:
         return RIGHT if attempt.expected <= cluster.version else LATER
     if attempt.expected != old.changed:
@@ -233,7 +234,8 @@ def _deletion(attempt: Attempt, old: StoreRecord | None, cluster: ClusterMap) ->
 def _own_bundle(attempt: Attempt, cluster: ClusterMap) -> str:
     old = cluster.bundles.get(attempt.key)
     if old is None or attempt.expected != old.changed:
-        # This controller has applied the version, and the record has another one: a conflict, not a fault.
+        # This controller has applied the version, and the record has another version: a conflict, not a
+        # fault.
         return LATER if attempt.expected > cluster.version else RIGHT
     try:
         new = msgspec.convert(attempt.value, BundleRecord)
@@ -289,4 +291,4 @@ TABLE: Mapping[tuple[str, str], PermissionRule] = {
     ("epoch", "data"): _end_of_dealer,
     ("epoch", "driver"): _drain_of_driver,
 }
-"""Rules by kind of key and role of the link; a role without a rule may not set the key."""
+"""Rules by kind of key and the link's role; a role without a rule may not set the key."""

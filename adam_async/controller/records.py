@@ -1,4 +1,4 @@
-"""Pure: limits of a record of the cluster map, checked before the map's own rules."""
+"""Pure: limits of a record in the cluster map, checked before the map's own rules."""
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from adam_async.run.cluster_map import COPIES, ELSEWHERE, MOST_REASON, NodeRecor
 from transport.sockets import parse_tcp_address
 
 MAX_DEPTH = 32
-"""Maximum nesting depth of a record of the map, in containers. Controllers with a smaller stack could not
+"""Maximum nesting depth of a record in the map, in containers. Controllers with a smaller stack could not
 read a far deeper record of another controller."""
 
 MOST_ADDRESS = 1024
@@ -40,8 +40,8 @@ def nests_too_deep(text: bytes, most: int = MAX_DEPTH) -> bool:
     """Return whether a record is nested deeper than `most`. A deeper record must not enter the log.
 
     Args:
-        text: Valid JSON. A count of its brackets takes as little as a twentieth of the time of a walk through
-            the decoded value.
+        text: Valid JSON. Counting brackets takes as little as a twentieth of the time of a walk through the
+            decoded value.
         most: Maximum depth, in containers.
     """
     quotes_and_brackets = text.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _IRRELEVANT)
@@ -60,7 +60,7 @@ def value_too_large(key: str, size: int) -> str:
 
 
 def _address_problem(name: str, address: str) -> str:
-    """Return why other roles cannot dial an address; empty if they may."""
+    """Return why other roles cannot dial an address; empty if they can."""
     if address.startswith("local://"):
         return ""
     try:
@@ -71,9 +71,9 @@ def _address_problem(name: str, address: str) -> str:
 
 
 def check_node(record: NodeRecord) -> str:
-    """Return the fault of a node's record; empty if it has none.
+    """Return what is wrong with a node's record; empty if nothing is.
 
-    The record must be small, because the map keeps the records of departed nodes for a while.
+    The record must be small, because the map keeps departed nodes' records for a while.
     """
     if record.role not in ROLES:
         return f"there is no role {record.role[:80]!r}; there are {', '.join(ROLES)}"
@@ -106,7 +106,7 @@ def check_node(record: NodeRecord) -> str:
 
 
 def _server_problem(record: NodeRecord) -> str:
-    """Return the fault of the info of a parameter server; empty if it has none."""
+    """Return what is wrong with a parameter server's info; empty if nothing is."""
     if problem := info_problem(record, _ServerInfo):
         return problem
     named = [(name, address) for name in (COPIES, ELSEWHERE) if (address := record.info.get(name))]

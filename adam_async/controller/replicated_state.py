@@ -1,24 +1,22 @@
-"""Pure: the replicated state machine of the controllers: the cluster map, and the sessions of its clients.
+"""Pure: the controllers' replicated state machine: the cluster map, and its clients' sessions.
 
-The log holds commands as bytes; `apply` takes them in the order of the log and returns each outcome. Equal
-commands give equal states, byte for byte, and `snapshot` encodes the whole state. The map's own rules are in
-`state`.
+The log has commands as bytes; `apply` takes them in log order and returns each outcome. Equal commands give
+equal states, byte for byte, and `snapshot` encodes the whole state. The map's own rules are in `state`.
 
-*Sessions.* A client without an answer repeats its request, perhaps to another controller. It numbers the
-requests of its session and sends them one at a time; the state keeps a session's last number and outcome. A
-repeated number gets the same outcome. A request with a lower number is late: the client needs no answer, and
-the state does not apply the request. A command opens a session, and its index in the log names the session.
-So a delayed request never creates a session anew: its session exists, or has ended. Beyond `MAX_SESSIONS`, or
-the group's own limit, the role with most sessions loses its least recently used one.
+*Sessions.* A client without an answer repeats its request, perhaps to another controller. The client numbers
+the requests of its session and sends them one at a time. The state keeps a session's last number and outcome.
+A repeated number gets the same outcome. A request with a lower number is late: the client needs no answer,
+and the state does not apply it. A command opens a session, and its index in the log names the session. So a
+delayed request never creates a session again: its session exists, or has ended. Beyond `MAX_SESSIONS`, or the
+group's own limit, the role with the most sessions loses its least recently used one.
 
 *Room.* The state counts the bytes of the map's records, and refuses a record for which the map has no room.
 The size is a function of the map, so all controllers refuse the same records, also after a restart. Each
 change updates the size, because an encoding of the whole map is slow.
 
-*Checks.* Other controllers send commands and states, and an earlier process has written those of a file.
-Unreadable bytes would end this controller when it applies them, and again at every start. The controller
-therefore checks commands and states before they enter the log, and when it reads a file (`CONTENTS`,
-`log_problem`).
+*Checks.* Commands and states come from other controllers, or in a file from an earlier process. Unreadable
+bytes would end this controller when it applies them, and again at every start. So the controller checks
+commands and states before they enter the log, and when it reads a file (`CONTENTS`, `log_problem`).
 """
 
 from collections import Counter
@@ -42,8 +40,8 @@ GROWTH_BYTES = 1 << 20
 node can join then."""
 
 STORES_BYTES = MOST_MAP_BYTES // 2
-"""Maximum size of the records of all stores, lists of arrays and bundles together at which a client may add
-one, in bytes. The rest of the map is room for programs, and for joining nodes."""
+"""Maximum total size in bytes of all stores' records, array lists and bundles at which a client may add a
+store. The rest of the map is room for programs, and for joining nodes."""
 
 NODES_BYTES: Mapping[str, int] = {
     "ps": 2 << 20,
@@ -53,14 +51,13 @@ NODES_BYTES: Mapping[str, int] = {
     "client": 1 << 19,
     "reader": 1 << 19,
 }
-"""Maximum size of the records of all nodes of each role, in bytes, so that no role fills the map."""
+"""Maximum total size in bytes of the node records of each role, so that no role fills the map."""
 
 MARKS_BYTES = 16
-"""Maximum size of the quotes, colons and commas that the map's JSON text adds to one record and its key, in
-bytes."""
+"""Maximum size in bytes of the quotes, colons and commas that the map's JSON text adds per record and key."""
 
 OUTLINE_BYTES = 1024
-"""Maximum size of the JSON text of a map without records, with the commas of epoch results, in bytes."""
+"""Maximum size in bytes of the JSON text of a map without records, with the commas between epoch results."""
 
 _ENCODE = msgspec.json.Encoder().encode
 
@@ -69,15 +66,15 @@ class Share(NamedTuple):
     """Part of the map for some records."""
 
     group: str
-    """Role of the nodes, or `STORES`; empty for records without a limit of their own."""
+    """Role of the nodes, or `STORES`; empty for records without a separate limit."""
     most: int = MOST_MAP_BYTES
-    """Maximum number of bytes of all records of the group."""
+    """Maximum number of bytes of all records in the group."""
     grows: int = 0
     """Number of bytes by which existing records of the group may exceed `most`."""
 
 
 STORES = "stores"
-"""Group of the records of all stores, lists of arrays and bundles."""
+"""Group that has the records of all stores, array lists and bundles."""
 
 
 def share_of(key: str, value: Mapping[str, Any], cluster: ClusterMap) -> Share:
@@ -100,7 +97,7 @@ class MapSize:
         """Group and size of each record, by key."""
         self.total = 0
         self.by_group: Counter[str] = Counter()
-        """Parts of `total`: the nodes of each role, and stores with their lists of arrays and bundles."""
+        """Parts of `total`: the nodes of each role, and stores with their array lists and bundles."""
         if cluster is not None:
             self.take(difference(ClusterMap(), cluster))
 
@@ -122,11 +119,11 @@ class MapSize:
 
     @property
     def most_text(self) -> int:
-        """Upper bound of the size of the whole map's JSON text, names and marks included, in bytes."""
+        """Upper bound in bytes on the whole map's JSON text, including names and marks."""
         return self.total + MARKS_BYTES * len(self._of) + OUTLINE_BYTES
 
     def refusal(self, key: str, size: int, share: Share) -> str:
-        """Return why the map has no room for a record; empty if it has.
+        """Return why the map has no room for a record; empty if it has room.
 
         Args:
             key: Key of the record; a record whose key has no slash always has room.
@@ -252,7 +249,7 @@ def read_command(command: bytes) -> Command:
 
 
 def read_state(state: bytes) -> _State:
-    """Read a whole state, as `ReplicatedState.snapshot` writes it.
+    """Read a whole state, as written by `ReplicatedState.snapshot`.
 
     Raises:
         DecodeError: This release cannot read the state.
@@ -261,7 +258,7 @@ def read_state(state: bytes) -> _State:
 
 
 def first_state(group: str, cluster: ClusterMap | None = None) -> bytes:
-    """Return the encoded state with which a group begins, with its first map, by default an empty one."""
+    """Return the encoded state with which a group begins: its first map, by default an empty one."""
     return _ENCODER.encode(_State(group, cluster or ClusterMap(), []))
 
 
@@ -269,10 +266,10 @@ class ReplicatedState:
     """One controller's copy of the state, as far as it has applied the log.
 
     Args:
-        most_sessions: Maximum number of sessions; the same in all of a group.
+        most_sessions: Maximum number of sessions; the same throughout a group.
 
     Attributes:
-        group: Group of this state; empty before there is one.
+        group: Group that this state belongs to; empty before there is one.
         state: The map and its rules.
         history: The last changes of the map.
         size: Bytes of the map's records.
@@ -306,7 +303,7 @@ class ReplicatedState:
                 assert_never(unknown)
 
     def _open(self, index: int, role: str) -> None:
-        """Open a session. Beyond the limit the role with most sessions loses its least recently used one."""
+        """Open a session. Beyond the limit the role with most sessions loses its least recently used."""
         self._sessions[index] = _Session(role=role)
         while len(self._sessions) > self._most_sessions:
             counts = Counter(session.role for session in self._sessions.values())
@@ -376,7 +373,7 @@ class ReplicatedState:
         return _ENCODER.encode(_State(self.group, self.map, list(self._sessions.items())))
 
     def restore(self, state: bytes) -> None:
-        """Replace the state by one encoded by another controller, or by an earlier process of this one."""
+        """Replace the state by one that another controller or this one's earlier process encoded."""
         saved = read_state(state)
         self.group = saved.group
         self.state.map = saved.map
@@ -386,13 +383,13 @@ class ReplicatedState:
 
 
 MAP_DEPTH = MAX_DEPTH + 4
-"""Maximum nesting depth of a state, in containers: the map, its nodes, a record and the values in it."""
+"""Maximum nesting depth of a state, in containers: the map, its nodes, a record and its values."""
 
 MOST_VERSION = 1 << 53
 """Largest version of a cluster map."""
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
-"""Errors that may occur when bytes of a peer or a file are read, or are written again as text."""
+"""Errors that may occur when bytes from a peer or file are read, or are written again as text."""
 
 
 def command_problem(command: bytes) -> str:
@@ -415,7 +412,7 @@ def _record_problem(key: str, value: bytes) -> str:
 
 
 def state_problem(state: bytes) -> str:
-    """Return why the state machine cannot load or send on a state; empty if it can do both."""
+    """Return why the state machine cannot load a state or send it on; empty if it can do both."""
     try:
         cluster = read_state(state).map
         if not 0 <= cluster.version <= MOST_VERSION:
@@ -431,7 +428,7 @@ CONTENTS = Contents(command=command_problem, state=state_problem)
 
 
 def log_problem(saved: Saved) -> str:
-    """Name the first part of a log that the state machine cannot read; empty if it can read the whole log."""
+    """Name the first part of a log that the state machine cannot read; empty if it can read all."""
     problem = state_problem(saved.snapshot.state) if saved.snapshot.index else ""
     if problem:
         return f"the state at entry {saved.snapshot.index}: {problem}"

@@ -3,12 +3,12 @@
 Theory of operation
 -------------------
 A role is an `async with` block. The start of the block opens a task group, a listener whose links are counted
-and, for every role but the controller, the membership, then starts the role's own tasks. Its end cancels the
-tasks, closes the listener and waits for the remaining links. An error in any task ends the block, and so does
-an error in a callback of the role (`callbacks.py`).
+and, for every role but the controller, the membership. Then it starts the role's own tasks. The block's end
+cancels the tasks, closes the listener and waits for the remaining links. An error in any task ends the block,
+and so does an error in a callback of the role (`callbacks.py`).
 
-This module decodes requests. It answers those that every role answers, and passes the others to the role. It
-refuses a request for another role, and one that it cannot decode; the link stays open.
+This module decodes requests. The base answers requests that every role answers, and passes the others to the
+role. It refuses a request for another role, and a request that it cannot decode; the link stays open.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ STATISTICS_BYTES = 1 << 20
 
 
 STORES_LOGGED = 8
-"""Maximum number of stores in a line of a log."""
+"""Maximum number of stores in a log line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,12 +56,12 @@ class RoleSettings:
     """The place of a role in a cluster and in its process.
 
     Attributes:
-        network: Its listener, and its links to the other roles.
+        network: The role's listener, and its links to other roles.
         address: Address to listen on.
-        identity: Its role, node id and incarnation.
+        identity: The role, its node id and its incarnation.
         waits: Deadlines.
-        controller: Address of the controller, or those of several joined by commas; empty for a role that is
-            no member.
+        controller: Address of the controller, or of several joined by commas; empty for a role that is not a
+            member.
         timeline: Records the messages of its links.
         process_memory: Describes its process and its peak memory.
     """
@@ -76,7 +76,7 @@ class RoleSettings:
 
 
 class Role:
-    """One role of a cluster, from `async with` to its end.
+    """One role of a cluster, for the duration of its `async with`.
 
     A subclass has tasks (`_tasks`), answers (`_answer`) and counts (`statistics`).
 
@@ -129,7 +129,7 @@ class Role:
         return await self._stack.__aexit__(kind, error, trace)
 
     async def _listen_further(self, stack: AsyncExitStack) -> None:
-        """Open further listeners of the role, before it joins with its entry in the cluster map."""
+        """Open the role's further listeners before it joins with its entry in the cluster map."""
 
     def _joined_membership(self) -> Membership:
         identity = self._identity
@@ -147,7 +147,7 @@ class Role:
         )
 
     def _standings(self) -> Mapping[str, Standing]:
-        """Return the logs of the role's bundles, by their keys; for parameter servers only."""
+        """Return the logs of the role's bundles, by key; for parameter servers only."""
         return {}
 
     def _tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
@@ -179,7 +179,7 @@ class Role:
             await membership.wait_for(lambda _: membership.joined, what, waits.start_s + waits.call_s)
 
     def unready(self) -> str:
-        """Return the reason why the role does not serve now, for probes; empty if it serves."""
+        """Return why the role does not serve now, for probes; empty if it serves."""
         if not self._controller:
             return ""
         if not self._membership.joined:
@@ -187,11 +187,11 @@ class Role:
         return "" if self._membership.leader else f"{self._identity.node} finds no leader of the controllers"
 
     def store_counts(self) -> Mapping[str, Counts]:
-        """Return the counts of the stores of clients that this role leads, by name; for servers only."""
+        """Return, by name, the counts of the client stores that this role leads; for servers only."""
         return {}
 
     def led_map(self) -> ClusterMap | None:
-        """Return the map of the cluster that this role leads; None for all but the leading controller."""
+        """Return the map of the cluster that this role leads; None except on the leading controller."""
         return None
 
     def log_facts(self) -> dict[str, Any]:
@@ -214,14 +214,14 @@ class Role:
         return self._membership.changes()
 
     async def listen_also(self, address: str) -> str:
-        """Open a second listener until the end of the block, for peers that cannot reach the first.
+        """Until the block ends, open a second listener for peers that cannot reach the first.
 
         Returns its address; for errors see `Network.listen`.
         """
         return await self._listen_at(address, self._stack)
 
     async def _listen_at(self, address: str, stack: AsyncExitStack) -> str:
-        """Open a listener until the end of a stack; return its address."""
+        """Open a listener until a stack ends; return its address."""
         listener = await stack.enter_async_context(
             self._network.listen(address, self._identity, self._on_link)
         )
@@ -278,7 +278,7 @@ def reply_when_room(request: Request, nbytes: int, make: Callable[[], Message]) 
 
 
 def reply_or_fail(request: Request, message: Message, *, lent: bool = False) -> None:
-    """Answer a request, or refuse it if the answer cannot be sent, such as one that is too large.
+    """Answer a request, or refuse it if the answer cannot be sent, for example because it is too large.
 
     Args:
         lent: See `Request.reply`.

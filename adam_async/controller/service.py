@@ -1,17 +1,17 @@
-"""The controller role: one node of the group that agrees on the cluster map, and serves it while it leads.
+"""The controller role: one node of the group that agrees on the cluster map; while it leads, it serves the
+map.
 
 Theory of operation
 -------------------
-The leader answers requests about the map; the other controllers name the leader. A change becomes a command
-of the log, and its answer waits until the command is applied here; by then a majority has the command on disk
+The leader answers requests about the map; the other controllers name the leader. A change becomes a log
+command, and its answer waits until the command is applied here; by then a majority has the command on disk
 (`consensus_node`). A read waits for a proof that no other controller leads (`ConsensusNode.read`). The
 history of the map answers watches, each version once. A new leader answers watches only once it has all
-versions that earlier leaders sent, and a controller behind a watcher's version lets the watcher wait, so
+versions that earlier leaders sent. A controller behind a watcher's version makes the watcher wait. So
 versions never go back for a watcher.
 
-Members keep a link to the leader. If the last link of an incarnation breaks, or an incarnation has no link to
-a new leader, the leader suspects it (`failure_detector`), and proposes its loss at a deadline, like any other
-change.
+Members keep a link to the leader. The leader suspects an incarnation whose last link breaks, or which has no
+link to a new leader (`failure_detector`). At a deadline it proposes the loss, like any other change.
 
 A single controller is a group of one, and runs the same code. Without a folder it may learn its first map
 from servers of an earlier controller before it leads (`learned_map`).
@@ -79,8 +79,8 @@ STOOD_STILL_S = 1.0
 """Lateness of a timer that shows a stall of this process, in seconds."""
 
 MOST_STALLS = 8
-"""Maximum number of stalls for which a controller waits anew for the reports of servers: checks of false
-reports stall it too, and must not keep it from its work."""
+"""Maximum number of stalls for which a controller again waits for servers' reports: checks of false reports
+stall it too, and must not keep it from its work."""
 
 MOST_CHANGES_BYTES = MOST_MAP_BYTES // 2
 """Size of changes above which the controller sends the whole map instead, in bytes of JSON text."""
@@ -89,7 +89,7 @@ MOST_WAIT_S = 60.0
 """Maximum wait of a watch without changes, in seconds."""
 
 WARN_EVERY_S = 10.0
-"""Minimum interval between two warnings about invalid messages of one controller, in seconds."""
+"""Minimum interval in seconds between two warnings about one controller's invalid messages."""
 
 MOST_WARNED = 64
 """Maximum number of controllers with a warning in `WARN_EVERY_S`, because a peer may use many names."""
@@ -105,19 +105,19 @@ class _Watch:
 
 
 class Controller(Role):
-    """One controller, from `async with` to its end.
+    """One controller, for the duration of its `async with`.
 
     Args:
         settings: Its place; `Waits.grace_s` is the time for a node to return after its link broke.
-        setup: Its part in the consensus of the group.
-        peers: Node ids and addresses of all controllers of the group, this one among them. If it is empty,
-            and `alone` is false, `group.set_addresses` sets them later.
+        setup: Its part in the group's consensus.
+        peers: Node ids and addresses of all controllers in the group, including this one. If it is empty, and
+            `alone` is false, `group.set_addresses` sets them later.
         alone: Whether the controller is a group of one if `peers` is empty.
-        most_sessions: Maximum number of client sessions; the same in all of a group.
-        permits: Permissions of the map's keys; by default those of a `PermissionTable`.
-        learns: Whether a controller of one without a file learns its first map from servers.
-        wall: Returns the seconds since 1970, for the versions of a learned map and the times of losses; these
-            are unknown if it returns 0.
+        most_sessions: Maximum number of client sessions; the same throughout a group.
+        permits: Permissions for the map's keys; by default a `PermissionTable`.
+        learns: Whether a single controller without a file learns its first map from servers.
+        wall: Returns the seconds since 1970, for the versions of a learned map and for the times of losses;
+            these are unknown if it returns 0.
 
     Attributes:
         group: Its node of the consensus group.
@@ -144,7 +144,7 @@ class Controller(Role):
         is_alone = len(peers) <= 1 and alone and setup.file is None
         self._wall = wall
         self._learned: LearnedMap | None = None
-        """Reports of servers; None outside the wait for them."""
+        """Reports of servers; None except during the wait for them."""
         self._learned_more = asyncio.Event()
         self.replicated_state = ReplicatedState(most_sessions=most_sessions)
         self.group = ConsensusNode(
@@ -183,7 +183,7 @@ class Controller(Role):
         if self._file is not None:
             await self._file.begun.wait()
             if self.group.introduce() is None:
-                # The group's task has refused the file, such as another controller's, and its error ends this
+                # The group's task has refused the file, for example another controller's; its error ends this
                 # block. There is no other cause, because the identity follows the read without a wait.
                 await asyncio.Event().wait()
 
@@ -193,7 +193,7 @@ class Controller(Role):
 
     @property
     def map(self) -> ClusterMap:
-        """This controller's copy of the map; on a follower it may be behind the leader's."""
+        """This controller's copy of the map; a follower's may be behind the leader's."""
         return self.replicated_state.map
 
     # --- the first map -----------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Controller(Role):
             await wait_set(self._learned_more, left_s)
             if self._loop.time() > learned.ends_at + STOOD_STILL_S and stalls < MOST_STALLS:
                 stalls += 1
-                # The dials of servers during a stall of this process may still be queued.
+                # Servers' dials during a stall of this process may still be queued.
                 learned.begun_at = self._loop.time()
         self._learned = None
         first = learned.first_map()
@@ -353,7 +353,7 @@ class Controller(Role):
         )
 
     def _refuse(self, request: Request, refusal: Refusal) -> None:
-        """Refuse an attempt; if the attempt is forbidden, close its link after the refusal."""
+        """Refuse an attempt; if the attempt is forbidden, also close its link."""
         request.fail(refusal.code, refusal.text)
         link = request.link
         if refusal.code == FORBIDDEN and link not in self._leaving:
@@ -376,8 +376,7 @@ class Controller(Role):
     def _on_answer(self, tag: Hashable, answer: Answer) -> None:
         if isinstance(tag, Request):
             self._reply(tag, answer)
-        # A read at the beginning of a term: its answer shows that everything that earlier leaders sent is
-        # applied.
+        # A read at the beginning of a term: its answer shows that all that earlier leaders sent is applied.
         elif tag == "first" and not answer.refused and self.group.leads:
             self._ready = True
             self._failure_detector.led(self.map, self._links, now=self._loop.time())
@@ -505,7 +504,7 @@ class Controller(Role):
         return self.map if self.group.leads else None
 
     def statistics(self) -> ControllerCounts:
-        """Return the version of the map, the group, the traffic of each link, and facts of the process."""
+        """Return the map's version, the group, the traffic of each link, and facts of the process."""
         counts = self.group.statistics()
         counts.version = self.map.version
         return self._with_common(counts)

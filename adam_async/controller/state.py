@@ -1,4 +1,4 @@
-"""Pure: the rules of the cluster map: members, stores and their placement; programs have rules of their own.
+"""Pure: the rules of the cluster map: members, stores and their placement; programs have separate rules.
 
 A state machine: `apply` takes one command and returns the events that it caused. After each command that
 changes the map, the standing rules run; each rule reads the map and may change it:
@@ -148,7 +148,7 @@ class ControllerState:
         return None
 
     def _version(self, key: str) -> int | None:
-        """Return the version of a key's record, 0 without one; None if there is no such key."""
+        """Return the version of a key's record, 0 without a record; None if the key does not exist."""
         kind, _, name = key.partition("/")
         if kind == "nodes":
             exists = bool(name)
@@ -191,7 +191,7 @@ class ControllerState:
         return msgspec.structs.replace(cluster, nodes={**cluster.nodes, name: new})
 
     def _lost(self, cluster: ClusterMap, name: str, node: NodeRecord) -> ClusterMap:
-        """Return the map without a node whose name another one takes; the same map if it has departed."""
+        """Return the map without a node whose name another node takes; the same map if it has departed."""
         if not node.live:
             return cluster
         cluster = _without_node(cluster, NodeLost(name, node.incarnation))
@@ -241,10 +241,10 @@ class ControllerState:
 
 
 def _gives_way(name: str, old: NodeRecord, new: NodeRecord, *, in_use: bool) -> bool:
-    """Return whether a node leaves its name to a node of another role.
+    """Return whether a node gives up its name to a node of another role.
 
-    A name that begins with a role, such as worker-1, is that role's. Any other name is free after its node
-    has departed; a program that uses stores leaves such a name to the roles of a cluster at once.
+    A name that begins with a role, such as worker-1, is reserved for that role. Any other name is free after
+    its node has departed; a program that uses stores at once gives up such a name to the cluster's roles.
     """
     named = name.partition("-")[0]
     if named in (old.role, new.role):
@@ -256,7 +256,7 @@ def _gives_way(name: str, old: NodeRecord, new: NodeRecord, *, in_use: bool) -> 
 
 
 def _without_node(cluster: ClusterMap, lost: NodeLost) -> ClusterMap:
-    """Return the map with a lost incarnation as departed; the same map if it was departed already."""
+    """Return the map with a lost incarnation as departed; the same map if it had departed already."""
     node = cluster.nodes.get(lost.node)
     if node is None or not node.live or node.incarnation != lost.incarnation:
         return cluster

@@ -1,20 +1,20 @@
-"""Log lines of a controller about its group and the cluster: one line for each change.
+"""A controller's log lines about its group and the cluster: one line per change.
 
 Theory of operation
 -------------------
 The consensus node passes its core to the log after every event; the log keeps only the last reported state.
 The log has no timer: a core has a tick at least once in two election time-outs, and a leader has one with
-each heartbeat, so a line is late by at most one such interval.
+each heartbeat. So a line is late by at most one such interval.
 
 *Leader.* The log has a line for each elected leader, none for requests for votes. *Lost and returned
-controllers.* The leader reports them, because it measures each voter's silence; it reports none in its first
-`LOST_S`. *No majority.* A warning follows `LEADERLESS_S` without a leader. The warning names the controllers
-that sent nothing during this time, in which every running controller asks for votes.
+controllers.* The leader reports them, because it measures each voter's silence; in its first `LOST_S` it
+reports none. *No majority.* A warning follows `LEADERLESS_S` without a leader. The warning names the
+controllers that sent nothing during this time, in which every running controller asks for votes.
 
 The leading controller also logs each important change of the map (`report_changes`).
 
 Lines for an operator have level `INFO`, a missing majority `WARNING`; a program that starts controllers
-beside other roles reports changes of the cluster itself. The command `controller` shows both levels.
+together with other roles reports cluster changes itself. The command `controller` shows both levels.
 """
 
 import logging
@@ -41,14 +41,14 @@ GROUPLESS_S = 5.0
 """Time outside of any group before a warning, in seconds."""
 
 CHECK_S = 0.1
-"""Interval of a leader's checks of the others, in seconds."""
+"""Interval in seconds at which a leader checks the others."""
 
 
 class StatusLog:
     """Logs the changes of one controller's group.
 
     Args:
-        names: Names of all known controllers, this one among them.
+        names: Names of all known controllers, including this one.
         linked: Returns the names of the controllers with an open link.
         kept: Whether the controller started with durable records of a group.
         is_cut_off: Whether a warning about a majority without known addresses was logged already.
@@ -87,7 +87,7 @@ class StatusLog:
         """Pairs of a controller and its other group that were logged."""
 
     def heard(self, name: str) -> None:
-        """Note a message of another controller of the group."""
+        """Record a message from another controller of the group."""
         if self._leaderless_since is not None:
             self._heard.add(name)
 
@@ -170,7 +170,7 @@ class StatusLog:
     # --- the other controllers, on the leader ------------------------------------------------
 
     def _check_others(self, core: Core, now: float) -> None:
-        # A new leader has no controller's answer yet, so it reports none as lost for a while.
+        # A new leader has no controller's answer yet, so for a while it reports none as lost.
         if self._leads_in != core.term:
             self._leads_in, self._check_at = core.term, now + LOST_S
         if now < self._check_at:
@@ -201,7 +201,7 @@ def report_learned(node: str, first: ClusterMap, missing: Sequence[str]) -> None
 
 
 def report_changes(before: ClusterMap, after: ClusterMap) -> None:
-    """Log the important changes from one map to the next, as the leader."""
+    """As the leader, log the important changes from one map to the next."""
     for line in (*map_lines(before, after), *program_lines(before, after)):
         logger.info("%s", line)
 

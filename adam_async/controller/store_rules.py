@@ -1,7 +1,7 @@
 """Pure: the rules of stores: their records, their placement on servers, and their phases.
 
-A setter of a key returns a new map, or the fault of the record as text; a standing rule returns a new map.
-`state` calls the setter of a changed key, then the standing rules.
+A setter of a key returns a new map, or a text on the record's fault; a standing rule returns a new map.
+`state` calls the changed key's setter, then the standing rules.
 """
 
 from collections import Counter
@@ -45,20 +45,20 @@ MOST_STORES = 128
 """Maximum number of stores. The record of a server names all its stores."""
 
 CLIENT_STORES = 120
-"""Maximum number of stores of clients; the others are room for programs."""
+"""Maximum number of clients' stores; the remaining ones are for programs."""
 
 CREATOR_STORES = 64
-"""Maximum number of stores of one client."""
+"""Maximum number of one client's stores."""
 
 UNFINISHED_PIECES = 2 * STORE_PIECES
-"""Maximum number of pieces of stores that have no record in the map; beyond it, old pieces leave the map."""
+"""Maximum number of pieces of stores without a record in the map; beyond it, old pieces leave the map."""
 
 PIECE_NUMBERS = frozenset(map(str, range(STORE_PIECES)))
-"""Numbers of the pieces of a list of arrays, as text."""
+"""Numbers of the pieces of an array list, as text."""
 
 
 class _MapFields(TypedDict, total=False):
-    """Fields of `ClusterMap` that a rule of stores sets."""
+    """Fields of `ClusterMap` that a store rule sets."""
 
     nodes: dict[str, NodeRecord]
     stores: dict[str, StoreRecord]
@@ -68,7 +68,7 @@ class _MapFields(TypedDict, total=False):
 
 
 class _StoreFields(TypedDict, total=False):
-    """Fields of `StoreRecord` that a rule of this file sets."""
+    """Fields of `StoreRecord` that a rule in this file sets."""
 
     phase: StorePhase
     buckets: tuple[str, ...]
@@ -86,15 +86,14 @@ class _Placing:
     copies: tuple[tuple[str, ...], ...] = ()
     """Servers of each bundle; the home comes first."""
     problem: str = ""
-    """Reason why the live servers cannot hold the store; empty if they can, or if too few servers are
-    live."""
+    """Why the live servers cannot hold the store; empty if they can, or if too few servers are live."""
 
 
 # --- records -------------------------------------------------------------------------------------
 
 
 def set_piece(cluster: ClusterMap, key: str, new: ArraysPiece) -> ClusterMap | str:
-    """Return the map with a new piece of a list of arrays, or the fault of the piece."""
+    """Return the map with a new piece of an array list, or what is wrong with the piece."""
     name = key.split("/")[1]
     store = cluster.stores.get(name)
     if store is not None and (store.id == new.store or store.phase != "failed"):
@@ -106,8 +105,8 @@ def set_piece(cluster: ClusterMap, key: str, new: ArraysPiece) -> ClusterMap | s
 def drop_unfinished(cluster: ClusterMap) -> ClusterMap:
     """Apply the rule `drop`: remove old pieces of stores whose creators have set no record.
 
-    Each live creator has room for the pieces of one store. With too many creators, those with the most pieces
-    lose their oldest pieces first, so that no creator can displace the others.
+    Each live creator has room for one store's pieces. If there are too many creators, those with the most
+    pieces lose their oldest pieces first, so that no creator can displace the others.
     """
     ids = {store.id for store in cluster.stores.values()}
     unfinished: dict[str, list[tuple[int, str]]] = {}
@@ -187,7 +186,7 @@ def set_store(cluster: ClusterMap, name: str, new: StoreRecord) -> ClusterMap | 
 def _set_vectors(
     cluster: ClusterMap, name: str, old: StoreRecord, vectors: tuple[VectorRecord, ...]
 ) -> ClusterMap | str:
-    """Add and delete vectors of a store; a new vector has no number yet, and gets the next one.
+    """Add and delete a store's vectors; a new vector has no number yet, and gets the next one.
 
     The creator of a store that goes on from a disk, a pin or a file gives its vectors with their numbers.
     """
@@ -380,7 +379,7 @@ def memory_of(store: StoreRecord) -> int:
 
 
 def _pieces_of(cluster: ClusterMap, name: str, store: str) -> dict[str, ArraysPiece]:
-    """Return the pieces of the map without those of other stores of this name."""
+    """Return the map's pieces without those of other stores of this name."""
     return {
         key: piece
         for key, piece in cluster.arrays.items()

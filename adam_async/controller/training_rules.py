@@ -9,23 +9,23 @@ The permanent rules, each of which reads the map and may change it:
     begin     the store, a data server and the wanted number of replicas are ready: the run begins
     advance   the epoch has ended: the map gets its result; the next epoch is due: its groups are shared out
 
-A replica has one worker for each part of its model, and restarts as a unit: if a worker is missing, the
-replica waits until another worker has the slot and all are ready for the next replica generation.
-Free workers fill gaps before they begin a replica, the lowest gap first; the rest wait as spares
-(`assign_workers`). At most one replica lacks workers: if several do, the highest one gives up its workers.
+A replica has one worker for each part of its model, and restarts as a unit. If a worker is missing, the
+replica waits until another worker has the slot and all are ready for the next replica generation. Free
+workers fill gaps before they begin a replica, the lowest gap first; the rest wait as spares
+(`assign_workers`). At most one replica lacks workers: if several would, the highest gives up its workers.
 
 A run has as many replicas as its workers allow: replicas beyond the wanted number, and later ones, take part
-as soon as they are ready. A run that continues another run begins with that run's current epoch, its finished
-groups and its clock.
+as soon as they are ready. A run that continues another run begins with that run's current epoch, finished
+groups and clock.
 
-The dealer keeps no state that outlives it. The workers send the next one the leases that they hold, and then
-it reads which groups of the epoch the shards have. A run without a data server waits for one.
+The dealer keeps no state that outlives it. The workers send the next dealer their leases, and then it reads
+which groups of the epoch the shards have. A run without a data server waits for one.
 
-The driver submits the run, and then its store with the arrays of its model. The loss of a worker
-fails no run that has enough other workers; the lost worker's slot is free for the next worker.
+The driver submits the run, and then its store with the model's arrays. The loss of a worker fails no run that
+has enough other workers; the lost worker's slot is free for the next worker.
 
 A run that trains outlives its driver. The run goes on to the end of its epoch, or with concurrent evaluation
-to the end of its last epoch, and then waits for another driver to take it over.
+to the end of its last epoch. Then it waits for another driver to take it over.
 
 The driver sets the pieces of the program's blob (``run/<n>``), then the program's record (``run``). The map
 has one program at a time; its stores leave the map with it. No rule reads the blob.
@@ -74,7 +74,7 @@ class _DataInfo(msgspec.Struct):
 
 
 _INFO: Mapping[str, type[msgspec.Struct]] = {"worker": _WorkerInfo, "data": _DataInfo}
-"""Types of the fields of `NodeRecord.info` that other roles use in calculations, by role."""
+"""Types of those `NodeRecord.info` fields that other roles use in calculations, by role."""
 
 PHASES: Mapping[str, str] = {
     "preparing": "is preparing",
@@ -90,7 +90,7 @@ PHASES: Mapping[str, str] = {
 
 
 def set_piece(cluster: ClusterMap, key: str, new: ProgramPiece) -> ClusterMap:
-    """Return the map with a piece of the blob of a program in submission."""
+    """Return the map with a new piece of the blob of a program in submission."""
     piece = msgspec.structs.replace(new, changed=cluster.version + 1)
     return _with(cluster, pieces={**cluster.pieces, key: piece})
 
@@ -103,7 +103,7 @@ def set_epoch(cluster: ClusterMap, new: EpochRecord) -> ClusterMap | str:
 
 
 def set_program(cluster: ClusterMap, new: ProgramRecord) -> ClusterMap | str:
-    """Return the map with a new record of its program, or the fault of the record."""
+    """Return the map with a new record of its program, or what is wrong with the record."""
     old, new = cluster.run, msgspec.structs.replace(new, changed=cluster.version + 1)
     if problem := fault_of(new):
         return problem
@@ -133,7 +133,7 @@ def set_program(cluster: ClusterMap, new: ProgramRecord) -> ClusterMap | str:
 
 
 def _check_run(program: ProgramRecord) -> str:
-    """Return the fault of the terms or the phase of a run's record; empty if it has none."""
+    """Return what is wrong with the terms or phase in a run's record; empty if nothing is."""
     try:
         _terms(program)
     except msgspec.ValidationError as error:
@@ -144,7 +144,7 @@ def _check_run(program: ProgramRecord) -> str:
 
 
 def _takeover_problem(old: ProgramRecord, new: ProgramRecord) -> str:
-    """Return the fault of a new record with another driver; empty for the same driver."""
+    """Return what is wrong with a new record that has another driver; empty for the same driver."""
     if new.driven_by == old.driven_by:
         return ""
     if old.over:
@@ -154,7 +154,7 @@ def _takeover_problem(old: ProgramRecord, new: ProgramRecord) -> str:
 
 
 def check_node(record: NodeRecord) -> str:
-    """Return the fault of a node's record for runs; empty if it has none."""
+    """Return what is wrong with a node's record for runs; empty if nothing is."""
     kind = _INFO.get(record.role)
     if kind is not None and (problem := info_problem(record, kind)):
         return problem
@@ -227,7 +227,7 @@ def check_invariants(cluster: ClusterMap) -> None:
 
 
 def _check_epoch(record: EpochRecord, old: EpochRecord | None, run: ProgramRecord) -> str:
-    """Return the fault of a change of a run's epoch; empty for a correct one.
+    """Return what is wrong with a change of a run's epoch; empty if nothing is.
 
     The controllers begin epochs and deal out their shares. Nodes set only the drain, end and result.
     """
@@ -263,7 +263,7 @@ def _with(cluster: ClusterMap, **fields: Any) -> ClusterMap:
 
 
 def _drop_stores(cluster: ClusterMap) -> ClusterMap:
-    """Return the map without the stores of programs that are not the program of the map."""
+    """Return the map without the stores of programs other than the map's program."""
     program = cluster.run.id if cluster.run is not None else ""
     old = {name for name, store in cluster.stores.items() if store.program and store.program != program}
     return without_stores(cluster, old) if old else cluster
@@ -314,8 +314,8 @@ def _data_refusal(cluster: ClusterMap, run: ProgramRecord) -> str:
     """Return a data server that cannot serve the run, and the reason; an empty text while others may serve
     it.
 
-    A server that was ready and then refuses the run has failed in the run's own transforms, which would fail
-    at all other servers, too.
+    If a server that was ready refuses the run, the run's own transforms have failed, and they would fail on
+    all other servers, too.
     """
     data = {name: node for name, node in cluster.nodes.items() if node.role == "data"}
     refusals = {name: why for name, node in data.items() if (why := failure_of(node, run.id))}
@@ -329,7 +329,7 @@ def _data_refusal(cluster: ClusterMap, run: ProgramRecord) -> str:
 
 
 def _refusal(cluster: ClusterMap, run: ProgramRecord) -> tuple[str, str]:
-    """Return a worker that cannot train the run, and the reason; empty texts while the others suffice.
+    """Return a worker that cannot train the run, and the reason; empty texts while enough others can.
 
     The record of a single worker must not end a run, because other workers may be able to train it.
     """
@@ -444,7 +444,7 @@ def assign_workers(slots: Mapping[str, Slot], partitions: int) -> dict[str, Slot
         slots: The live workers with their present slots; each slot has one worker.
 
     Returns:
-        All workers with their slots; a worker of a complete replica keeps its own.
+        All workers with their slots; a worker of a complete replica keeps its slot.
     """
     placed = {name: slot for name, slot in sorted(slots.items()) if slot[0] >= 0}
     free = sorted(set(slots) - set(placed))

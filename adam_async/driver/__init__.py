@@ -1,7 +1,7 @@
 """The driver, which manages a training run.
 
 `driver.py` prepares a run, submits it and its store to the controllers, and loads the first values into the
-servers. `training_run.py` follows the map: after each epoch it evaluates the weights, takes a checkpoint if
+servers. `training_run.py` follows the map. After each epoch it evaluates the weights, takes a checkpoint if
 the run has a folder for checkpoints, and lets the next epoch begin. At the end it collects the counts of all
 roles into the result.
 

@@ -1,10 +1,10 @@
-"""Measured times of the layers of a network, on one thread of this machine while no other thread computes.
+"""Measured times of a network's layers, on one thread of this machine while no other thread computes.
 
 A *pass* trains one group: forward, backward, weight gradients and a step of plain SGD. Passes over the
 whole network alternate with passes that read the clock after each layer, so every layer runs with about the
 same cache contents as in training. A call of a single layer has an overhead; for a group of one image the
-overhead takes longer than the layer itself. The calibration therefore scales the layer times, so that their
-sum is the time of a whole pass. Medians over all passes hide disturbances of some milliseconds.
+overhead takes longer than the layer itself. So the calibration scales the layer times until their sum is the
+time of a whole pass. Medians over all passes hide disturbances of some milliseconds.
 
 The module reads no clock itself; the caller passes a clock, and provides the thread.
 """
@@ -23,7 +23,7 @@ from adam_async.model.partition.planner import LayerTimes
 from adam_async.model.rules import Rule, RuleState, Sgd
 
 SECONDS = 0.4
-"""Time in seconds after which no further pass begins, if `LEAST_PASSES` are done."""
+"""Time in seconds after which no further pass begins, once `LEAST_PASSES` are done."""
 LEAST_PASSES, MOST_PASSES = 3, 300
 """Minimum and maximum number of measured passes of each kind."""
 RATE = 1e-4
@@ -62,7 +62,7 @@ def calibrate(network: Network, images: int, *, clock: Clock) -> LayerTimes:
 
 
 class _Passes:
-    """One group of random images, with weights and memory for its training."""
+    """One group of random images, with weights and memory to train on it."""
 
     def __init__(self, network: Network, images: int, clock: Clock) -> None:
         self._network = network

@@ -1,6 +1,6 @@
-"""Polls of all roles of a cluster, for a driver or an operator: counts, status, silences and waits as events.
+"""Polls all roles of a cluster, for a driver or an operator: counts, status, silences and waits as events.
 
-To the watch a stopped process and an unplugged cable look the same: the link stays up without messages, and
+A stopped process and an unplugged cable look the same to the watch: the link stays up without messages, and
 breaks much later.
 """
 
@@ -23,7 +23,7 @@ from adam_async.run.run_copies import primary_of
 from transport import TransportError
 
 RATES_S = 3.0
-"""Time over which rates are measured, in seconds: three polls, one of which may be late."""
+"""Time in seconds over which rates are measured: three polls, one of which may be late."""
 
 STORES_ASKED = 16
 """Maximum number of stores whose counts a poll asks for, the first ones by name."""
@@ -33,11 +33,11 @@ class ClusterWatch:
     """Polls the roles of a cluster.
 
     Args:
-        queries: Asks the roles; None: the member may not, and the status has the cluster map alone.
+        queries: Asks the roles; None: the member may not ask, and the status has only the cluster map.
         run: Returns the id of the run.
         events: Takes silences and waits.
         stream: Takes the counts and the status of each poll.
-        asks_stores: Whether polls also ask for the counts of stores of clients.
+        asks_stores: Whether polls also ask for the counts of clients' stores.
 
     Attributes:
         counts: Counts of the roles at the last poll. A silent role keeps its last counts, so that sums do not
@@ -138,7 +138,7 @@ class ClusterWatch:
                 self._stream.publish(StoreCounted(store=name, node=primary.node, counts=counts))
 
     def _earlier(self, now: float) -> Mapping[str, Counts]:
-        """Return the counts of the poll `RATES_S` ago; of the oldest one if all are newer."""
+        """Return the counts of the poll `RATES_S` ago; if all are newer, of the oldest."""
         recent = self._recent
         while len(recent) > 1 and recent[1][0] <= now - RATES_S:
             recent.popleft()
@@ -146,7 +146,7 @@ class ClusterWatch:
 
 
 POLLS = 2
-"""Number of polls in a row without an answer that make an event; a busy machine may miss one poll."""
+"""Number of polls in a row without an answer that make an event; a busy machine may miss one."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Silence:
 
         Args:
             asked: Polled nodes. The method forgets a silent node that is no longer polled: the node is lost,
-                and the map reports its loss.
+                and the map reports it.
         """
         self._silent = {node: each for node, each in self._silent.items() if node in asked}
         for node in asked:

@@ -1,7 +1,7 @@
 """The driver: submits a run, follows its training, ends it, and gathers the counts of the roles.
 
 A driver is a member of the cluster like the other roles. The driver does not depend on how the roles were
-started: the same code drives a cluster in its own event loop, child processes, and roles started by hand on
+started. The same code drives a cluster in its own event loop, child processes, and roles started by hand on
 many hosts.
 """
 
@@ -112,8 +112,8 @@ class Driver:
         self._asked = self.config = config_of(config, inputs)
         self._inputs = _resuming(inputs)
         self._given: tuple[RunInputs, Config] | None = (self._inputs, self._asked)
-        """Inputs and options of the first run; None once it has begun to train. A call of `train` until then
-        looks for the same run."""
+        """Inputs and options of the first run; None once this run has begun to train. A call of `train` until
+        then looks for the same run."""
         self._waits = config.waits
         self._traffic = Traffic(self._identity.node, timeline=settings.timeline)
         self._endpoint = Endpoint(settings.network, self._identity, self._traffic)
@@ -221,7 +221,7 @@ class Driver:
         return await self._stack.__aexit__(kind, error, trace)
 
     async def _goodbye(self) -> None:
-        """Leave the cluster, so that the controllers report no lost driver; not in the middle of its run."""
+        """Leave the cluster, so that the controllers do not report the driver lost; not during its run."""
         run = self.map.run
         if run is None or run.over or run.driven_by != self._membership.member:
             await self._membership.leave()
@@ -254,7 +254,7 @@ class Driver:
         self._requests.operations, self._requests.allows_faults = operations, allows_faults
 
     async def answer(self, request: Request) -> Answer:
-        """Carry out a request of this process, as one of an operator."""
+        """Carry out a request from this process like one from an operator."""
         return await self._requests.answer(request)
 
     # --- the run -----------------------------------------------------------------------------
@@ -263,11 +263,11 @@ class Driver:
         """Run all epochs. May be called again: each call is a new run.
 
         With a checkpoint to resume, the first call continues the run of the checkpoint. The result includes
-        the ended epochs of that run, but `on_epoch` is not called with them.
+        that run's ended epochs, but `on_epoch` is not called with them.
 
         With `RunInputs.attach` the first call takes over the run that waits for a driver, if there is one.
-        For each epoch that ended while the run had no driver, the call evaluates the present weights of the
-        servers. With `attach` or `RunInputs.on_disks` the first call continues the run on the disks of the
+        For each epoch that ended while the run had no driver, the call evaluates the servers' present
+        weights. With `attach` or `RunInputs.on_disks` the first call continues the run on the disks of the
         servers, if there is one. A call that ended before any training does not count as the first one.
 
         Raises:
@@ -369,16 +369,16 @@ class Driver:
         return self._record
 
     async def _find(self) -> SavedRun | None:
-        """Return the run to go on with: of the map, if it waits for a driver, or of the disks; None if a new
-        run begins, or that of a checkpoint goes on.
+        """Return the run to continue: the map's run if it waits for a driver, or the disks' run; None if a
+        new run begins, or a checkpoint's run continues.
 
-        A run that waits would lose its values to a new one, so it is refused without `RunInputs.replace`.
+        A new run would destroy the values of a run that waits, so it is refused without `RunInputs.replace`.
 
         Raises:
             CheckpointError: The disks lack shards of their run, or `RunInputs.resume` names another run.
             ConfigError: Servers with and without disks would keep the shards.
-            RunFailed: The named run is nowhere, or has a live driver; or a new run would take the place of
-                one that waits, or that the disks have in part.
+            RunFailed: The named run is nowhere, or has a live driver; or a new run would replace one that
+                waits, or one of which the disks have a part.
         """
         attach, on_disks = self._inputs.attach, self._inputs.on_disks
         if self._inputs.replace:
@@ -392,7 +392,7 @@ class Driver:
         cluster = await self._readiness.wait_for_servers()
         if on_disks:
             check_disks(cluster)
-        # Otherwise a new run begins if the first server that joins has no run, and others come later.
+        # Otherwise a new run would begin if the first server to join has no run, and others come later.
         patient = attach is not None and "servers" not in attach.given
         try:
             saved = await self._saved_runs.find(patient=patient)
@@ -451,7 +451,7 @@ class Driver:
             kept: The newest checkpoint of the run.
         """
         there = run_in(self.map, saved.record.program).record
-        # The map lacks an evaluation if the earlier driver was lost between the checkpoint of an epoch's end
+        # The map lacks an evaluation if the earlier driver was lost between the checkpoint at an epoch's end
         # and the change that begins the next epoch. This driver evaluates again, and makes the change.
         last = there.evaluated[-1].epoch if there.evaluated else saved.start - 1
         before = (kept.as_record(saved.record.program, evaluated=last),) if kept is not None else ()
@@ -488,7 +488,7 @@ class Driver:
         )
 
     async def wait_for_data(self) -> dict[str, Any]:
-        """Wait for a data server; returns the description of its data. See `Readiness.wait_for_data`."""
+        """Wait for a data server; return its description of the data. See `Readiness.wait_for_data`."""
         return await self._readiness.wait_for_data()
 
     async def _prepare_run(self, data: dict[str, Any]) -> PreparedRun:
@@ -542,7 +542,7 @@ class Driver:
             self._inputs = replace(self._inputs, resume=None)
 
     async def _read_resumed(self, prepared: PreparedRun) -> StoredCheckpoint | None:
-        """Return the checkpoint that the run continues, read from the disks of the servers if it is there.
+        """Return the checkpoint that the run continues; read it from the servers' disks if it is there.
 
         Raises:
             CheckpointError: The checkpoint is of another model; or see `SavedRunReader.read`.
@@ -630,7 +630,7 @@ class Driver:
         return cluster
 
     def _server_lost_by(self, cause: BaseException) -> str:
-        """Return the parameter server whose loss failed a run; empty for another reason."""
+        """Return the parameter server whose loss made a run fail; empty for another reason."""
         lost = cause.node if isinstance(cause, RoleDied) else ""
         node = self.map.nodes.get(lost)
         return lost if node is not None and node.role == "ps" else ""
@@ -663,10 +663,10 @@ class Driver:
     # --- results of an interrupted run -------------------------------------------------------
 
     async def weights_so_far(self) -> tuple[RunModel, Mapping[str, NDArray[Any]], int]:
-        """Return the model of an interrupted run, its weights, and the number of their epoch.
+        """Return an interrupted run's model, its weights, and the number of their epoch.
 
         With `keep_best` the weights are those of the best epoch so far. Otherwise, or before such an epoch,
-        they are the latest weights of the servers, and the number is 0.
+        they are the servers' latest weights, and the number is 0.
 
         Raises:
             RunFailed: No run has trained, or another driver has the run of the map.
@@ -696,7 +696,7 @@ class Driver:
         return model, pulled.weights, 0
 
     def so_far(self) -> RunResult | None:
-        """Return the result of an interrupted run with the last counts of its roles; None if no run began."""
+        """Return an interrupted run's result with its roles' last counts; None if no run began."""
         progress = self.progress
         if progress.model is None:
             return None

@@ -5,10 +5,10 @@ this clock. A run that continues from such a checkpoint has the same values, bit
 stopped.
 
 In asp and ssp no moment exists at which all shards have the updates of the same groups. Each shard has the
-set of groups whose updates are in its values, so a run that continues from the checkpoint trains, for each
+set of groups whose updates are in its values. So a run that continues from the checkpoint trains, for each
 shard, exactly the groups that the shard lacks.
 
-At the end of an epoch, and of a run that stops, no group is in training, and every checkpoint is exact.
+When an epoch ends or a run stops, no group is in training, so every checkpoint is exact.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class EpochCheckpoints:
             clock, ahead, within_s = last + steps, 1, inf
 
     async def _known(self) -> DataCounts:
-        """Return the counts of the dealer; without an answer, wait for the next one."""
+        """Return the dealer's counts; without an answer, wait for the next dealer."""
         while True:
             try:
                 return await self._counts.dealer()

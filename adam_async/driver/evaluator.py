@@ -38,16 +38,16 @@ SHOWN = 12
 """Maximum number of first images, and of mistakes."""
 
 MOST_SIDE = 32
-"""Maximum height and width of an image, in pixels; a larger one keeps every second pixel, or fewer."""
+"""Maximum height and width of an image, in pixels; of a larger one every second pixel, or fewer, is kept."""
 
 
 def sample_images(
     epoch: int, images: NDArray[np.uint8], labels: NDArray[np.int64], scores: NDArray[np.float32]
 ) -> Predicted | None:
-    """Return the first images and the most confident mistakes; None without images that a page can show.
+    """Return the first images and the most confident mistakes; None if a page can show no image.
 
     Args:
-        images: Pixels (N, C, H, W), with one channel or three; those beyond the scores are not shown.
+        images: Pixels (N, C, H, W), with one channel or three; images without scores are not shown.
         labels: Classes (N,).
         scores: Scores (n, classes) of the first images, before the softmax.
     """
@@ -86,11 +86,11 @@ TEST_CHUNK = 1000
 """Maximum number of test images in one message."""
 
 MESSAGE_SHARE = 2
-"""Divisor of the maximum message size of a link; the quotient is the maximum size of the test images in one
-message, unless a single image is larger."""
+"""Divisor of a link's maximum message size that gives the maximum size of the test images in one message,
+unless a single image is larger."""
 
 AGAIN_S = 0.1
-"""Pause between a failed request for the images and the next one, in seconds."""
+"""Pause in seconds between a failed request for the images and the next one."""
 
 
 class Evaluator:
@@ -99,9 +99,9 @@ class Evaluator:
     Args:
         endpoint: The driver's end of the links.
         pool: Runs the evaluation, on `threads` threads.
-        available_bytes: Returns the memory of this process for images, in bytes. A data server states the
-            number of its images; the evaluator refuses images that do not fit.
-        most: Maximum number of images of a set, the first ones; None reads all.
+        available_bytes: Returns the memory of this process for images, in bytes. A data server states its
+            number of images; the evaluator refuses images that do not fit into memory.
+        most: Maximum number of images of a set, the first ones; None: all.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class Evaluator:
         *,
         validation: bool = False,
     ) -> float:
-        """Return the share of the test images that the weights classify correctly; 0 without images.
+        """Return the share of test images that the weights classify correctly; 0 without images.
 
         Args:
-            address: Returns the address of a data server; the first evaluation reads the images from this
-                server, or from its successor if the server is lost.
+            address: Returns a data server's address; the first evaluation reads the images from this server,
+                or from its successor if it is lost.
             validation: Use the images of the validation split, which are the same in all runs of a driver.
 
         Raises:
@@ -297,7 +297,7 @@ def _images_in(most_bytes: int, tensors: Sequence[NDArray[Any]]) -> int:
 def _count_right(
     model: RunModel, weights: Mapping[str, NDArray[Any]], images: NDArray[Any], labels: NDArray[Any]
 ) -> tuple[float, NDArray[Any] | None]:
-    """Return the number of right images, and the scores of the first images; None for a step."""
+    """Return the number of images classified correctly, and the first images' scores; None for a step."""
     if isinstance(model, StepModel):
         return model.count_right(weights, images, labels), None
     if not len(labels):
@@ -325,7 +325,7 @@ def reading_client(
     waits: Waits,
     traffic: Traffic,
 ) -> ParameterClient:
-    """Make a client of the bundles of a run's store, for a driver; the client pushes nothing."""
+    """For a driver, make a client of the bundles in a run's store; the client pushes nothing."""
     run = cluster.run
     assert run is not None, "a run has shards"
     session = SessionIdentity(

@@ -1,4 +1,4 @@
-"""Incidents of a run: losses, returns, successors, moved primaries, lack of copies; notes of its driver.
+"""Incidents of a run: losses, returns, successors, moved primaries, missing copies; notes of its driver.
 
 An incident has a beginning and an end in the stream of events. Its sentences, and all notes, are the `events`
 of the report. The controllers get the notes of what costs the run something.
@@ -27,11 +27,11 @@ EVENTS_KEPT = 1 << 12
 
 
 class RunEvents:
-    """The incidents and notes of a run, for its stream; their sentences with the seconds since it began.
+    """A run's incidents and notes, for its stream; their sentences with the seconds since it began.
 
     Args:
         stream: Takes them.
-        stores: Names of stores of clients whose copies are watched, too; None for all.
+        stores: Names of clients' stores whose copies are watched, too; None for all.
     """
 
     def __init__(self, stream: EventStream, *, stores: Collection[str] | None = ()) -> None:
@@ -59,7 +59,7 @@ class RunEvents:
         """Subjects of bundles that have had all copies in sync."""
 
     def begin(self, *, anew: bool) -> None:
-        """Begin a run; with `anew`, drop the events of an earlier run."""
+        """Begin a run; with `anew`, drop an earlier run's events."""
         if anew:
             self._events.clear()
             self._dropped = 0
@@ -98,12 +98,12 @@ class RunEvents:
         deadline_s: float | None = None,
         cure: str = "",
     ) -> None:
-        """Begin an incident; if the same one is in progress, add its sentence only.
+        """Begin an incident; if the same one is in progress, add only its sentence.
 
         Args:
             subject: Node, or home of a bundle.
             text: Sentence for the report; empty for none.
-            at: Time of the beginning, in seconds since 1970; 0: now.
+            at: Time at which it began, in seconds since 1970; 0: now.
         """
         if text:
             self._keep(text)
@@ -119,7 +119,7 @@ class RunEvents:
         )
 
     def ends(self, incident: Incident, subject: str, text: str = "") -> None:
-        """End an incident, if it is in progress; add its sentence in any case."""
+        """End an incident if it is in progress; add its sentence in any case."""
         if text:
             self._keep(text)
         began = self._open.pop((incident, subject), None)
@@ -132,7 +132,7 @@ class RunEvents:
             self._stream.publish(Noted(text=text))
 
     def waits(self, waits: Collection[Wait]) -> None:
-        """Take the waits at a poll: the same wait at two polls in a row is an incident until its end."""
+        """Take the waits at a poll: a wait seen at two polls in a row is an incident until it ends."""
         found = {(each.who, each.what): each for each in waits}
         lasting = {each.who: each for key, each in found.items() if key in self._waited}
         for who, each in lasting.items():
@@ -144,13 +144,13 @@ class RunEvents:
 
     @property
     def noted(self) -> tuple[dict[str, Any], ...]:
-        """The newest events in order; if earlier ones were dropped, the first event has their number."""
+        """The newest events in order; if earlier ones were dropped, the first event says how many."""
         if not self._dropped:
             return tuple(self._events)
         return {"s": 0.0, "event": f"{self._dropped} earlier events were dropped"}, *self._events
 
     async def follow(self, maps: AsyncIterable[ClusterMap]) -> None:
-        """Note deaths and returns of roles, successors of workers, and changes of copies until cancelled."""
+        """Until cancelled, note deaths and returns of roles, successors of workers, and changes of copies."""
         async for cluster in maps:
             for name in (self._ever | self._explained) - cluster.nodes.keys():
                 # The controllers have forgotten the node, so it returns as a new node.
@@ -185,7 +185,7 @@ class RunEvents:
             self._note_numerics(cluster)
 
     def _note_notices(self, cluster: ClusterMap) -> None:
-        """Note each new notice of a parameter server, for example the notice that it cannot join."""
+        """Note each new notice of a parameter server, for example that it cannot join."""
         notices = {name: str(cluster.nodes[name].info.get(NOTICE, "")) for name in cluster.live("ps")}
         for name, notice in notices.items():
             if notice and notice != self._notices.get(name, notice):

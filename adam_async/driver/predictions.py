@@ -1,7 +1,7 @@
-"""Sample images of the run of another driver: its newest weights on the first test images, for an operator.
+"""Sample images of another driver's run: its newest weights on the first test images, for an operator.
 
 The operator reads the images once, and pulls the weights after each epoch that the driver has evaluated. The
-run may be an epoch ahead by then, so the predictions are those of the weights of the moment.
+run may be an epoch ahead by then, so the predictions come from the present weights.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Predictions:
         self._stream = stream
         self._waits = waits
         self._evaluators: dict[str, Evaluator] = {}
-        """Evaluator of the newest run by its id; another run may have other images."""
+        """Evaluator of the newest run, by run id; another run may have other images."""
 
     async def run(self) -> None:
         """Publish predictions after each evaluated epoch, until cancelled."""
@@ -104,6 +104,6 @@ class Predictions:
             self._stream.publish(replace(predicted, is_later=True))
 
     def _data_address(self) -> str:
-        """Return the address of a data server; empty without one."""
+        """Return a data server's address; empty without one."""
         cluster = self._membership.map
         return next((cluster.nodes[node].address for node in cluster.live("data")), "")

@@ -1,9 +1,8 @@
-"""Preparation of a run: the checks of its data and model, the network, its partitions, and its transforms.
+"""Prepares a run: checks its data and model, and makes the network, its partitions and its transforms.
 
-The first values of a run are those of a checkpoint that it continues, or of a saved model, or are drawn from
-its seed. A run takes the tensors of the saved model with the names and shapes of its own model, and draws all
-others.
-The servers have no model: they wait until the driver has loaded the values of all their shards.
+A run's first values come from a checkpoint that it continues or from a saved model, or are drawn from its
+seed. A run takes those tensors of the saved model that have the names and shapes of its own model, and draws
+all others. The servers have no model: they wait until the driver has loaded the values of all their shards.
 """
 
 import asyncio
@@ -64,7 +63,7 @@ class PreparedRun:
 
 
 def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[ArrayRecord]) -> StoreRecord:
-    """Return the record of the store of a run, without its list of arrays.
+    """Return the record of a run's store, without its array list.
 
     Args:
         record: The run.
@@ -152,7 +151,7 @@ async def _step_model(
 
 
 def _check_last_group(check: Callable[[int], None], images: int, config: Config) -> None:
-    """Check that a step can train on the last group of an epoch, which may be short.
+    """Check that a step can train on an epoch's last group, which may be short.
 
     Raises:
         ConfigError: The step cannot; the error has the remedy.
@@ -180,7 +179,7 @@ async def in_time(folder: CheckpointFolder, opening: Awaitable[_Done], waits: Wa
 
 
 async def unless_stopped(work: Coroutine[Any, Any, _Done], stopping: asyncio.Event) -> _Done:
-    """Do a part of the preparation of a run, unless the run is to end.
+    """Do a part of a run's preparation, unless the run is to end.
 
     Args:
         stopping: Event that is set when the run is to end; the function then cancels the work.
@@ -206,7 +205,7 @@ async def unless_stopped(work: Coroutine[Any, Any, _Done], stopping: asyncio.Eve
 async def prepare_plan(
     model: RunModel, config: Config, inputs: RunInputs, pool: ComputePool
 ) -> dict[str, Any] | None:
-    """Return the partition plan of a run: the checkpoint's or a new one; None without partitions.
+    """Return a run's partition plan: the checkpoint's or a new one; None without partitions.
 
     Raises:
         ConfigError: The model cannot be partitioned over so many workers, or values between partitions do not
@@ -222,7 +221,7 @@ async def prepare_plan(
 
 
 async def plan_here(model: Network, config: Config, pool: ComputePool) -> dict[str, Any] | None:
-    """Plan the partitions of a run's model from measured layer times; None without partitions.
+    """From measured layer times, plan the partitions of a run's model; None without partitions.
 
     A synchronous run uses estimates, because plans from measured times differ from run to run.
 
@@ -262,7 +261,7 @@ class StartingValues:
         Raises:
             CheckpointError: A shard of the checkpoint is missing or damaged.
             ConfigError: The run and the saved model have no tensor in common.
-            DeadlineExceeded: The shards were not placed, or the servers took no further one, within
+            DeadlineExceeded: The shards were not placed, or the servers took no further shard, within
                 `prepare_s`.
             TransportError, ShardUnavailable: A server refused its shards, or did not answer.
             RunFailed, RoleDied: The run is over.
@@ -297,15 +296,15 @@ class StartingValues:
 
 
 def fill_from(tensors: WholeTensors, network: RunModel, init: Model | None, *, seed: int) -> str:
-    """Set the tensors of a run to those of a saved model, or draw them.
+    """Set a run's tensors to those of a saved model, or draw them.
 
     Args:
         init: The saved model, if any.
         seed: Seed of the run; draws the tensors that the saved model lacks.
 
     Returns:
-        A sentence with the number of tensors from the saved model, and the names of the drawn ones; empty
-        without a saved model.
+        A sentence with the number of tensors from the saved model, and the drawn tensors' names; empty
+            without a saved model.
 
     Raises:
         ConfigError: The models have no tensor in common.
@@ -377,7 +376,7 @@ def steps_for(
         image_shape: (C, H, W) of every image.
 
     Raises:
-        ConfigError: A step is invalid, or the steps change the shape of images, which must stay that of test
+        ConfigError: A step is invalid, or the steps change the images' shape, which must stay that of test
             images.
     """
     channels, rows, columns = image_shape

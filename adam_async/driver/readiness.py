@@ -1,4 +1,4 @@
-"""Readiness of the roles of a run: required, ready and missing roles."""
+"""Readiness of a run's roles: required, ready and missing roles."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -28,8 +28,7 @@ COMMANDS = {
 """Words of the command that starts a role, before the addresses of the controllers, by the role in words."""
 
 NO_RUN = "-"
-"""Id that belongs to no run; with this id, an error before the submission lists all joined roles as not
-ready."""
+"""Id that belongs to no run; with it, an error before the submission lists all joined roles as not ready."""
 
 
 class Readiness:
@@ -52,7 +51,7 @@ class Readiness:
         )
 
     async def wait_for_data(self) -> dict[str, Any]:
-        """Wait for a data server; returns the description of its data: name, source, shape, sizes.
+        """Wait for a data server; return its description of the data: name, source, shape, sizes.
 
         Raises:
             DeadlineExceeded: No data server joined within `prepare_s`.
@@ -96,7 +95,7 @@ class Readiness:
         return workers >= self._workers and data >= self._config.data_servers
 
     def _at_once(self, worker: NodeRecord) -> int:
-        """Return the number of groups in flight of a worker's replica, from the record of this worker."""
+        """Return the number of groups in flight of a worker's replica, from the worker's record."""
         config = self._config
         return max(replica_in_flight([worker.info], config.partitions), config.push_every)
 
@@ -112,7 +111,7 @@ class Readiness:
         return cluster
 
     async def wait_failure(self, run: str, timeout_s: float) -> None:
-        """Wait for the failure of a run, for `timeout_s` at most; for errors see `check_failed`."""
+        """Wait at most `timeout_s` for a run to fail; for errors see `check_failed`."""
         try:
             cluster = await self._membership.wait_for(lambda m: _is_over(m, run), "a failure", timeout_s)
         except DeadlineExceeded:
@@ -145,7 +144,7 @@ class Readiness:
         raise self._missing(run, f"; the run was {self._progress.phase}{LONGER}")
 
     async def _wait_for(self, there: Callable[[ClusterMap], bool], run: str = NO_RUN) -> ClusterMap:
-        """Wait as `_wait_until` does; the error lists the joined roles, with their readiness for a run."""
+        """Wait as `_wait_until` does; the error lists the joined roles, and which are ready for a run."""
         try:
             return await self._wait_until(there, self._wanted)
         except DeadlineExceeded as error:
@@ -183,7 +182,7 @@ class Readiness:
         return bool(missing)
 
     def _how_to_start(self, missing: Sequence[str]) -> str:
-        """Return the commands for missing roles that a person starts, with the deadline; empty for others."""
+        """Return the commands for missing roles that a person starts, with the deadline; else empty."""
         addresses = ",".join(self._membership.controllers)
         if self._config.processes or not addresses.startswith("tcp://"):
             return ""
@@ -262,7 +261,7 @@ def _is_over(cluster: ClusterMap, run: str) -> bool:
 
 
 def joined_roles(cluster: ClusterMap, run: str) -> str:
-    """List the roles that joined, each with its readiness for a run, in words."""
+    """List the joined roles, and in words whether each is ready for a run."""
     nodes = [
         f"{name} ({'ready' if _is_ready(cluster, node, run) else 'not ready'})"
         for name, node in sorted(cluster.nodes.items())

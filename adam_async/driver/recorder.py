@@ -1,4 +1,4 @@
-"""The record of a run for its replay: its epochs, and the logs of the bundles."""
+"""A run's record for its replay: its epochs, and the logs of the bundles."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -77,10 +77,10 @@ class Recorder:
     async def gather(
         self, cluster: ClusterMap, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, Counts]
     ) -> bytes | RecordError:
-        """Read the logs of all bundles; returns the record file, or the reason for its absence.
+        """Read the logs of all bundles; return the record file, or why there is none.
 
         Args:
-            statistics: Counts by node id; the counts of workers name their kernels.
+            statistics: Counts by node id; workers' counts name their kernels.
         """
         logs: list[Log] = []
         for home in sorted(set(cluster.buckets)):

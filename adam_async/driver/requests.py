@@ -1,9 +1,9 @@
-"""Requests of an operator to the driver of a run: lines of a role, more roles or fewer, an ordered end.
+"""An operator's requests to a run's driver: log lines of a role, more or fewer roles, an ordered end.
 
-The operator joins the cluster with the keys of a driver, and puts a request into the `info` of its own node
+The operator joins the cluster with a driver's keys, and puts a request into the `info` of its own node
 record. The run's driver sees it in the cluster map, acts, and puts the answer into its own `info`. So the
-driver needs no listener, the controllers need no further kind of key, and only members with the permission to
-set such a record may ask. Once the operator's node is no longer live, the driver removes the answer.
+driver needs no listener, and the controllers no further kind of key. Only members that may set such a record
+can ask. Once the operator's node is no longer live, the driver removes the answer.
 
 The driver answers one request after the other, and keeps the answers to at most `MOST_ANSWERS` operators.
 If further operators wait, the driver removes its oldest answer after `KEPT_S`, so operators that stay in the
@@ -29,13 +29,13 @@ from transport import TransportError
 logger = logging.getLogger(__name__)
 
 REQUEST, ANSWERS = "request", "answers"
-"""Keys of `NodeRecord.info`: the request of an operator, and the answers of a driver by operator."""
+"""Keys of `NodeRecord.info`: an operator's request, and a driver's answers by operator."""
 
 MOST_ANSWERS = 3
 """Maximum number of answers that a driver keeps in its record."""
 
 KEPT_S = 10.0
-"""Minimum time for an operator to read its answer, in seconds, before another answer replaces it."""
+"""Minimum time in seconds for an operator to read its answer before another answer replaces it."""
 
 RETRY_S = 1.0
 """Pause before a driver sends answers again that did not reach the controllers, in seconds."""
@@ -44,10 +44,10 @@ IDLE_S = 3600.0
 """Maximum wait for a change of the cluster map if no operator waits, in seconds."""
 
 MOST_ANSWER_BYTES = 8 << 10
-"""Maximum size of an answer as JSON text, in bytes; a longer one loses its first lines."""
+"""Maximum size of an answer as JSON text, in bytes; a longer answer loses its first lines."""
 
 MOST_REFUSAL = 1000
-"""Maximum length of the reason of a refusal, in characters."""
+"""Maximum length of the reason in a refusal, in characters."""
 
 MOST_FROZEN_S = 600.0
 """Maximum time for which a role is frozen, in seconds."""
@@ -83,7 +83,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: tuple[str, ...] = ()
     refusal: str = ""
-    """Reason why the driver did not act; empty if it did."""
+    """Why the driver did not act; empty if it did."""
 
 
 class Operations(Protocol):
@@ -111,7 +111,7 @@ class Operations(Protocol):
         """
 
     def freeze(self, node: str, seconds: float) -> str:
-        """Stop a role with SIGSTOP, and let it go on after some seconds; return a sentence.
+        """Stop a role with SIGSTOP, and resume it after some seconds; return a sentence.
 
         Raises:
             ConfigError: The cluster started no role of this name, or the role is on another machine.
@@ -130,7 +130,7 @@ class OperatorRequests:
 
     Args:
         membership: Membership of the driver.
-        run: Returns the id of the run in progress; empty without one.
+        run: Returns the id of the current run; empty without one.
         stop: Ends the run in order.
 
     Attributes:
@@ -169,8 +169,7 @@ class OperatorRequests:
                 await self._membership.wait_for(lambda m: m is not cluster, "a request", pause_s)  # noqa: B023
 
     def _has_room(self) -> bool:
-        """Return whether there is room for another answer, after removing the oldest answer if it is `KEPT_S`
-        old."""
+        """Remove the oldest answer if it is `KEPT_S` old; return whether there is room for another."""
         if len(self._answers) == MOST_ANSWERS and not self._full_s():
             del self._answers[min(self._answers, key=self._since.__getitem__)]
         return len(self._answers) < MOST_ANSWERS
@@ -231,7 +230,7 @@ class OperatorRequests:
 
 
 async def ask(membership: Membership, request: Request, *, within_s: float) -> tuple[str, ...]:
-    """Ask the driver of a run, as an operator; returns the lines of its answer.
+    """As an operator, ask a run's driver; return the lines of its answer.
 
     Raises:
         ConfigError: The driver refused the request; the error has its reason.
@@ -274,7 +273,7 @@ def requests_in(cluster: ClusterMap, driver: Member) -> Mapping[Member, Request 
 
 
 def answer_in(cluster: ClusterMap, run: str, operator: Member) -> Answer | str | None:
-    """Return a driver's answer to an operator; None while the answer may still arrive, a text with the reason
+    """Return a driver's answer to an operator; None while the answer may still arrive; a text with the reason
     if it cannot arrive or is invalid."""
     program = cluster.run
     if program is None or program.id != run:

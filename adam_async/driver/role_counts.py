@@ -1,6 +1,6 @@
-"""Counts of the roles of a run, for its driver and the live table, and the roles that do not answer.
+"""Counts of a run's roles, for its driver and the live table, and the roles that do not answer.
 
-To the driver a stopped process and an unplugged cable look the same: the link stays up without messages, and
+A stopped process and an unplugged cable look the same to the driver: the link stays up without messages, and
 breaks much later.
 """
 
@@ -68,7 +68,7 @@ class RoleCounts(RoleQueries):
         return self._map.dealer_address
 
     async def dealer(self) -> DataCounts:
-        """Return the counts of the dealer; wait for the next one if it is lost, or has not begun the epoch.
+        """Return the dealer's counts; if it is lost or has not begun the epoch, wait for the next dealer.
 
         The dealer has `grace_s` to answer. After a failure the newest dealer gets the request; a second
         failure in a row at one address is an error.
@@ -100,7 +100,7 @@ class RoleCounts(RoleQueries):
             await asyncio.sleep(BEGIN_S)  # the dealer reads the groups that the shards have
 
     async def final(self, run: str) -> dict[str, Counts]:
-        """Return the counts of all roles at the end of a run, by node id; note roles that do not answer."""
+        """Return all roles' counts at the end of a run, by node id; note roles that do not answer."""
         controllers = [("", address) for address in self._membership.controllers]
         # The other controllers replace a lost leader, so a short wait for each of them is enough.
         dial_s = POLL_S if len(controllers) > 1 else None
@@ -132,5 +132,5 @@ class RoleCounts(RoleQueries):
             self._stream.publish(Sampled(sample=progress.series[-1]))
 
     def addresses(self, *roles: str) -> dict[str, str]:
-        """Return the addresses of the live nodes of these roles, by node id."""
+        """Return the addresses of these roles' live nodes, by node id."""
         return {node: self._map.nodes[node].address for role in roles for node in self._map.live(role)}

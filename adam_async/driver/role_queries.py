@@ -1,4 +1,4 @@
-"""Queries of a driver to a role: its counts, its profile, and the log of a bundle for a replay."""
+"""A driver's queries to a role: its counts, its profile, and a bundle's log for a replay."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ PROFILE_CHUNK = 50_000
 """Number of profile events that one message requests; the answer has about 6 MB."""
 
 MOST_PROFILE_EVENTS = 1 << 20
-"""Maximum number of profile events of one role: over three times the default capacity of a timeline."""
+"""Maximum number of profile events from one role: over three times a timeline's default capacity."""
 
 RECORD_CHUNK = 4 << 20
 """Size of the part of a replay log in one message, in bytes."""
@@ -70,7 +70,7 @@ class RoleQueries:
             return counts
 
     async def store_counts(self, address: str, store: str) -> StoreCounts:
-        """Return the counts of a store, by its id, on the server at an address; see `statistics`."""
+        """Return a store's counts, by its id, from the server at an address; see `statistics`."""
         async with self.endpoint.connected(address, timeout_s=self._waits.dial_s) as link:
             reply = await link.call(pack(GetStatistics(run=store)), timeout_s=self._waits.call_s)
             _check_sender(reply, link)
@@ -86,7 +86,7 @@ class RoleQueries:
         dial_s: float | None = None,
         on_silence: Callable[[str], None] = lambda _: None,
     ) -> dict[str, Counts]:
-        """Return the counts of the roles that answer, by node id; requests to all are sent at once.
+        """Return the counts of the roles that answer, by node id; all requests are sent at once.
 
         Args:
             addresses: Node id and address of each role; an empty id for a controller, whose id may be
@@ -145,7 +145,7 @@ class RoleQueries:
         return parts
 
     async def record(self, address: str, run: str, home: str) -> bytes:
-        """Return the replay log that the server at an address has of a bundle of a run.
+        """Return the replay log that the server at an address has for a bundle of a run.
 
         Raises:
             TransportError: The server was unreachable, did not answer, or has no log of this bundle.
@@ -169,7 +169,7 @@ class RoleQueries:
 
 
 def _check_sender(reply: Message, link: Link) -> Statistics:
-    """Return the head of counts. Raises RemoteProtocolError: they are those of another node."""
+    """Return the head of counts. Raises RemoteProtocolError: the counts are another node's."""
     sender = unpack(reply, Statistics)
     if (sender.node, sender.role) != (link.peer.node, link.peer.role):
         raise RemoteProtocolError("statistics", f"{link.peer} sent those of {sender.role} {sender.node}")

@@ -48,7 +48,7 @@ class SavedRunReader:
         self._note = note
 
     async def find(self, *, patient: bool = False) -> SavedRun | None:
-        """Return the newest run whose shards are whole on the disks of the servers; None if there is none.
+        """Return the newest run whose shards are whole on the servers' disks; None without such a run.
 
         Args:
             patient: See `SavedShards.find`.
@@ -65,7 +65,7 @@ class SavedRunReader:
         return SavedRun.of(found.run, found)
 
     async def read(self, run: SavedRun, config: Config) -> StoredCheckpoint:
-        """Read the shards of a run; the servers are asked again for them when they are loaded.
+        """Read a run's shards; the servers are asked again for them when they are loaded.
 
         Raises:
             CheckpointError: The disks have values that are not finite, or the run has trained all its epochs.
@@ -111,8 +111,8 @@ def check_disks(cluster: ClusterMap) -> None:
 
 
 async def manifest_in(folder: Path, disk: Disk) -> Manifest | None:
-    """Return options, model and data of the newest run in a folder with a folder for each server; None if
-    there is none.
+    """Return options, model and data of the newest run in a folder that has one folder per server; None
+    without a run.
 
     Raises:
         ConfigError, DataError, RunFailed: The folder or the record of the run cannot be read.

@@ -1,4 +1,4 @@
-"""Settings of a driver: its access to the cluster, and the inputs of its runs."""
+"""A driver's settings: its access to the cluster, and its runs' inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class DriverSettings:
         controller: Address of the controller, or the addresses of several, joined by commas.
         threads: Threads that evaluate.
         available_bytes: Returns the memory for a run, in bytes, if all roles are on this machine.
-        storage_pool: Memory of the servers of this process, for runs in place.
+        storage_pool: Memory of this process's servers, for runs in place.
         wall: Returns the time of events, in seconds since 1970.
     """
 
@@ -60,13 +60,13 @@ class RunInputs:
         spec: The model; None: the model of `Config.model`.
         model_text: Content of the TOML file that `Config.model` names.
         transforms: Transforms of training images with `Config.augment`; None: defaults for the images.
-        functions: Kinds of transforms that are functions of the user; see `Recipe.of`.
+        functions: Kinds of transforms that are user functions; see `Recipe.of`.
         layers: Kinds of layers that the model may use, the same in every role.
-        checkpoints: Folder for the checkpoints of the runs; None: no checkpoints.
-        resume: Checkpoint, or run on the disks of its servers, that the first run continues, with its model
-            and rate.
-        on_disks: Whether the servers keep their shards on disks. The first run continues the run that they
-            have there, if any.
+        checkpoints: Folder for the runs' checkpoints; None: no checkpoints.
+        resume: Checkpoint, or run on its servers' disks, that the first run continues, with its model and
+            rate.
+        on_disks: Whether the servers keep their shards on disks. The first run continues the run that the
+            servers have there, if any.
         init: Saved model with the first values of each run; see `fill_from`.
         step: Step of the user that the runs train instead of a network.
         attach: Request to take over a run that waits for a driver; None: begin a new run.

@@ -1,8 +1,8 @@
-"""Pure: the end of a run before its last epoch: losses that show that it diverges or does not learn, and the
-choice of the epoch whose weights stay.
+"""Pure: ends a run before its last epoch: finds losses of a run that diverges or does not learn, and chooses
+the epoch whose weights stay.
 
-Patience and `keep_best` use only validation images. `until_accuracy` uses validation images, or test images
-if the run has no validation split.
+Patience and `keep_best` use only validation images. `until_accuracy` uses validation images or, if the run
+has no validation split, test images.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,17 @@ from adam_async.run.result import EpochResult
 from adam_async.run.step_model import RunModel, StepModel
 
 TIMES_GUESSING = 10.0
-"""Loss above which a run diverges, in multiples of the loss of guessing; a fresh model has about 1."""
+"""Loss above which a run diverges, as a multiple of the loss of guessing; a fresh model has about 1."""
 
 LITTLE_BELOW = 0.99
-"""Minimum loss of a model that counts as guessing, in multiples of the loss of guessing among equally
+"""Minimum loss of a model that counts as guessing, as a multiple of the loss of guessing among equally
 frequent classes."""
 
 FEW_STEPS = 60
-"""Minimum number of steps of a run after which its loss shows whether it learns."""
+"""Minimum number of steps after which a run's loss shows whether it learns."""
 
 CHANCES = 1.5
-"""Minimum test accuracy of a model that is better than guessing, in multiples of one over the number of
+"""Minimum test accuracy of a model that is better than guessing, as a multiple of one over the number of
 classes."""
 
 
@@ -44,7 +44,7 @@ def largest_loss(model: RunModel) -> float:
 
 
 def divergence(loss: float, *, largest: float, epoch: int, rate: float) -> str:
-    """Return a sentence that reports a divergence, with remedies; empty without one.
+    """Return a sentence that reports a divergence, with remedies; empty without divergence.
 
     Args:
         largest: The value of `largest_loss`.
@@ -76,7 +76,7 @@ def guessing(
 
     Args:
         least: The value of `guessing_loss`.
-        steps: Number of steps of the run; below `FEW_STEPS` the function reports nothing.
+        steps: Number of steps in the run; below `FEW_STEPS` the function reports nothing.
     """
     if not least <= loss < inf or steps < FEW_STEPS or accuracy >= CHANCES / classes:
         return ""
@@ -88,7 +88,7 @@ def guessing(
 
 
 class LossChecks:
-    """Checks of the losses of one run."""
+    """Checks the losses of one run."""
 
     def __init__(self, config: Config, model: RunModel, warn: Callable[[str], None]) -> None:
         self._config = config
@@ -97,7 +97,7 @@ class LossChecks:
         self._largest = largest_loss(model)
         self._warned = False
         self.failure = ""
-        """Reason of a divergence that ends the run; empty without one."""
+        """Reason for a divergence that ends the run; empty without one."""
 
     def check(self, epoch: int, loss: float) -> None:
         """Check the mean loss of an epoch so far; with `Config.keep_going`, warn once of a divergence.
@@ -156,12 +156,12 @@ class EpochChoice:
         self._kept_accuracy = -1.0
         self.weights: Mapping[str, NDArray[Any]] = {}
         self.epoch = 0
-        """The epoch of the kept weights; 0 before the first one."""
+        """Epoch of the kept weights; 0 before the first epoch."""
         for result in before:
             self._look(result)
 
     def take(self, result: EpochResult, weights: Mapping[str, NDArray[Any]]) -> str:
-        """Take the result of an epoch; returns the reason to end the run after it, or an empty text.
+        """Take an epoch's result; return why the run ends after it, or an empty text.
 
         Args:
             weights: The values after the epoch; must not change afterwards.

@@ -1,10 +1,9 @@
-"""Submission of a program to the controllers, its changes, and takeover of the run of another driver.
+"""Submits a program to the controllers, changes it, and takes over another driver's run.
 
-A run is taken over if it waits for a driver in the cluster map, or if all its servers were lost and its
-record is on their disks.
-The record has the program, with the model, the options and the starting point of the run; and the results and
-evaluations of its epochs, all of them on disks, and the newest ones in the map. The weights of the evaluated
-epochs are lost with the earlier driver.
+A driver takes over a run if it waits for a driver in the cluster map, or if all its servers were lost and its
+record is on their disks. The record has the program, with the run's model, options and starting point. It
+also has its epochs' results and evaluations: all of them on disks, and the newest in the map. The weights of
+the evaluated epochs are lost with the earlier driver.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -43,8 +42,7 @@ from adam_async.run.training_program import (
 
 
 async def submit(membership: Membership, record: ProgramRecord) -> None:
-    """Submit a program, as its driver; the blob is cut into pieces if it does not fit into one value of the
-    map.
+    """As its driver, submit a program; cut the blob into pieces if one value of the map has no room for it.
 
     Raises:
         RunFailed: The blob is too long even in pieces, or the controller refused the record.
@@ -66,7 +64,7 @@ async def update_program(
 ) -> None:
     """Change the program, as its driver: `change` returns the new record from the newest, or None to keep it.
 
-    Fields in `training_program.FIXED` keep their submitted values, and the program of another driver stays
+    Fields in `training_program.FIXED` keep their submitted values, and another driver's program stays
     unchanged. For errors see `Membership.update`.
     """
 
@@ -80,7 +78,7 @@ async def update_program(
 
 
 def with_evaluations(record: ProgramRecord, epochs: Iterable[EpochResult], *, ended: int) -> ProgramRecord:
-    """Return a program with the evaluations of its ended epochs, of which `ended` is the last one."""
+    """Return a program with the evaluations of its ended epochs, the last of which is `ended`."""
     new = [each.evaluation for each in epochs if each.epoch <= ended]
     evaluated = newest_and_best(joined_evaluations(record.evaluated, new))
     return msgspec.structs.replace(record, evaluated=evaluated)
@@ -118,11 +116,11 @@ REPLACE = "--replace begins a new run in its place, without its weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """A request to go on with a run that waits for a driver, or whose servers were all lost.
+    """A request to continue a run that waits for a driver, or whose servers were all lost.
 
     Attributes:
-        run: Id of the run; empty: the run of the map or of the disks of the servers, or a new run if these
-            are absent or over.
+        run: Id of the run; empty: the run of the map or of the servers' disks, or a new run if these are
+            absent or over.
         given: Names of the options that the caller sets; the run has the others.
     """
 
@@ -131,7 +129,7 @@ class Attach:
 
 
 def run_to_take(cluster: ClusterMap, attach: Attach) -> ProgramRecord | None:
-    """Return the run of the map that a driver takes over; None if it begins a new one.
+    """Return the map's run that a driver takes over; None if it begins a new one.
 
     Raises:
         RunFailed: The named run is not in the map, or is over; or the run of the map has a live driver.
@@ -173,7 +171,7 @@ def check_has_ended(saved: "SavedRun") -> None:
 
 
 def check_options(given: Collection[str], asked: Config, config: Config, run: str) -> None:
-    """Refuse options that are not those of the run that a driver takes over.
+    """Refuse options that differ from those of the run that a driver takes over.
 
     Args:
         given: Names of the options that the caller sets.
@@ -187,7 +185,7 @@ def check_options(given: Collection[str], asked: Config, config: Config, run: st
     for name in sorted(given):
         option = OPTIONS[name]
         is_open = option.has(DECIDED) and getattr(asked, name) == option.default
-        # A role started by hand has its options from its own command; the values of a driver have no effect.
+        # A role started by hand has its options from its own command; the driver's values have no effect.
         if not (is_open or option.has(OF_ROLES) or option.has(OF_DRIVER)):
             names.append(name)
     check_kept_options(names, asked, config, f"run {run}")
@@ -254,7 +252,7 @@ def with_results_before(record: RunRecord, resumed: ResumeRecord | None) -> RunR
 def next_epoch(record: RunRecord, start: int) -> int:
     """Return the number of the first epoch that a driver evaluates.
 
-    The driver passes over epochs whose results are lost, and those before the run's first one, `start`.
+    The driver skips epochs whose results are lost, and those before the run's first epoch, `start`.
     """
     evaluated = [each.epoch for each in record.evaluated]
     return max(*evaluated, record.first - 1, start - 1) + 1
@@ -263,7 +261,7 @@ def next_epoch(record: RunRecord, start: int) -> int:
 def at_first_gap(
     run: SavedRun, states: Sequence[ShardState], trained: Collection[int], epochs: int
 ) -> Manifest:
-    """Return the manifest of a run at its first epoch that is not whole in all shards, or not evaluated.
+    """Return a run's manifest at its first epoch that is incomplete in some shard, or not evaluated.
 
     The run goes on with this epoch. Shards that have groups of it or of later epochs refuse them.
 
@@ -301,7 +299,7 @@ def at_first_gap(
 
 
 def _left(named: tuple[int, int, int], skipped: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Return the groups of an epoch without its skipped ranges, as names of one range each."""
+    """Return an epoch's groups without its skipped ranges, as names of one range each."""
     epoch, start, stop = named
     edges = (start, *chain.from_iterable(skipped), stop)
     return [(epoch, first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if first < last]

@@ -1,8 +1,8 @@
 """One run from its first epoch to its result: waits, evaluations, checkpoints, and the end.
 
-The controllers share out the groups of each epoch, and the data servers end it in the cluster map; the driver
-follows the map. After an epoch the run evaluates the weights; the next epoch begins after the evaluation, or
-with concurrent evaluation at once.
+The controllers share out each epoch's groups, and the data servers end the epoch in the cluster map; the
+driver follows the map. After an epoch the run evaluates the weights. The next epoch begins after the
+evaluation, or with concurrent evaluation at once.
 """
 
 import asyncio
@@ -212,7 +212,7 @@ class TrainingRun:
         """
         record, checkpoints = self._membership.map.epoch, self._checkpoints
         if record is not None and (record.run, record.number, record.drain) == (self._id, epoch, True):
-            self._parts.stopping.set()  # the driver before this one was lost while it stopped the run
+            self._parts.stopping.set()  # the previous driver was lost while it stopped the run
         async with asyncio.TaskGroup() as group:
             end = group.create_task(self._wait_epoch(epoch), name=f"{self._node}/epoch-{epoch}")
             stop = group.create_task(self._parts.stopping.wait(), name=f"{self._node}/stop")
@@ -265,7 +265,7 @@ class TrainingRun:
                 await asyncio.wait((end,))
 
     async def _wait_epoch(self, epoch: int) -> ClusterMap:
-        """Wait without a deadline for the end of an epoch, as long as the run has not failed.
+        """Without a deadline, wait for the end of an epoch, as long as the run has not failed.
 
         Returns the map with the result of the epoch.
         """
@@ -362,7 +362,7 @@ class TrainingRun:
     async def _stop_within(
         self, client: ParameterClient, epoch: int, on_epoch: OnEpoch | None
     ) -> Mapping[str, NDArray[Any]]:
-        """End the run within an epoch, and evaluate its weights; returns the weights."""
+        """End the run within an epoch, and evaluate and return its weights."""
         self._cut_short = True
         self._progress.phase = "stopping"
         self._parts.events.note(f"stopped within epoch {epoch}")

@@ -1,7 +1,7 @@
-"""The arguments of `ParameterStore.open`, checked, in one description for both faces of the store.
+"""The arguments of `ParameterStore.open`, checked, in one description for both interfaces of the store.
 
-A field has the type, the bounds, the default and the modes of its argument, as the options of a run have
-(`adam_async.option_types`). The signatures of both faces, the joining, the checks and the table of
+A field has its argument's type, bounds, default and modes, as a run's options have
+(`adam_async.option_types`). The signatures of both interfaces, the joining, the checks and the table in
 docs/reference/store.md come from it.
 """
 
@@ -88,7 +88,7 @@ def _check_pin(_: str, pin: str | None) -> None:
 
 
 def fault_of_pin_name(name: object) -> str:
-    """Return why a value is no name of a pin; empty if it is one."""
+    """Return why a value is not the name of a pin; empty if it is."""
     try:
         msgspec.convert(name, PinName)
     except msgspec.ValidationError:
@@ -228,7 +228,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
                 )
 
     def _check_needs_no_name(self) -> None:
-        """Check that a store without a name is new, local, in memory, and for one client."""
+        """Check that a nameless store is new, local, in memory, and for one client."""
         for word, fits in (
             ("where", self.where == LOCAL),
             ("dir", self.dir is None),
@@ -252,7 +252,7 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
 
     @property
     def pinned(self) -> tuple[str, str]:
-        """Names of the pin's store and of the pin."""
+        """Names of the pin and of its store."""
         assert self.pin is not None
         assert self.name is not None
         store, _, pin = self.pin.rpartition("/")
@@ -279,22 +279,21 @@ class OpenArguments(_Positional, frozen=True, kw_only=True, eq=False, dict=True)
 
     @property
     def is_summed(self) -> bool:
-        """Whether servers apply the mean of the gradients of a step (bsp); with ``ssp:0`` they apply each
-        push."""
+        """Whether servers apply the mean of a step's gradients (bsp); with ``ssp:0`` they apply each push."""
         return self.consistency == "bsp"
 
 
 def with_arguments(
     describe: Callable[_P, _Described],
 ) -> Callable[[Callable[[Any, _Described], _Result]], Callable[Concatenate[Any, _P], _Result]]:
-    """Give a method of one description the arguments of this description, with their types and texts.
+    """Give a method the arguments of this description, with their types and texts.
 
     Args:
         describe: Class of the description, a struct whose docstring begins with one line.
     """
     struct: Any = describe
     options, signature = options_of(struct), inspect.signature(describe)
-    # The bounds and modes of a field are no part of the type that a reader of the signature needs.
+    # A reader of the signature does not need the field's bounds and modes.
     shown = [each.replace(annotation=options[name].kind) for name, each in signature.parameters.items()]
     text = (inspect.getdoc(describe) or "").partition("\n\n")[2]
 

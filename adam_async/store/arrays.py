@@ -23,18 +23,18 @@ StoreRule = AnyRule | UserRule
 """An update rule of a store."""
 
 InitialArrays = Mapping[str, NDArray[Any] | ArraySpec]
-"""Arrays with their initial values, or specifications of arrays that begin at zero, by name."""
+"""By name, arrays with their initial values, or specifications of arrays that begin at zero."""
 
 
 def records_of(
     arrays: InitialArrays, rule: StoreRule | Mapping[str, StoreRule]
 ) -> tuple[tuple[ArrayRecord, ...], tuple[AnyRule, ...]]:
-    """Return the records of arrays, and their rules; of rules of the user their records.
+    """Return the records of arrays and of their rules; for user rules, the rules' own records.
 
     Raises:
-        ConfigError: An array has another type than float32 or float64, or a value that is not finite; a name
-            is no text, no UTF-8 or too long; the mapping of rules and the arrays differ in names; or servers
-            cannot import a rule of the user.
+        ConfigError: An array is not float32 or float64, or has a value that is not finite; a name is not
+            text, not UTF-8 or too long; the mapping of rules and the arrays differ in names; or servers
+            cannot import a user rule.
     """
     if not isinstance(arrays, Mapping):
         raise ConfigError(f"arrays is a mapping of names to arrays, not {type(arrays).__name__}")
@@ -64,7 +64,7 @@ def records_of(
 
 
 def user_rules_in(rule: StoreRule | Mapping[str, StoreRule]) -> tuple[type[UserRule], ...]:
-    """Return the classes of the rules of the user among the rules of a store."""
+    """Return the classes of the user rules among a store's rules."""
     rules = rule.values() if isinstance(rule, Mapping) else (rule,)
     return tuple(dict.fromkeys([type(each) for each in rules if isinstance(each, UserRule)]))
 
@@ -93,7 +93,7 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
         what: Kind of values, for errors, such as ``gradient``.
 
     Raises:
-        StoreError: Shape or type differ, or a value is not finite; the function converts no type.
+        StoreError: Shape or type differs, or a value is not finite; the function converts no type.
     """
     name = repr(record.name[:80])
     values = _as_array(array, record, f"{what} of {name}")
@@ -112,7 +112,7 @@ def flat_values(record: ArrayRecord, array: Any, what: str) -> NDArray[Any]:
 
 
 def _as_array(array: Any, record: ArrayRecord, what: str) -> NDArray[Any]:
-    """Return what a caller gives as an array; NumPy and the types of other packages decide what they take."""
+    """Return what a caller gives as an array; NumPy and the other packages' types decide what they take."""
     if array is None:
         raise StoreError(f"{what} is None: {_cure(array)}")
     if isinstance(array, np.ma.MaskedArray):
@@ -145,7 +145,7 @@ def flat_factors(record: ArrayRecord, factors: Factors) -> tuple[NDArray[Any], N
     """Return factors in the form of messages: activations (I, K) and errors (R, K), C-contiguous.
 
     Raises:
-        StoreError: The array is no matrix, the shape or type of a factor differs, or a value is not finite.
+        StoreError: The array is not a matrix, a factor's shape or type differs, or a value is not finite.
     """
     name = repr(record.name[:80])
     if len(record.shape) != 2:
@@ -227,7 +227,7 @@ def names_in(known: Mapping[str, Any], names: Sequence[str]) -> None:
     """Check that a store has arrays of these names.
 
     Raises:
-        StoreError: A name is unknown; the error lists it and some names of the store.
+        StoreError: A name is unknown; the error lists it and some of the store's names.
     """
     for name in names:
         if name not in known:

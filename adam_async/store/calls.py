@@ -1,6 +1,6 @@
-"""The calls of one client of a store, in order: each sends its messages, and takes their answers.
+"""One client's calls of a store, in order: each sends its messages and takes their answers.
 
-In bsp a push names its step; in ssp the tick at the end of a step names it, so that a step may have any
+In bsp a push names its step. In ssp the tick at the end of a step names it, so that a step may have any
 number of pushes.
 """
 
@@ -38,7 +38,7 @@ from transport import BufferPool, RemoteProtocolError
 from transport.regions import as_one
 
 LARGE_BYTES = 1 << 28
-"""Size of all arrays of a store up to which a pull does not check the available memory, in bytes."""
+"""Total size in bytes of a store's arrays up to which a pull does not check the available memory."""
 
 
 def check_loop(name: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -51,9 +51,9 @@ def check_loop(name: str, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _joined(versions: NDArray[np.int64]) -> OfEach:
-    """Return the versions of the shards of a message in the form in which they travel."""
+    """Return the versions of a message's shards in the form in which they travel."""
     first = int(versions[0])
-    # One shard is the usual case of small stores; NumPy would take several times as long.
+    # One shard is the usual case in small stores; NumPy would take several times as long.
     return first if len(versions) == 1 or (versions == first).all() else tuple(versions.tolist())
 
 
@@ -75,8 +75,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             from.
         own: Number of this client's pushes that the values had in addition to these versions, by array.
         weight: Weight of the gradients in the mean of a step.
-        assign: Whether the values of a push replace those of the store.
-        more: Further fields of the messages of a push.
+        assign: Whether a push's values replace those of the store.
+        more: Further fields of a push's messages.
         vector: Number of the vector that a pull reads; 0 for the values.
         plan: Messages for the shards of the pulled arrays; None for a push.
         targets: Flat memory to fill, by name. The call allocates the memory of other arrays.
@@ -128,7 +128,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     # --- sending -------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send the messages of the call; a pull only if its caller was not cancelled."""
+        """Send the call's messages; for a pull, only if its caller was not cancelled."""
         if self.messages is not None:
             self._send_push(self.messages)
         elif self.done.done():
@@ -138,7 +138,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             self._send_pull(self.plan)
 
     def _send_push(self, messages: Sequence[Outgoing]) -> None:
-        """Send a push. In bsp it ends the step on its shards, in ssp it belongs to the step in progress."""
+        """Send a push. In bsp it ends the step on its shards, in ssp it belongs to the current step."""
         calls, own = self.calls, self.own
         if calls.is_summed:
             calls.note_pushed([message.shards.shards for message in messages], assign=self.assign)
@@ -199,8 +199,8 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
         """Take the answer to a push; with values the call reports no refused parts.
 
         Raises:
-            RemoteProtocolError: The answer has another number of versions, or a problem of another shard; or
-                see `take`.
+            RemoteProtocolError: The answer has another number of versions, or names a problem with another
+                shard; or see `take`.
         """
         if values is not None:
             self.take(number, answer.versions, answer.clock, values)
@@ -275,7 +275,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
     # --- the end -------------------------------------------------------------------------------
 
     def freed(self) -> None:
-        """Note that a message is answered, and that no send reads its tensors."""
+        """Record that a message is answered, and that no send reads its tensors."""
         self._left -= 1
         if self._left <= 0:
             if self._timer is not None:
@@ -299,11 +299,11 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             self.done.exception()  # a call without a waiting caller is no defect
 
     def outcome(self) -> PushOutcome:
-        """Return the outcome of a push; call it when `done` has ended."""
+        """Return a push's outcome; call it when `done` has ended."""
         return PushOutcome(versions=self._versions, refused=tuple(self._refused))
 
     def values(self) -> Values:
-        """Return the values of a pull; call it when `done` has ended."""
+        """Return a pull's values; call it when `done` has ended."""
         assert self.plan is not None
         assert self._read is not None
         read = ReadVersions(self.calls.store.id, self._read)
@@ -334,7 +334,7 @@ class Tick(Call, kw_only=True, eq=False):
 
 
 class Calls:
-    """The calls of one client of a store, in order: a push waits while a server owes too many answers.
+    """One client's calls of a store, in order: a push waits while a server owes too many answers.
 
     The calls after a queued push wait behind it. A queued call is independent of its caller, so that a
     cancelled push keeps its place.
@@ -394,7 +394,7 @@ class Calls:
         self._settling: list[asyncio.Future[None]] = []
         """Futures of callers that wait for the end of all pushes."""
         self._beginning: set[asyncio.Timeout] = set()
-        """Timeouts of the waits for the first step; a failure of this client ends them."""
+        """Timeouts of the waits for the first step; if this client fails, they end."""
         self._error: BaseException | None = None
 
     def check(self) -> None:
@@ -484,14 +484,14 @@ class Calls:
 
     @property
     def newest(self) -> StoreRecord:
-        """The record of the store in the newest map, or the last one before its end."""
+        """The store's record in the newest map, or the last one before its end."""
         store = self._membership.map.stores.get(self.name)
         return store if store is not None and store.id == self.store.id else self.store
 
     async def change_vectors(
         self, change: Callable[[tuple[VectorRecord, ...]], tuple[VectorRecord, ...]]
     ) -> None:
-        """Change the vectors of the store; for errors see `Membership.change_vectors`."""
+        """Change the store's vectors; for errors see `Membership.change_vectors`."""
         self.check()
         if self.is_reader:
             raise StoreError("this client is a reader: open the store without reader=True to change vectors")
@@ -502,10 +502,10 @@ class Calls:
         return Tick(calls=self, done=self.loop.create_future(), after=after)
 
     async def start(self) -> None:
-        """Begin at the clock of the other clients: end the steps on all shards up to it.
+        """Begin at the other clients' clock: end the steps on all shards up to it.
 
-        On each shard a late client begins at the slowest clock of the other clients there. Its own clock is
-        the highest of these clocks. Without these ticks its first pull would wait for its own steps.
+        On each shard a late client begins at the slowest clock of the other clients there. The client's own
+        clock is the highest of these clocks. Without these ticks its first pull would wait for its own steps.
         """
         if not self._has_clock:
             await self.pull(None, None)
@@ -527,7 +527,7 @@ class Calls:
         """Refuse to read all arrays if they do not fit into memory: another client may have chosen them.
 
         Args:
-            times: Number of arrays for each array of the store.
+            times: Number of arrays for each of the store's arrays.
 
         Raises:
             StoreError: The arrays take more than the available memory.
@@ -591,7 +591,7 @@ class Calls:
             await self._has_queued.wait()
 
     def ended(self, call: Call) -> None:
-        """Take note of the end of a call."""
+        """Record that a call has ended."""
         self._open.pop(call, None)
         if self._settling and not self._is_pushing():
             for waiter in self._settling:
@@ -633,10 +633,10 @@ class Calls:
             self._pushed |= shards
 
     def note_versions(self, index: slice | NDArray[np.intp], versions: OfEach) -> int | NDArray[np.int64]:
-        """Take note of the versions of an answer, and return them."""
+        """Record an answer's versions, and return them."""
         seen, found = self._seen, versions if isinstance(versions, int) else np.array(versions, np.int64)
         if isinstance(found, int) and isinstance(index, slice) and index.stop - index.start == 1:
-            # One shard is the usual case of small stores; numpy would take several times as long.
+            # One shard is the usual case in small stores; numpy would take several times as long.
             seen[index.start] = max(found, seen[index.start])
         else:
             part = seen[index]
@@ -657,7 +657,7 @@ class Calls:
 
     @property
     def bound(self) -> int:
-        """Clock that the values of a pull must reach; 0 without clocks, and for a reader."""
+        """Clock that a pull's values must reach; 0 without clocks, and for a reader."""
         return 0 if self.slack is None or self.is_reader else max(self.clock - self.slack, 0)
 
     def named(self, late: Sequence[int]) -> str:

@@ -1,12 +1,12 @@
 """The opening of a store by a client: it joins the cluster, finds or creates the store, and loads its values.
 
 If the creator, or a server with the only values of some shards, is lost before the store is open, a client
-that opens the store with arrays creates the store again.
+that opens the store with arrays creates it again.
 
 A store may come back from the disks of its servers: found by its name, and loaded into a new store. All its
-servers were lost, so a client creates it again, with another id. Its values and the state of its rules come
-from the disks; versions and clocks begin at 0, and each client begins with a new session. A store that begins
-with a pin is loaded in the same way. If its shards have other borders, they are cut anew.
+servers were lost, so a client creates it again, with another id. Its values and its rules' state come from
+the disks; versions and clocks begin at 0, and each client begins with a new session. A store that begins with
+a pin is loaded in the same way. If its shards have other borders, they are cut again.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ NOTICE_S = 2.0
 """Time after which a log line names a wait for the controllers or servers, in seconds."""
 
 CREATE_PAUSE_S = 0.2
-"""Maximum wait for the store of another client after a refused attempt to create it, in seconds."""
+"""Maximum wait in seconds for another client's store after a refused attempt to create it."""
 
 
 ONLY_ON_DISKS = (
     ". A store that is only on the disks of servers is one of the cluster once a client that is no reader "
     "opens it; create='new' drops it"
 )
-"""End of the refusal of an absent store, for calls that do not look on the disks."""
+"""End of the text that refuses an absent store, for calls that do not look on the disks."""
 
 
 class Joining:
@@ -92,8 +92,7 @@ class Joining:
         """Number of stores that this client has tried to create."""
         self._saved = SavedShards(endpoint, waits=arguments.waits)
         self._found: FoundStore | None = None
-        """Store on the disks of the servers, which this client creates again because it has no arrays of its
-        own; None without such a store."""
+        """Store on the servers' disks that this client creates again without arrays of its own; else None."""
         self._origin: SavedFile | None = None
         """Pin or file with which the store begins, once it is found."""
 
@@ -246,7 +245,7 @@ class Joining:
         return await self._create_once(record, found.arrays)
 
     async def _copies(self) -> int:
-        """Return the number of copies of a new store; by default it depends on the live servers.
+        """Return a new store's number of copies; by default it depends on the live servers.
 
         Raises:
             DeadlineExceeded: No server, or fewer than the wanted ones, were live within `prepare_s`.
@@ -291,9 +290,9 @@ class Joining:
     ) -> StoreRecord | None:
         """Wait until the store is open; its creator loads its values.
 
-        Returns None if the creator or a server was lost before that, and this client can create the store
-        again: then its opening begins anew. A second client must not load the same store, because it would
-        mix its values with those of the first.
+        Returns None if the creator or a server was lost earlier and this client can create the store again:
+        then its opening begins anew. A second client must not load the same store, because it would mix its
+        values with the first client's.
         """
         arguments, membership = self._arguments, self._membership
         key = (self._name, store.id)
@@ -329,7 +328,7 @@ class Joining:
             await self._wait_change(key, now, ends_at)
 
     async def _wait_change(self, key: tuple[str, str], now: StoreRecord, ends_at: float) -> None:
-        """Wait until a store, or the liveness of its creator, has changed."""
+        """Wait until a store changes, or its creator becomes or ceases to be live."""
         membership = self._membership
         changed = partial(
             _has_changed, key=key, version=now.changed, creator_was_live=_is_live(membership.map, now.creator)
@@ -367,7 +366,7 @@ class Joining:
     async def _first_values(
         self, store: StoreRecord, arrays: Sequence[ArrayRecord], table: ShardTable
     ) -> tuple[ShardSource, tuple[VectorRecord, ...]]:
-        """Return the shards of this name's store on the disks of the servers, else those of the caller.
+        """Return this name's shards on the servers' disks, else the caller's.
 
         The second result is the vectors that these shards have.
 
@@ -391,7 +390,7 @@ class Joining:
         return WholeTensors(arrays, table, values=given), ()
 
     async def take_place(self, store: StoreRecord) -> SessionIdentity:
-        """Return the session of this client; unless it is a reader, get a place among the store's clients."""
+        """Return this client's session; unless it is a reader, get a place among the store's clients."""
         incarnation, replica = self._endpoint.identity.incarnation, -1
         membership, node = self._membership, self._node
         if not self._arguments.reader:
@@ -440,7 +439,7 @@ def _compare(name: str, arguments: OpenArguments, store: StoreRecord, arrays: Se
 def _compare_arrays(
     arguments: OpenArguments, store: StoreRecord, arrays: Sequence[ArrayRecord], whose: str, cure: str
 ) -> None:
-    """Compare the arrays of a client with those of a store or a pin, see `_compare`."""
+    """Compare a client's arrays with those of a store or pin, see `_compare`."""
     there = {array.name: array for array in arrays}
     for mine in arguments.records:
         other = there.pop(mine.name, None)
@@ -461,7 +460,7 @@ def _compare_arrays(
 
 
 def _present(cluster: ClusterMap, key: tuple[str, str]) -> StoreRecord:
-    """Return the record of a store that was neither deleted nor failed.
+    """Return the record of a store that is neither deleted nor failed.
 
     Raises:
         StoreError: The store failed, or was deleted.

@@ -1,6 +1,6 @@
-"""Pure: the messages of a store's push or pull, and the position of each shard in its array.
+"""Pure: the messages of a store's push or pull, and each shard's position in its array.
 
-A message goes to one server, and names shards of one rule and one type only (a *family*), in the order of
+A message goes to one server, and names shards of only one rule and one type (a *family*), in the order of
 their numbers. The layout caches the plan of each set of names.
 """
 
@@ -20,11 +20,11 @@ from adam_async.run.store_record import ArrayRecord
 from adam_async.store.arrays import names_in
 
 MESSAGE_BYTES = 2 << 20
-"""Maximum size of the values of one message, in bytes, unless one shard is larger: the server receives one
-message while it applies the earlier one."""
+"""Maximum size in bytes of the values in one message, unless one shard is larger: the server receives a
+message while it applies earlier ones."""
 
 MESSAGE_SHARDS = 500
-"""Maximum number of shards of one message, whose numbers and versions, all different, must fit into a frame's
+"""Maximum number of shards in one message, whose numbers and versions, all different, must fit into a frame's
 meta. Larger messages would not be faster: a server applies one while the next is on its way."""
 
 PLANS_KEPT = 64
@@ -54,7 +54,7 @@ class ShardMessage:
     ranges: tuple[ArrayRange, ...]
     """Ranges of arrays, in the order of the shards."""
     parts: tuple[Part, ...]
-    """Parts of a push of dense gradients."""
+    """Parts of a push with dense gradients."""
     dtype: np.dtype[Any]
     size: int
     """Number of values."""
@@ -87,8 +87,8 @@ class StorePlan:
             for other messages.
         positions: Position of each array in the lists.
         places: Ranges of the arrays in the answers to messages that have them whole.
-        apart: Arrays that are cut into several messages, each with its parts, in their order: the number of
-            the message, and the range in its values.
+        apart: Arrays that are cut into several messages. Each has its parts in order: the message's number,
+            and the range in its values.
     """
 
     messages: tuple[ShardMessage, ...]
@@ -149,10 +149,10 @@ class StoreLayout:
         return {server: tuple(found[server]) for server in sorted(found)}
 
     def plan(self, *groups: tuple[str, ...]) -> StorePlan:
-        """Return the messages for all shards of some arrays; no message has arrays of two of the groups.
+        """Return the messages for all shards of some arrays; no message has arrays from two of the groups.
 
         Raises:
-            StoreError: A name is unknown; the error lists it and some names of the store.
+            StoreError: A name is unknown; the error lists it and some of the store's names.
         """
         plan = self.plans.get(groups)
         if plan is None:
@@ -195,7 +195,7 @@ class StoreLayout:
         return plan
 
     def _message(self, server: str, specs: Sequence[ShardSpec]) -> ShardMessage:
-        """Plan the message of some shards of a server; neighbouring shards of an array are one range."""
+        """Plan the message for some of a server's shards; neighbouring shards of an array are one range."""
         ends: list[tuple[str, int, int]] = []
         for spec in specs:
             if ends and ends[-1][0] == spec.tensor and ends[-1][2] == spec.start:
@@ -260,7 +260,7 @@ class StoreLayout:
 
 
 def _pick(message: ShardMessage, positions: Mapping[str, int]) -> Callable[..., Any]:
-    """Return a function that picks the arrays of a message, which has several, from a list of all arrays."""
+    """Return a function that picks a message's arrays, of which it has several, from a list of all arrays."""
     wanted = [positions[name] for name in message.names]
     together = slice(wanted[0], wanted[0] + len(wanted))
     return itemgetter(together) if wanted == [*range(together.start, together.stop)] else itemgetter(*wanted)

@@ -1,12 +1,12 @@
-"""A client of a store: its opening, its place among the clients, its background task, and its end.
+"""A store's client: its opening, its place among the clients, its background task, and its end.
 
 `calls.py` has its calls. The client is a member of the cluster, with the role `client` or `reader`; a reader
 has no place in the clocks and may not push.
 
-`ParameterStore.open("local",...)` uses the servers of the running loop, one controller and one parameter
-server, over local links: the first open store starts them, and the end of the last store ends them with all
-their stores. Each folder (`dir`) has servers of its own, which keep their stores there, and so has each store
-without a name, whose memory is free when it is closed.
+`ParameterStore.open("local",...)` uses the running loop's servers, one controller and one parameter server,
+over local links. The first open store starts them, and when the last store ends, they end with all their
+stores. Each folder (`dir`) has separate servers, which keep their stores there. So has each nameless store,
+whose memory is free when it is closed.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class _LocalServers:
     """The servers of one loop and one folder, while at least one store uses them.
 
     Args:
-        folder: Folder in which the servers keep their stores; None: in memory only.
+        folder: Folder in which the servers keep their stores; None: only in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -94,7 +94,7 @@ class _LocalServers:
         return not self.users and (self._task is None or self._task.done())
 
     async def enter(self) -> ServerAccess:
-        """Return the access for one more store; the first one starts the servers."""
+        """Return the access for one more store; the first store starts the servers."""
         self.users += 1
         if self._access is None:
             self._access = asyncio.get_running_loop().create_future()
@@ -162,9 +162,9 @@ async def local_servers(
     """Use the servers of the running loop; the first user starts them, and the last user ends them.
 
     Args:
-        folder: Folder in which the servers keep their stores; None: in memory only.
+        folder: Folder in which the servers keep their stores; None: only in memory.
         name: Name of the store.
-        is_own: Whether the store has servers of its own. Other clients find it there by its name.
+        is_own: Whether the store has separate servers. Other clients find it there by its name.
         rules: Rules of the user that the servers may apply from now on.
     """
     loop = asyncio.get_running_loop()
@@ -238,7 +238,7 @@ class StoreLink:
         """Calls of this client, once `start` has joined the store."""
         self.pins: StorePins
         self.events = EventStream()
-        """Events of this client and of its store, for the callbacks of the caller."""
+        """Events of this client and its store, for the caller's callbacks."""
         self._callers = [Caller(self.events, each) for each in arguments.callbacks]
         self._has_joined = False
         self._deleting = False
@@ -311,7 +311,7 @@ class StoreLink:
         self.events.publish(ClientCounted(store=self.name, node=node, clock=calls.clock, counts=counts))
 
     async def read_all(self) -> WholeTensors:
-        """Read all values with the state of their rules, see `ParameterStore.save`."""
+        """Read all values with their rules' state, see `ParameterStore.save`."""
         self.calls.check_room(1 + self.store.state_arrays)
         await self.calls.until_settled()
         pieces = StoredPieces(Catalogue(self.name, self.calls.newest, self._arrays, 0.0))
@@ -396,7 +396,7 @@ NO_COPY = (
     "store {name!r} cannot be copied or pickled, because it is one client with links of its own: pass its "
     "address and name on, and open it there again; a store at 'local' is for one process"
 )
-"""Text of the refusal of a copy."""
+"""Text that refuses a copy."""
 
 HOW_TO_OPEN = "use `async with` or `await`; without an event loop use adam_async.sync"
 
@@ -406,8 +406,8 @@ class Opening(Generic[S]):
 
     `async with` and `await` raise:
         StoreError: The store differs from the arguments, is absent or present against `create`, or failed,
-            for example because it exceeds the memory of its servers; or this client would create it with bsp
-            and has no `replicas`.
+        for example because it exceeds its servers' memory; or this client would create it with bsp and has no
+        `replicas`.
         RoleUnreachable: No controller answers at `where` within `start_s`.
         HandshakeRejected: The controllers have another token.
         DeadlineExceeded: A wait that the error names exceeded its deadline, for example `prepare_s` for
@@ -554,7 +554,7 @@ def _shown(cause: BaseException) -> BaseException:
 async def _access_to(
     arguments: OpenArguments, local: AbstractAsyncContextManager[ServerAccess]
 ) -> AsyncIterator[ServerAccess]:
-    """Give access to servers: the servers of this loop, or of the cluster at the addresses of controllers."""
+    """Give access to servers: this loop's, or those of the cluster whose controllers have these addresses."""
     if arguments.where == LOCAL:
         async with local as access:
             yield access

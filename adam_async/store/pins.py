@@ -54,7 +54,7 @@ class PinSummary(msgspec.Struct, frozen=True, kw_only=True):
     made_ms: int
     """Time at which its servers began to save it, in milliseconds since 1970."""
     bytes: int
-    """Size of the values and of the state of the rules that are on disks, in bytes; each bundle once."""
+    """Size of the values and rule states on disks, in bytes; each bundle counts once."""
     servers: tuple[str, ...]
     """Servers that have a part of it."""
 
@@ -69,7 +69,7 @@ def check_pin_name(name: str) -> str:
 async def list_pins(
     name: str, cluster: ClusterMap, connect: Connect, waits: Waits
 ) -> dict[str, tuple[PinState, ...]]:
-    """Ask each live server for the pins of a store on its disk; return the answers, by server."""
+    """Ask each live server for a store's pins on its disk; return the answers, by server."""
     answers: dict[str, tuple[PinState, ...]] = {}
 
     async def ask(node: str) -> None:
@@ -85,10 +85,10 @@ async def list_pins(
 
 
 class _Found(NamedTuple):
-    """A pin, as the servers list it."""
+    """A pin, as listed by the servers."""
 
     facts: list[PinFacts]
-    """Facts of its bundles by each server; a server may give false ones."""
+    """Facts on its bundles from each server, which may be false."""
     saved: dict[str, set[str]]
     """Servers that have saved each bundle."""
 
@@ -110,7 +110,7 @@ def _by_pin(answers: Mapping[str, Sequence[PinState]]) -> dict[int, _Found]:
 
 
 def pin_summaries(answers: Mapping[str, Sequence[PinState]]) -> list[PinSummary]:
-    """Return the pins of a store by name; of several of one name the newest valid one."""
+    """Return a store's pins by name; if several have one name, the newest valid one."""
     sizes = {(s.facts.pin, s.facts.home): s.facts.nbytes for states in answers.values() for s in states}
     found: dict[str, PinSummary] = {}
     for pin, each in _by_pin(answers).items():
@@ -143,7 +143,7 @@ async def find_pin(
         search_s: Time in which servers with parts of the pin may still start, in seconds.
 
     Raises:
-        StoreError: The disks do not have the pin, or only some of its bundles.
+        StoreError: The disks lack the pin, or some of its bundles.
     """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + search_s
@@ -259,7 +259,7 @@ class StorePins:
             )
 
     async def _make_room(self, name: str) -> None:
-        """Check that a pin of this name can be made; remove what a loss of all servers left unfinished.
+        """Check that a pin of this name can be made; remove unfinished pins that a loss of all servers left.
 
         Raises:
             StoreError: The store has a pin of this name, or as many as it may have.
@@ -325,7 +325,7 @@ class StorePins:
         """Return whether enough servers have saved a bundle of a pin.
 
         Args:
-            members: Members in sync when the pin was in the log. One that joins later does not save it.
+            members: Members in sync when the pin was in the log. A member that joins later does not save it.
 
         Raises:
             StoreError: Too few servers can still save it.
@@ -361,8 +361,8 @@ class StorePins:
             await self._remove(name, pin)
 
     async def _remove(self, name: str, pin: int) -> None:
-        # Servers without a bundle of the present store may have the pin, too. Entries of a log may wait for
-        # a disk that writes the pin, so each server gives it up before the entry comes.
+        # Servers without a bundle of the present store may have the pin, too. Log entries may wait for a disk
+        # that writes the pin, so each server gives the pin up before the entry comes.
         cluster = self._membership.map
         body = PinShards(store=self._store.id, home="", name=name, pin=pin, removes=True)
 

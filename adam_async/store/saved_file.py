@@ -1,4 +1,4 @@
-"""A store in a file in the safetensors format: its values, and on request the state of its rules.
+"""A store in a safetensors file: its values, and on request its rules' state.
 
 The names are those of a checkpoint's export (`checkpoint/export.py`). The head has the record of the store
 and its arrays, so a new store begins with the file alone.
@@ -43,7 +43,7 @@ async def write_store(path: Path, record: StoreRecord, tensors: WholeTensors) ->
     """Write a store into a file, all or nothing.
 
     Args:
-        tensors: Its values, and the state of its rules or none.
+        tensors: Its values, and its rules' state or none.
 
     Raises:
         OSError: The file cannot be written.

@@ -11,9 +11,9 @@ a client, creates the store if it is absent, loads its first values, and waits u
 opened it. In stores with clocks (ssp, bsp) each client is a replica: the controllers give it a number in the
 clocks, and its loss frees the number.
 
-Every push has a number on each shard, and the client repeats it over new links until the server answers, so
-the server applies it exactly once (`client.session`). A cancelled call does not recall its
-messages: `settled` waits for them.
+Every push has a number on each shard, and the client repeats it over new links until the server answers. So
+the server applies it exactly once (`client.session`). A cancelled call does not recall its messages:
+`settled` waits for them.
 
 One task owns the background work (the membership, and the links to the servers). If this task fails, every
 call raises its error.
@@ -87,7 +87,7 @@ class ParameterStore:
 
     @property
     def clock(self) -> int:
-        """Number of steps that this client has ended; a late client begins at the clock of the others."""
+        """Number of steps that this client has ended; a late client begins at the others' clock."""
         return self._calls.clock
 
     @property
@@ -97,12 +97,12 @@ class ParameterStore:
 
     @property
     def consistency(self) -> str:
-        """The consistency of the store, as `open` takes it."""
+        """The store's consistency, as `open` takes it."""
         return self._link.consistency
 
     @property
     def clients(self) -> int:
-        """Number of live clients of the store, except readers, in this client's newest map; 1 or more."""
+        """Number of the store's live clients, except readers, in this client's newest map; at least 1."""
         return self._link.clients
 
     def publish(self, event: AnyEvent) -> None:
@@ -121,14 +121,14 @@ class ParameterStore:
         """Pull values of all arrays, or of some.
 
         The values contain all earlier pushes of this client; with bsp, those of its ended steps. With clocks,
-        and unless this client is a reader, the pull waits for the slowest client, by the rule of the
-        consistency. Each shard has one version; different shards may be from different moments.
+        and unless this client is a reader, the pull waits for the slowest client as the consistency demands.
+        Each shard has one version; different shards may be from different moments.
 
         Args:
             names: Arrays to pull; None for all.
-            out: Arrays to fill, by name, of the store's shapes and types; other arrays are new. The filled
+            out: Arrays to fill, by name, with the store's shapes and types; other arrays are new. The filled
                 arrays stay writable.
-            vector: Name of a vector to read in place of the values; `names` are arrays that it has.
+            vector: Name of a vector to read instead of the values; `names` are arrays that it has.
 
         Returns:
             The values, read-only, with their versions.
@@ -153,14 +153,14 @@ class ParameterStore:
                 values = await store.push_pull(gradients)
 
         The arrays are writable, of the store's shapes and types, and zeros at first. Write gradients to them,
-        and push the mapping as a whole, step after step. Change them between pushes only: a change during a
-        push may end the link, and the store may have a part of the push. The arrays are ordinary memory for
-        all other purposes, so that pushes over TCP or within a process work as usual. The memory is freed
-        with the last array, also after `close`. A forked child must not write to it.
+        and push the mapping as a whole, step after step. Change them only between pushes: a change during a
+        push may end the link, and the store may have only part of the push. Otherwise the arrays are ordinary
+        memory, so that pushes over TCP or within a process work as usual. The memory is freed with the last
+        array, also after `close`. A forked child must not write to it.
 
         Args:
-            names: Arrays to make; None for all. A push of some of them copies arrays of one message that do
-                not lie one after the other.
+            names: Arrays to make; None for all. A push of some of them copies a message's arrays that are not
+                adjacent.
 
         Raises:
             StoreError: A name is unknown, the arrays do not fit into memory, or the store is closed.
@@ -183,18 +183,18 @@ class ParameterStore:
         unchanged until `settled`. With bsp a client pushes an array at most once in a step.
 
         Args:
-            gradients: Names to arrays of the store's shapes and types, or for a matrix (R, I) to `Factors` of
-                activations (K, I) and errors (K, R).
+            gradients: Names to arrays with the store's shapes and types; for a matrix (R, I) also `Factors`
+                of activations (K, I) and errors (K, R).
             read: Values, or their versions, from which the gradients were computed; None means the newest
                 versions that this client has seen.
-            rate: Learning rate, 0 to 1e12, of all arrays or by name; None, and an absent name, for that of
-                the array's rule.
+            rate: Learning rate, 0 to 1e12, for all arrays or by name; None, or an absent name, means the rate
+                of the array's rule.
             weight: With bsp, the weight of this client's gradients in the mean of the step, 1 to 2^32 - 1.
-            vector: Name of a vector to which the servers add the gradients, in place of a step of the rule;
+            vector: Name of a vector to which the servers add the gradients, instead of a step of the rule;
                 not with bsp.
-            groups: Names of the parts of a sum, in a store without clocks: an epoch from 1, then for each
-                range of parts its first number and one past its last. A shard counts a part once, whichever
-                client pushes it, in the newest three epochs; parts of older ones count as pushed before.
+            groups: Names of the parts of a sum, in a store without clocks: an epoch from 1, then each range's
+                first part number and one past its last. A shard counts a part once, whichever client pushes
+                it, in the newest three epochs; parts of older epochs count as already pushed.
 
         Raises:
             StoreError: A name, shape, type or value does not fit, and nothing was applied; the store is
@@ -250,7 +250,7 @@ class ParameterStore:
 
         Args:
             gradients: See `push`, also for `read`, `rate` and `weight`.
-            names: Arrays to pull; None for those of `gradients`.
+            names: Arrays to pull; None for those in `gradients`.
             out: See `pull`.
         """
         calls = self._calls
@@ -286,10 +286,10 @@ class ParameterStore:
     async def assign(self, arrays: Mapping[str, NDArray[Any]], *, vector: str = "") -> PushOutcome:
         """Replace the values of some arrays, exactly once and in the order of this client's calls.
 
-        The state of their rules (momentum, means) stays. For errors see `push`.
+        Their rules' state (momentum, means) stays. For errors see `push`.
 
         Args:
-            vector: Name of a vector whose values are replaced, in place of those of the store.
+            vector: Name of a vector whose values are replaced, instead of the store's values.
         """
         return await self._push(arrays, None, None, 1, assign=True, vector=vector)
 
@@ -297,16 +297,16 @@ class ParameterStore:
 
     @property
     def vectors(self) -> Mapping[str, VectorRecord]:
-        """The vectors of the store by name, as this client's newest map has them."""
+        """The store's vectors by name, as in this client's newest map."""
         return self._vectors.found
 
     async def add_vector(
         self, name: str, like: str | Sequence[str] | None = None, *, temporary: bool = False
     ) -> None:
-        """Add a vector of zeros: further values of the shapes of some arrays, on the servers of these arrays.
+        """Add a vector of zeros: further values with the shapes of some arrays, on the same servers.
 
-        The disks of a store have the vector with its first change, or a second later. A loss of all servers
-        before that takes the vector back.
+        A store's disks have the vector from its first change, or a second later. A loss of all servers before
+        that takes the vector back.
 
         Args:
             name: 1 to 64 bytes without a slash, unlike the names of all arrays and vectors.
@@ -332,18 +332,18 @@ class ParameterStore:
     ) -> list[float]:
         """Change vectors on their servers by commands, in this order; return dot products of the outcome.
 
-        The step is one message to each server. It has effect exactly once on each shard, after all earlier
-        pushes of this client, and as an assignment does in a store with clocks. On each shard it takes effect
-        whole or not at all. The values of a sum round in one order: coefficients first, then each product,
-        then each sum from the first term to the last, each to the type of the array. A dot product is the
-        exactly rounded sum, over all shards, of the exactly rounded sum of each shard's products, which are
-        rounded to float64: the same bits on any number of servers.
+        The step is one message to each server. The step has effect exactly once on each shard, after all
+        earlier pushes of this client, and in a store with clocks as an assignment does. On each shard it
+        takes effect whole or not at all. The values of a sum round in a fixed order: first coefficients, then
+        each product, then each sum from the first term to the last, each to the array's type. For each shard,
+        a dot product sums the products, which are rounded to float64, and rounds this sum exactly; then it
+        rounds the sum over all shards exactly. The bits are the same on any number of servers.
 
         Args:
             commands: At most 64 sums, each of at most 64 terms, and about 500 terms in all. Operands are
-                names of vectors, names of arrays for their values, and `PARAMETERS` for the values of all
+                names of vectors, names of arrays (for their values), or `PARAMETERS` for the values of all
                 arrays that are pushed to.
-            dots: At most 64 pairs of operands, of which one has all arrays of the other.
+            dots: At most 64 pairs of operands; in each pair one operand has all arrays of the other.
 
         Returns:
             The dot products; NaN for one that overflows float64.
@@ -406,12 +406,12 @@ class ParameterStore:
         The file has the vectors that are not temporary, under names such as ``vector/mean/w``.
 
         Args:
-            rule_state: Whether the file has the state of the rules, too, for `open(init=...)`.
+            rule_state: Whether the file also has the rules' state, for `open(init=...)`.
 
         Raises:
             OSError: The file cannot be written.
             StoreError: The store is closed, or has an array with the name ``__metadata__``, which the format
-                reserves, or with that of a rule's state; or a reader wants this state.
+                reserves, or with the name of a rule's state; or a reader wants this state.
             DeadlineExceeded: The slowest client did not reach the clock within `clock_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
@@ -435,7 +435,7 @@ class ParameterStore:
     async def pin(self, name: str) -> None:
         """Keep the values as they are now under a name, on the disks of the servers, until `unpin`.
 
-        Each server keeps the same state of a shard, with the state of its rule; all pushes that were answered
+        Each server keeps the same state of a shard, including its rule's state; all pushes that were answered
         before the call are in it. Different shards may be from different moments. Pushes go on. The pin is
         there on return: `min_in_sync` servers have each shard, and it outlasts a loss of all servers. A store
         has at most 16 pins. After a cancelled call the pin may exist or not.
@@ -444,9 +444,9 @@ class ParameterStore:
             name: 1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit.
 
         Raises:
-            StoreError: The name is invalid or there; the store has 16 pins; a server has no folder, or its
-                disk cannot take the pin, or takes no piece of it for 60 s; or this client is a
-                reader, or is closed.
+            StoreError: The name is invalid or taken; the store has 16 pins; a server has no folder, or its
+                disk cannot take the pin, or takes no piece of it for 60 s; or this client is a reader, or is
+                closed.
             DeadlineExceeded: The servers did not save it within `checkpoint_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
@@ -468,7 +468,7 @@ class ParameterStore:
         return await self._of_pins(reads=True).summaries()
 
     async def read_pin(self, name: str, *, vector: str = "") -> Mapping[str, NDArray[Any]]:
-        """Return the values of a pin by name, read-only, or those of a vector in it; `assign` takes them.
+        """Return a pin's values by name, read-only, or those of a vector in it; `assign` takes them.
 
         Raises:
             StoreError: No valid pin of this name is on the disks of the live servers; or this client is a
@@ -519,7 +519,7 @@ def _checked(groups: Sequence[int]) -> tuple[int, ...]:
     """Return named groups if a message may have them: a server would refuse the push again and again.
 
     Raises:
-        StoreError: They are no epoch and ranges, or too many.
+        StoreError: They are not an epoch and ranges, or there are too many.
     """
     try:
         named = convert(tuple(groups), NamedGroups)

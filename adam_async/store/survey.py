@@ -1,6 +1,6 @@
 """The stores of a cluster, for a member without clocks: list, details, deletion.
 
-The cluster map has names, rules and clients; servers report versions, clocks and staleness of a store to its
+The cluster map has names, rules and clients; servers report a store's versions, clocks and staleness to its
 clients and readers.
 """
 
@@ -57,7 +57,7 @@ class ArraySummary(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     bytes: int
     version: int | None
-    """Lowest version of the array's shards; None if a server did not report it."""
+    """Lowest version over the array's shards; None if a server did not report it."""
 
 
 class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     place: str
     """Number of the client in the clocks, or ``others`` for clients that a server counts together."""
     clock: int | None
-    """Number of steps of the client, the lowest that a server reported; None if no server reported it."""
+    """Number of steps of the client, the lowest that a server reported; None without a report."""
     staleness: Histogram
     """Number of the client's pushes, each counted on each of its shards."""
 
@@ -99,7 +99,7 @@ async def join(network: Network, controllers: str, role: str, waits: Waits) -> A
 
 
 class Survey:
-    """A member's view of the stores of its cluster."""
+    """A member's view of its cluster's stores."""
 
     def __init__(self, network: Network, identity: Identity, membership: Membership, waits: Waits) -> None:
         self._network = network
@@ -108,7 +108,7 @@ class Survey:
         self._waits = waits
 
     def stores(self) -> list[StoreSummary]:
-        """Return all stores, in the order of their names."""
+        """Return all stores, sorted by name."""
         cluster = self._membership.map
         return [_summary(name, store, cluster) for name, store in sorted(cluster.stores.items())]
 
@@ -226,7 +226,7 @@ def _array_summaries(
 def _client_summaries(
     store: StoreRecord, cluster: ClusterMap, reports: Sequence[StoreCounts]
 ) -> list[ClientSummary]:
-    """Summarize the clients that have a place or were counted, in the order of their places."""
+    """Summarize the clients that have a place or were counted, in place order."""
     nodes = {
         str(replica): ", ".join(sorted(node for node, _ in members))
         for replica, (_, members) in cluster.pushers(store).items()

@@ -10,7 +10,7 @@
 The store and its thread are here, the cluster and its thread in `cluster/sync.py`.
 
 All open stores of a process share one thread with an event loop, so named stores at ``local`` share servers.
-The first store starts the thread, and the end of the last store ends it. Several threads may call methods.
+The first store starts the thread, and it ends with the last store. Several threads may call methods.
 
 Ctrl-C cancels the interrupted call; a sent push continues, and `settled` waits for it. The thread is a
 daemon, so an open store does not keep its process alive. A forked child process has no such thread: there,
@@ -91,7 +91,7 @@ os.register_at_fork(after_in_child=_SHARED.forked)
 def _blocking(
     method: Callable[Concatenate[face.ParameterStore, _P], Coroutine[Any, Any, _T]],
 ) -> "Callable[Concatenate[ParameterStore, _P], _T]":
-    """Return a method that runs an asynchronous one on the thread of its store, and waits for it."""
+    """Return a method that runs an asynchronous one on its store's thread, and waits for it."""
 
     @wraps(method)
     def call(self: "ParameterStore", /, *args: _P.args, **options: _P.kwargs) -> _T:
@@ -101,7 +101,7 @@ def _blocking(
 
 
 def _fact(fact: Callable[[face.ParameterStore], _T]) -> _T:
-    """Return a property that reads one of the asynchronous store; its type is that of the value."""
+    """Return a property that reads one of the asynchronous store; its type is the value's type."""
     read = cast(property, fact).fget
     assert read is not None
     return cast(_T, property(lambda self: read(self._store), doc=fact.__doc__))
@@ -243,7 +243,7 @@ async def _opened(opening: Opening[face.ParameterStore]) -> face.ParameterStore:
 
 
 def _abandon(thread: StoreThread, opening: Opening[face.ParameterStore]) -> None:
-    """Close a store that was not closed, at its garbage collection or the end of the program.
+    """Close a store that was not closed, when it is garbage-collected or the program ends.
 
     A garbage collection may begin within any call, so this function neither takes the lock of `_SHARED` nor
     waits.

@@ -1,8 +1,8 @@
 """Pure: the values of a store's calls: gradients of a push, gathered into messages, and results by name.
 
-`PushBuffers` has arrays for gradients in memory that the servers of this host read, so that a push copies
-nothing. The arrays of a message lie one after the other, in the order of its shards, so that the message is
-one range of the memory. A message with parts of an array that lie apart has copies.
+`PushBuffers` has arrays for gradients in memory that servers on this host read, so that a push copies
+nothing. A message's arrays are adjacent, in shard order, so that the message is one range of the memory. A
+message with parts of an array that lie apart has copies.
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class PushBuffers(Mapping[str, NDArray[Any]]):
-    """Writable arrays by name, for the gradients of a store; `ParameterStore.buffers` makes them.
+    """Writable arrays by name, for a store's gradients; `ParameterStore.buffers` makes them.
 
     Args:
         plan: The arrays, and their messages.
@@ -59,7 +59,7 @@ class PushBuffers(Mapping[str, NDArray[Any]]):
             start = starts.get(name, 0)  # an empty array has no message
             self._arrays[name] = memory[start : start + nbytes[name]].view(dtype).reshape(shape)
         self.flats: list[NDArray[Any] | None] = []
-        """Values of each message; None if they do not lie one after the other."""
+        """Values of each message; None if they are not adjacent."""
         for message in plan.messages:
             dtype = message.dtype
             begins = {starts[each.name] + (each.start - each.at) * dtype.itemsize for each in message.ranges}
@@ -98,7 +98,7 @@ MOST_WEIGHT = (1 << 32) - 1
 
 
 Rate = float | Mapping[str, float] | None
-"""Learning rate of a push, or the rates of its arrays by name; None for those of the rules."""
+"""Learning rate of a push, or of its arrays by name; None for the rules' rates."""
 
 _CheckedRate = float | dict[str, float] | None
 
@@ -118,7 +118,7 @@ class PushMessages:
     Args:
         layout: Shards of the store.
         rates: Default rate of each rule.
-        is_summed: Whether servers apply the mean of the gradients of a step.
+        is_summed: Whether servers apply the mean of a step's gradients.
     """
 
     def __init__(self, layout: StoreLayout, rates: tuple[float, ...], *, is_summed: bool) -> None:
@@ -144,7 +144,7 @@ class PushMessages:
 
         Args:
             gradients: Names to gradients, or to values with `assign`.
-            rate: Learning rate, of all arrays or by name; None, and an absent name, for that of the rule.
+            rate: Learning rate, for all arrays or by name; None, or an absent name, for the rule's rate.
             weight: Weight of the gradients in the mean of a step.
             assign: Whether the values replace the values of the store.
 
@@ -226,12 +226,12 @@ class PushMessages:
     def _gather_plain(
         self, plan: StorePlan, given: list[Any], written: Sequence[NDArray[Any] | None]
     ) -> list[NDArray[Any]] | None:
-        """Return the values of each message, after a fast check of all arrays of a plan.
+        """Return each message's values, after a fast check of all arrays in a plan.
 
         Args:
-            written: Values of each message that lie in a row already; None, or absent, for others.
+            written: Values of each message that are adjacent already; None, or absent, for other messages.
 
-        Returns None if an array is not a plain one, or has another shape or type, or may have a value that is
+        Returns None if an array is not a plain one, has another shape or type, or may have a value that is
         not finite.
         """
         # A few C functions over all arrays: Python code for each of many small arrays would take most of a
@@ -251,7 +251,7 @@ class PushMessages:
     def _gather(
         self, plan: StorePlan, given: list[NDArray[Any]], written: Sequence[NDArray[Any] | None] = ()
     ) -> list[NDArray[Any]]:
-        """Return the values of each message, from the arrays of a plan; a view if they are one range."""
+        """Return each message's values, from the arrays of a plan; a view if they are one range."""
         found, positions, absent = [], plan.positions, [None] * len(plan.messages)
         for message, pick, flat in zip(plan.messages, plan.picks, written or absent, strict=True):
             ranges = message.ranges
@@ -272,21 +272,21 @@ class PushMessages:
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
 MOST_BUFFERS = 4
-"""Number of buffers of at most one message each that a client keeps for the next pushes."""
+"""Maximum number of buffers, of at most one message each, that a client keeps for the next pushes."""
 
 
 class GatherMemory:
     """Reused memory for the values of messages with several arrays.
 
-    A buffer is free again with its last view. Its pages exist already: fresh ones would take longer than the
-    copies of the arrays. Writing to a file in memory works less for each array than `numpy.concatenate`.
+    A buffer is free again with its last view. Its pages exist already: fresh ones would take longer than
+    copying the arrays. Writing to a file in memory works less for each array than `numpy.concatenate`.
     """
 
     def __init__(self) -> None:
         self._buffers: list[BytesIO] = []
 
     def joined(self, arrays: Sequence[Any], dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-        """Return the values of arrays of one type in a row; ``size`` is their number."""
+        """Join the values of arrays of one type; ``size`` is their number."""
         buffer = next(filter(_is_free, self._buffers), None)
         if buffer is None:
             buffer = BytesIO()
@@ -316,7 +316,7 @@ def _checked_rate(rate: object) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadVersions:
-    """Versions of read values, by shard; a push names them, and they give its staleness.
+    """Versions of read values, by shard; a push names them, and they decide its staleness.
 
     The object is small: keep it in place of the values, to free their memory.
     """
@@ -324,7 +324,7 @@ class ReadVersions:
     store: str
     """Id of the store."""
     of_shards: NDArray[np.int64]
-    """Version of each shard of the store; -1 for shards that were not read."""
+    """Version of each of the store's shards; -1 for shards that were not read."""
     own: Mapping[str, int] = field(default_factory=dict)
     """Number of this client's later pushes that the caller has applied to its copy of each array."""
 
@@ -332,10 +332,10 @@ class ReadVersions:
 class Values(Mapping[str, NDArray[Any]]):
     """Read-only arrays by name, and their versions.
 
-    An array that came whole in one message is made at its first use.
+    An array that arrived whole in one message is made at its first use.
 
     Args:
-        plan: The pulled arrays, and the places of those that came whole in one message.
+        plan: The pulled arrays, and the places of those that arrived whole in one message.
         flats: Values of messages, by the number of the message.
         arrays: The arrays made before.
         read: Versions of the values.

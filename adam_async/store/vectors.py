@@ -1,7 +1,7 @@
-"""Vectors of a store for one client: names become numbers, and a step goes to all servers at once.
+"""One client's view of a store's vectors: names become numbers, and a step goes to all servers at once.
 
-A step is one message to each server, of about 100 bytes for any number of arrays. It takes its turn among the
-pushes of the client, and has the next number on every shard that is pushed to.
+A step is one message to each server, of about 100 bytes for any number of arrays. A step takes its turn among
+the client's pushes, and has the next number on every shard that is pushed to.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,10 +21,10 @@ from adam_async.store.calls import Call, Calls
 from transport import RemoteProtocolError
 
 MOST_APART = 1024
-"""Maximum number of shards of a server with different push numbers, which a step then has to name."""
+"""Maximum number of a server's shards with different push numbers, which a step then has to name."""
 
 MOST_COMMAND_BYTES = 6 << 10
-"""Maximum size of the commands of a step, in bytes of MessagePack. A frame's meta (16 KiB) has the numbers of
+"""Maximum size of a step's commands, in bytes of MessagePack. A frame's meta (16 KiB) has the numbers of
 `MOST_APART` shards besides."""
 
 
@@ -129,7 +129,7 @@ class StepCall(Call, kw_only=True, eq=False):
 
 
 class StoreVectors:
-    """The vectors of a store, for one client."""
+    """A store's vectors, for one client."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -149,7 +149,7 @@ class StoreVectors:
         new = VectorRecord(name, arrays, bool(temporary))
 
         def change(vectors: tuple[VectorRecord, ...]) -> tuple[VectorRecord, ...]:
-            """Return the vectors with the new one, unless they have it."""
+            """Return the vectors with the new one added, unless they have it."""
             there = [each for each in vectors if each.name == name]
             # A repetition after an unknown outcome finds the vector of the first attempt.
             if there and msgspec.structs.replace(there[0], number=0) == new and there[0] not in before:

@@ -1,4 +1,4 @@
-"""The model worker: training of one replica of the model, or of one part of a replica, on compute threads.
+"""The model worker: trains one replica of the model, or one part of a replica, on compute threads.
 
 `run_session.py` takes leased groups from the data client and admits them to the dataflow engine; in ssp and
 bsp an admission gate decides when. A compute thread trains each group (`training.py`). On the event loop,

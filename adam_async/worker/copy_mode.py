@@ -25,8 +25,8 @@ from dataflow import Graph
 from transport import BufferPool
 
 OPEN_GROUPS = 8
-"""Maximum number of groups whose pushes one server has not acknowledged, unless `OPEN_STEPS` steps have more.
-More groups do not raise the rate, because one step travels while the next computes; but if servers fall
+"""Maximum number of groups in pushes that one server has not acknowledged, unless `OPEN_STEPS` steps have
+more. More groups do not raise the rate, because one step travels while the next computes. But if servers fall
 behind, more groups make every open push staler."""
 
 OPEN_STEPS = 2
@@ -39,7 +39,7 @@ def open_steps(push_every: int) -> int:
 
 
 def context_of(model: Trainable, config: Config, plan: PushPlan) -> Any:
-    """Make a training context of a run, for one group at a time."""
+    """Make a run's training context, for one group at a time."""
     images = config.images_per_group
     if isinstance(model, StepModel):
         return model.context(images, factored=plan.factor_rows)
@@ -54,7 +54,7 @@ class CopyMode:
         model: The network, or a step of the user's.
         session: Identity of the worker towards the servers.
         buffers: Memory for pulled values.
-        in_flight: Number of groups in flight; with 1 each group waits for its pull, except in bsp; otherwise
+        in_flight: Number of groups in flight. With 1 each group waits for its pull, except in bsp; otherwise
             pulls run in the background.
         owned: Tensors that this worker pushes or ticks; None: all.
     """
@@ -203,7 +203,7 @@ class PartitionMode(CopyMode):
     """The training mode of one of several workers of a replica; see `CopyMode`.
 
     The mode's weights are a copy of the tensors that the partition's layers read. The worker pulls all these
-    tensors, and pushes the tensors that it owns; other workers of the replica push the rest.
+    tensors, but pushes only the tensors that it owns; other workers of the replica push the rest.
 
     Args:
         setup: The run, with the shards of the partition.

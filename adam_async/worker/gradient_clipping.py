@@ -1,14 +1,14 @@
 """Pure: limits on a step's gradient, applied as factors before the push: clipping, layer-wise rate control.
 
-Clipping bounds the norm over all tensors. Layer-wise rate control bounds each tensor's rate by `layer_rate`
-times the tensor's norm over the norm of its clipped gradient, and by the scheduled rate (CL-07). A tensor of
+Clipping bounds the norm over all tensors. Layer-wise rate control limits each tensor's rate to the scheduled
+rate, and to `layer_rate` times the tensor's norm over the norm of its clipped gradient (CL-07). A tensor of
 zeros, such as an initial bias, has no norm for the comparison and keeps the rate. A gradient that is not
 finite is not scaled: the server refuses and counts it.
 
 A gradient sent as factors is the product E X^T of error gradients E (rows, K) and activations X (inputs, K).
-Its norm needs no product: |E X^T|^2 is the sum over all entries of (E^T E) * (X^T X), two Gram matrices of K
-by K; the matrices of several servers' rows add up. If the product is smaller than a Gram matrix, the norm is
-computed from the product. A limit's factor multiplies E.
+Factors give the norm without their product: |E X^T|^2 is the sum over all entries of (E^T E) * (X^T X), two
+Gram matrices of K by K; the matrices of several servers' rows add up. If the product is smaller than a Gram
+matrix, the norm is computed from the product. A limit's factor multiplies E.
 
 The limits apply to the gradient that the rule would see from this push alone: the sum over the groups of the
 step. In bsp, servers average over all images of a step, so this gradient is the mean over the images of this
@@ -31,7 +31,7 @@ class Scaling:
 
     Args:
         clip: Largest norm over all tensors; 0 for none.
-        layer_rate: Largest change of a tensor, as a share of its norm; 0 for none.
+        layer_rate: Largest change of a tensor, as a share of its norm; 0 for no limit.
     """
 
     def __init__(self, *, clip: float, layer_rate: float) -> None:
@@ -40,7 +40,7 @@ class Scaling:
 
     @classmethod
     def of(cls, config: Config) -> Self | None:
-        """Return the limits in a run's options; None without limits."""
+        """Return the limits in a run's options; None if there are none."""
         if not config.clip and not config.layer_rate:
             return None
         return cls(clip=config.clip, layer_rate=config.layer_rate)

@@ -35,7 +35,7 @@ from adam_async.worker.training import (
 from dataflow import Graph
 
 STEPS = 8
-"""Number of steps of a full report."""
+"""Number of steps in a full report."""
 
 
 @dataclass(slots=True, eq=False)
@@ -162,8 +162,8 @@ the job the thread needs no service of the loop. A group reads the weights when 
 waiting groups do not become stale."""
 
 JOB_GROUPS = range(2, 33)
-"""Bounds on the number of groups of a job: at least 2, so that some jobs have several groups; at most 32, so
-that a job of tiny groups stays short."""
+"""Bounds on a job's number of groups: at least 2, so that some jobs have several groups; at most 32, so that
+a job of tiny groups stays short."""
 
 JOBS_PER_THREAD = 2
 """Number of jobs per compute thread: one in training, and one in the queue of the thread."""
@@ -187,7 +187,7 @@ class InPlaceMode:
         model: The network.
         storage: Memory of the servers.
         threads: Compute threads of the worker.
-        clock: Clock for the times of groups in a profile; None notes no times.
+        clock: Clock for the times of groups in a profile; None to note no times.
     """
 
     gate = None
@@ -206,7 +206,7 @@ class InPlaceMode:
         self._setup = setup
         self._storage = storage
         self._settled = asyncio.Event()
-        """Event that is set when the servers have counted all reported steps, and at the end of the run."""
+        """Event that is set when the servers have counted all reported steps, and when the run ends."""
         self._plan = plan_pushes(
             model, setup.table, setup.buckets, images=config.images_per_group, wanted=config.protocol
         )
@@ -263,7 +263,7 @@ class InPlaceMode:
         )
 
     def _take_trained(self) -> None:
-        """Take all groups whose steps are in the values, also those of calls that have not ended."""
+        """Take all groups whose steps are in the values, including those of unfinished calls."""
         trained = self._trainer.trained
         while trained:
             self._step_reports.add(trained.popleft())
@@ -279,7 +279,8 @@ class InPlaceMode:
 
     @asynccontextmanager
     async def _settle(self) -> AsyncIterator[None]:
-        """Report all steps in the values, and wait until the servers have counted them, at a closed gate.
+        """While the gate is closed, report all steps in the values, and wait until the servers have counted
+        them.
 
         A server that counts none for `waits.patience_s` ends the worker's part in the run, and this wait.
         """

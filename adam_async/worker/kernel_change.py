@@ -22,7 +22,7 @@ from dataflow import ComputePool
 logger = logging.getLogger(__name__)
 
 COMPILE_S = 600.0
-"""Deadline of the child process, in seconds; after it, training continues with NumPy's kernels."""
+"""Deadline of the child process in seconds; afterwards training continues with NumPy's kernels."""
 
 NOTICE_S = 5.0
 """Seconds of a compilation after which the log has a line about it."""
@@ -33,7 +33,7 @@ MODULE = "adam_async.model.fast.compiling"
 
 
 class KernelChange:
-    """The kernels that train a run on one worker, and their change.
+    """The kernels that train a run on one worker, and how they change.
 
     Args:
         network: The whole model.
@@ -46,11 +46,11 @@ class KernelChange:
         self._cores = cores
         self._network = network
         self._engine = network.engine
-        """Engine of the kernels that are compiled during training; None without such a compilation."""
+        """Engine of the kernels that are compiled during training; None if none are."""
         if not waits:
             network.use_ready()
         self._only_reads = not waits and network.engine is not None and network.engine.is_ready
-        """Whether the kernels of the first group are read from the disk, and not compiled if that fails."""
+        """Whether the first group's kernels are read from the disk, and not compiled if that fails."""
         if network.kernels != "numpy":
             self._engine = None
         self._compiled = (0, 0)

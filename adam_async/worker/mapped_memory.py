@@ -1,9 +1,9 @@
-"""The memory of the server of a run, mapped by a worker in another process of the host.
+"""The memory of a run's server, mapped by a worker in another process of the host.
 
-The worker trains there as in the process of the server (`in_place_mode.py`), and notes each step before its
-first write and after the last (`StepNotes`), in memory that the server reads once this process has ended. A
-link of its own is the right to write: the server kills this process if the link ends before the worker has
-left in order. On this link the server asks the worker to keep the values still.
+The worker trains there as in the server's process (`in_place_mode.py`). It notes each step before its first
+write and after the last (`StepNotes`), in memory that the server reads once this process has ended. A
+separate link is the right to write: the server kills this process if the link ends before the worker has left
+in order. On this link the server asks the worker to keep the values still.
 """
 
 import asyncio
@@ -84,11 +84,11 @@ async def mapped_memory(
     in_flight: int,
     waits: Waits,
 ) -> AsyncIterator[ShardStorage]:
-    """Map the memory of the server of a run for a block, at whose end no thread may write there any more.
+    """Map the memory of a run's server for a block; when it ends, no thread may write there any more.
 
     Args:
-        session: Id of the push session of the worker.
-        in_flight: Number of groups in flight; 0 stands for as many as keep the threads busy.
+        session: Id of the worker's push session.
+        in_flight: Number of groups in flight; 0 means as many as keep the threads busy.
 
     Raises:
         RunFailed: The memory cannot be mapped from here; the error has the reason and the cure.
@@ -98,7 +98,7 @@ async def mapped_memory(
     assert store is not None
     groups = groups_of_a_job(config.images_per_group)
     in_flight = in_flight or config.in_flight or groups_in_flight(threads, config.images_per_group)
-    # Above the unanswered reports, and the groups in flight of a thread that had few of them in each job.
+    # More than the unanswered reports, and the groups in flight of a thread that had few in each job.
     jobs = 16 * STEPS + 2 * -(-in_flight // threads)
     async with endpoint.connected(_server_of(cluster, store), timeout_s=waits.dial_s) as link:
         if not link.shares:
@@ -136,7 +136,7 @@ async def mapped_memory(
                 for task in tasks:
                     task.cancel()
         finally:
-            # Also without the memory: a server that has answered would else end this process.
+            # Even without the memory: otherwise a server that has answered would end this process.
             with suppress(TransportError):  # the server has gone, or ends this process
                 await link.call(pack(UnmapShards(store=store.id)), timeout_s=waits.call_s)
 

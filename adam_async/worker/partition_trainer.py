@@ -9,7 +9,7 @@ order. The loop then sends the blocks of the segment that other workers read:
               +-> [leave-0, light]             +-> ...
 
 The last segment fills the push buffer. If other workers compute parts of the same weights' gradients,
-`summed` fills the buffer instead: it waits for these parts, and adds them in the order of the workers.
+`summed` fills the buffer instead. It waits for these parts, and adds them in worker order.
 """
 
 from collections import deque
@@ -49,7 +49,7 @@ class Passage:
 
 
 class WirePool:
-    """Pool of send buffers of one crossing. Lending and returning are atomic, from any thread."""
+    """Pool of send buffers for one crossing. Lending and returning are atomic, from any thread."""
 
     def __init__(self, partition: Partition, crossing: Crossing, images: int) -> None:
         self._partition = partition
@@ -59,7 +59,7 @@ class WirePool:
         self.made = 0
 
     def take(self, images: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Take a free buffer; returns it flat, and as the view for a group of this many images."""
+        """Take a free buffer; return it flat, and as the view for a group with this many images."""
         try:
             # Without a lock: two threads may find the pool empty at once, and each makes a buffer.
             flat = self._free.pop()
@@ -75,7 +75,7 @@ class WirePool:
 
 
 class PartitionTrainer(GroupTrainer):
-    """Trains the partition of one worker; several compute threads call its methods at once.
+    """Trains one worker's partition; several compute threads call its methods at once.
 
     Args:
         partition: The partition.
@@ -123,7 +123,7 @@ class PartitionTrainer(GroupTrainer):
         return Passage(admitted, read, read.arrays)
 
     def run(self, number: int, context: Context, passage: Passage, received: Sequence[Any]) -> list[Parcel]:
-        """Run one segment with the blocks that it receives; returns its blocks for other workers."""
+        """Run one segment with the blocks that it receives; return its blocks for other workers."""
         segment = self._partition.segments[number]
         parcels = [self._parcel(crossing, passage) for crossing in segment.sends]
         # Segments compute between wires: received blocks, and send buffers, without a copy in between.

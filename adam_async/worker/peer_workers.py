@@ -3,17 +3,17 @@
 Theory of operation
 -------------------
 Of two workers, the worker with the lower part number connects to the other worker. Both sides begin with a
-`Greet`: the replica generation, and the number of received blocks, after which sending continues
+`Greet`. It has the replica generation and the number of received blocks, after which sending continues
 (`reliable_stream.py`). A worker of another generation gets no answer, so all messages of an earlier
 generation are refused.
 
-Blocks that become ready in one iteration of the loop share one message, even if they are of different groups.
-The engine gets received blocks at once. A message with blocks also confirms the blocks of the other
-direction; after `CONFIRM_BLOCKS` received blocks without a reply, a message without blocks confirms them.
+Blocks that become ready in one iteration of the loop share one message, even those of different groups. The
+engine gets received blocks at once. A message with blocks also confirms the blocks of the other direction.
+After `CONFIRM_BLOCKS` received blocks without a reply, a message without blocks confirms them.
 
 A worker that only sends, for example because its layers are frozen, could train far ahead of a slower worker.
-Each worker therefore reports its number of begun groups, and begins at most a *lead* more groups than each
-worker to which it sends. The lead bounds the number of waiting groups on every worker.
+So each worker reports how many groups it has begun, and begins at most a *lead* more groups than each worker
+to which it sends. The lead bounds the number of waiting groups on every worker.
 """
 
 import asyncio
@@ -55,19 +55,19 @@ BLOCKS = 64
 """Maximum number of blocks in one message; their description must fit into a frame's meta."""
 
 MESSAGE_BYTES = 32 << 20
-"""Maximum size of the tensors of a message, in bytes; a single tensor may be larger."""
+"""Maximum total size of a message's tensors, in bytes; a single tensor may be larger."""
 
 MOST_BEGUN = 1 << 16
-"""Maximum increase of the other side's number of begun groups from one message to the next."""
+"""Maximum number of groups that the other side may begin from one message to the next."""
 
 CONFIRM_BLOCKS = 32
 """Number of unconfirmed blocks after which a separate message confirms them."""
 
 REPORT_SHARE = 4
-"""Number of reports of begun groups that a receiver of blocks sends per *lead*."""
+"""How often a receiver of blocks reports its begun groups per *lead*."""
 
 ROOM_S = 0.005
-"""Pause before another attempt to send if the other side does not read fast enough, in seconds."""
+"""Pause in seconds before the next attempt to send if the other side does not read fast enough."""
 
 OnBlocks = Callable[[Sequence[tuple[Block, NDArray[Any]]]], None]
 """Function that takes the blocks of one message."""
@@ -77,10 +77,9 @@ class ExpectedBlocks:
     """The blocks that another worker may send.
 
     Args:
-        shapes: Functions from a number of images to the shape of a block, by crossing.
+        shapes: By crossing, functions from a number of images to a block's shape.
         dtype: Type of all blocks.
-        group_images: Function from the number of a group to its number of images; 0 if no epoch has this
-            group.
+        group_images: Function from a group's number to its number of images; 0 if no epoch has the group.
     """
 
     def __init__(
@@ -138,8 +137,8 @@ class PeerWorker:
         address: Address of the other worker.
         expected: Blocks that the other worker may send.
         lead: Maximum number of groups by which a sender is ahead of a receiver.
-        heeded: Whether this worker sends to the other worker, and so waits until the other worker has begun
-            enough groups.
+        heeded: Whether this worker sends to the other worker, and so waits until that worker has begun enough
+            groups.
         events: Functions that take the events.
         callbacks: Runs the sending callbacks in a later iteration of the loop.
     """
@@ -183,7 +182,7 @@ class PeerWorker:
         return self._receiving.received
 
     def put(self, parcel: Parcel) -> None:
-        """Send a block in one message with the others of this iteration of the loop. Never waits."""
+        """Send a block in one message with the other blocks of this iteration of the loop. Never waits."""
         self._sending.add(parcel)
         self._flush_soon()
 
@@ -239,7 +238,7 @@ class PeerWorker:
         return True
 
     async def converse(self, link: Link, greet: Greet) -> None:
-        """Send and receive on a link, after the other side's `Greet`, until its end.
+        """Send and receive on a link, after the other side's `Greet`, until it ends.
 
         Raises:
             RemoteProtocolError: The other side breaks a rule.
@@ -383,7 +382,7 @@ class PeerWorkers:
         """Wait until each other worker has had a link. Cancelling it loses nothing.
 
         Raises:
-            DeadlineExceeded: A worker had no link for `waits.patience_s`; the error has its name.
+            DeadlineExceeded: A worker had no link for `waits.patience_s`; the error names the worker.
         """
 
         def late() -> str:
@@ -452,7 +451,7 @@ class PeerWorkers:
         raise RoleDied(channel.peer, f"it did not answer for {self._waits.patience_s:g} s")
 
     async def _dialled(self, link: Link, other: PeerWorker) -> bool:
-        """Use a dialled link; returns whether the other side has the same replica generation, and broke no
+        """Use a dialled link; return whether the other side has the same replica generation, and broke no
         rule."""
         known = False
         try:
@@ -471,7 +470,7 @@ class PeerWorkers:
         return known
 
     def knows(self, greet: Greet, peer: Identity) -> bool:
-        """Return whether a peer is the known worker of its part, in this replica generation."""
+        """Return whether a peer is the known worker of its part in this replica generation."""
         ours, other = self._greet, self._others.get(greet.partition)
         if other is None or other.node != peer.node:
             return False

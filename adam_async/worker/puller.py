@@ -1,32 +1,32 @@
 """Pulled values in transit to the worker's copy: requested per server, assembled per tensor, installed whole.
 
 Answers to pushes contain values. Values that are too many for these answers come in answers to pulls. A
-tensor that is whole in an answer is installed at its arrival: the answer's memory becomes the copy. The
-ranges of a larger tensor are collected in one new buffer; an answer with only one range arrives there
-directly from the socket. The tensor is installed when its last range has arrived. The layout of each answer
-is fixed, so it is planned once (`AnswerLayout`).
+tensor that is whole in an answer is installed at its arrival: the answer's memory becomes the copy. A larger
+tensor's ranges are collected in one new buffer; an answer with only one range arrives there directly from the
+socket. The tensor is installed when its last range has arrived. The layout of each answer is fixed, so it is
+planned once (`AnswerLayout`).
 
 Theory of operation
 -------------------
 The worker's copy of the model is a dictionary from tensor to `TensorCopy`. A compute thread takes a snapshot
 of the dictionary at the start of a group, and uses its arrays to the end. A pull arrives in new memory and is
-*installed* by new entries in the dictionary. The installation copies no value and takes no lock, and no
-reader sees a tensor, or the tensors of one answer, half replaced. The old memory returns to its pool when the
-last group that reads it has ended.
+*installed* by new entries in the dictionary. Installing copies no value and takes no lock. No reader sees a
+tensor, or the tensors of one answer, half replaced. The old memory returns to its pool when the last group
+that reads it has ended.
 
 Local steps (plain SGD between pulls) write into the current arrays, from several threads at once and without
-locks; updates are additive, and the servers have the authoritative values (AD-11, AD-14). A local step into
+locks. Updates are additive, and the servers have the authoritative values (AD-11, AD-14). A local step into
 an array that is being replaced is lost with the array; a later pull contains its push, as in Downpour.
 
 In ssp and bsp each copy also has a clock: the values contain all pushes of live replicas up to it.
-`WorkerWeights.clock` is the clock of the whole copy, and only rises: answers of different servers may arrive
-in any order, and the values with the newer clock stay.
+`WorkerWeights.clock` is the clock of the whole copy, and only rises: different servers' answers may arrive in
+any order, and the values with the newer clock stay.
 
-Answers also cross if steps overtake one another: the thread that sent its piece of a split tensor first may
-send the next piece last. Each of the two pulls then has a newer version of one shard. The values of the first
-complete pull stay, so that no shard returns to an older version, unless the second pull raises the clock of
-the tensor. The next step ends this state: an answer to a request made after a copy was installed is no older
-in any shard, so it replaces the copy.
+Answers also cross if steps overtake one another: the thread that first sent its piece of a split tensor may
+send the next piece last. Then each of the two pulls has a newer version of one shard. The values of the first
+complete pull stay, so that no shard returns to an older version, unless the second pull raises the tensor's
+clock. The next step ends this state: an answer to a request made after a copy was installed is no older in
+any shard, so it replaces the copy.
 
 Only the event loop changes the dictionary; reading or copying it is one atomic operation.
 """
@@ -112,7 +112,7 @@ class WorkerWeights:
         return self._current[tensor]
 
     def install(self, arrived: Iterable[TensorCopy]) -> None:
-        """Replace tensors, except those that are not newer or older in some shard. For the loop only."""
+        """Replace tensors, except those that are not newer, or are older in some shard. For the loop only."""
         new: dict[str, TensorCopy] = {}
         for copy in arrived:
             versions, clock, old = copy.versions, copy.clock, self._current.get(copy.tensor)
@@ -123,7 +123,8 @@ class WorkerWeights:
                 if clock < old.clock or (clock == old.clock and any(map(lt, versions, old.versions))):
                     continue
             new[copy.tensor] = copy
-        # One step: the shards of a message that a group read at different versions would part their tables.
+        # One step: otherwise the shards of a message that a group read at different versions would split
+        # their tables.
         self._current.update(new)
         self.installed += len(new)
 
@@ -141,8 +142,8 @@ class WorkerWeights:
 
 
 OnBehind = Callable[[int, Values], None]
-"""Function that takes the number of a request, and an answer without values, but with the slowest clock and
-the replicas that are behind."""
+"""Function that takes a request's number, and an answer without values that has the slowest clock and the
+replicas that are behind."""
 
 NO_CLOCK = 1 << 62
 """Clock of a tensor before its first range arrives: higher than any other clock."""
@@ -207,7 +208,7 @@ class Landing(msgspec.Struct, eq=False):
     on_behind: OnBehind | None = None
     """Called for each answer without values, because replicas are behind. Must not raise."""
     clock: int | None = None
-    """Clock up to which the arrived values contain all pushes of live replicas; None before the first answer,
+    """Clock up to which the arrived values contain all live replicas' pushes; None before the first answer,
     and in asp."""
     assemblies: dict[str, _Assembly] = {}
 
@@ -272,7 +273,7 @@ class Landing(msgspec.Struct, eq=False):
     def _add(
         self, piece: AnswerRange, versions: tuple[int, ...], values: NDArray[Any], clock: int
     ) -> list[TensorCopy]:
-        """Add a range to its tensor; returns the tensor if it is the last range."""
+        """Add a range to its tensor; return the tensor if this was its last range."""
         assembly = self._assembly(piece.tensor)
         assembly.clock = min(assembly.clock, clock)
         place = assembly.array[piece.start : piece.start + len(values)]
@@ -332,7 +333,7 @@ class Puller:
         """Lowest clock of the shards in the last answer; a joining replica starts at it."""
 
     def questions(self, specs: Sequence[ShardSpec]) -> tuple[tuple[str, AnswerLayout], ...]:
-        """Group shards into requests: a server, and the layout of its answer."""
+        """Group shards into requests: a server, and its answer's layout."""
         cut = cut_messages(specs, self._buckets, self.table)
         return tuple((server, self.layout_of(group)) for server, group in cut)
 
@@ -386,7 +387,7 @@ class Puller:
         on_landed()
 
     def ask(self, landing: Landing, server: str, number: int, *, clock: int = 0) -> None:
-        """Send one request of a pull, for the answer with this number."""
+        """Send one request of a pull; the answer has this number."""
         layout = landing.layouts[number]
         assert layout is not None
         into = landing.into(number)

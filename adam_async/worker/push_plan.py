@@ -1,15 +1,15 @@
 """Pure: the plan of a step's pushes: protocol per tensor, messages per server, push buffers.
 
-The plan is made once per run (AD-17): the tensors sent as deltas and the tensors sent as factors, the shards
-of each message to a server, and the position of each piece in a push buffer. Filling a buffer is a series of
-copies into prepared views, and sending it needs only numbers and versions.
+The plan is made once per run (AD-17). It has the tensors sent as deltas and as factors, the shards of each
+message to a server, and the position of each piece in a push buffer. Filling a buffer is a series of copies
+into prepared views, and sending it needs only numbers and versions.
 
-For a dense layer of M inputs and N outputs on S servers, factors of K rows are K (S M + N) values, because
+For a dense layer with M inputs and N outputs on S servers, factors of K rows are K (S M + N) values, because
 each server gets the activations once; the delta is M N. The plan takes the protocol with fewer bytes. A layer
 of a network has one row of factors for each image. A step's layer may have several, such as one for each
 token of a text.
 
-Letters: K rows of factors of one step, I inputs, R rows of one server, O all outputs. Messages have factors
+Letters: K factor rows of one step, I inputs, R rows of one server, O all outputs. Messages have factors
     with these K rows last, (I, K) and (R, K), as in a context.
 """
 
@@ -30,19 +30,19 @@ from adam_async.run.ids import ShardId
 from adam_async.run.shard_table import ShardSpec, ShardTable
 
 MESSAGE_BYTES = 2 << 20
-"""Bytes of values after which the shards of a server continue in the next message; the server receives one
-message while it applies the earlier one."""
+"""Bytes of values after which a server's shards continue in the next message; the server receives one message
+while it applies the earlier one."""
 
 ALIGNED_VALUES = 16
 """Number of float32 values of a 64-byte cache line."""
 
 MESSAGE_SHARDS = 256
-"""Maximum number of shards of one message; their numbers must fit into a frame's meta."""
+"""Maximum number of shards in one message; their numbers must fit into a frame's meta."""
 
 Protocol = Literal["delta", "factors"]
 
 ServerShards = tuple[tuple[str, tuple[ShardId, ...]], ...]
-"""Pairs of a server and some of its shards, for one message each that only names shards."""
+"""Pairs of a server and some of its shards, each for one message that only names shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ class PushMessage:
     shards: tuple[ShardId, ...]
     specs: tuple[ShardSpec, ...]
     reads: tuple[tuple[str, int], ...]
-    """Tensor of each shard, and the shard's position among those of the tensor."""
+    """Tensor of each shard, and the shard's position within the tensor's shards."""
     pulls: bool
-    """Whether the values of these shards fit into the answer; otherwise a pull gets them."""
+    """Whether these shards' values fit into the answer; otherwise a pull gets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class PushPlan:
     messages: tuple[PushMessage, ...]
     protocols: Mapping[str, ProtocolChoice]
     images: int
-    """Maximum number of images of a step."""
+    """Maximum number of images in a step."""
     factor_rows: Mapping[str, int] = field(default_factory=dict)
     """Rows of factors for each image, of the tensors that are sent as factors."""
     ticked: ServerShards = ()
@@ -96,10 +96,10 @@ def choose_protocol(
     rows: int,
     wanted: Literal["auto", "delta", "factors"] = "auto",
 ) -> ProtocolChoice:
-    """Choose the protocol of one tensor's gradient, by the bytes of a step of `images`.
+    """Choose the protocol of one tensor's gradient by the bytes of a step of `images`.
 
     Args:
-        rows: Number of rows of the factors for each image; 0 if the gradient has no factors.
+        rows: Number of factor rows per image; 0 if the gradient has no factors.
     """
     shards = table.by_tensor[tensor]
     delta = prod(shape) * table.item_bytes
@@ -114,7 +114,7 @@ def choose_protocol(
 
 
 def factorable_tensors(network: Trainable) -> dict[str, int]:
-    """Return the tensors whose gradient has two factors, with the number of rows for one image."""
+    """Return the tensors whose gradient has two factors, with the number of rows per image."""
     context = network.context(1)
     pairs = {p.name: network.factors(context, p.name) for p in network.trained}
     return {name: len(pair[0]) for name, pair in pairs.items() if pair is not None}
@@ -133,8 +133,8 @@ def plan_pushes(
 
     Args:
         buckets: Home of each bucket.
-        images: Maximum number of images of a step (images per group times groups per push).
-        wanted: ``auto`` chooses by bytes; the other values force one protocol if it is possible.
+        images: Maximum number of images in a step (images per group times groups per push). wanted: ``auto``
+            chooses by bytes; the other values force one protocol if possible.
         owned: Tensors that this worker of the replica pushes; None: all.
     """
     factorable = factorable_tensors(network)
@@ -182,7 +182,7 @@ def cut_shards(specs: Iterable[ShardSpec], buckets: Sequence[str]) -> ServerShar
 def travels_apart(table: ShardTable, tensor: str) -> bool:
     """Return whether the shards of a tensor share their messages with no other tensor.
 
-    They have messages of their own if their values exceed one message, so that the values arrive in place.
+    They have separate messages if their values exceed one message, so that the values arrive in place.
     """
     shards = table.by_tensor[tensor]  # consecutive: first and last give the size, without a sum per call
     return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
@@ -196,7 +196,7 @@ def cut_messages(
 ) -> list[tuple[str, list[ShardSpec]]]:
     """Cut shards into messages by the bytes of their values, server by server.
 
-    Large tensors of several shards have their own messages, so that values arrive in place. Shards of one
+    Large tensors of several shards have separate messages, so that values arrive in place. The shards of a
     tensor that is sent as factors stay together, so the activations are sent once.
 
     Args:
@@ -258,13 +258,13 @@ class _Fill:
 
 
 EARLY_BYTES = 256 << 10
-"""Minimum bytes of gradients of a message that is sent as soon as it is complete. For a smaller message, a
+"""Minimum bytes of gradients in a message that is sent as soon as it is complete. For a smaller message, a
 call of the loop would take more time than the early start saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardSection:
-    """A range of layers of the backward pass, and the messages of the plan that are complete at its end."""
+    """A range of layers in the backward pass, and the messages of the plan that are complete at its end."""
 
     layers: range
     messages: tuple[int, ...]
@@ -306,9 +306,9 @@ def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
 class PushBuffer:
     """Memory for the gradients of one group or step, laid out for the messages of a plan.
 
-    A compute thread fills it and the messages have views of it; it is free again when all messages are
-    settled and released. A tensor whose delta is whole in one message is written in place; a tensor whose
-    shards are in several messages is written to separate memory and copied piece by piece.
+    A compute thread fills it, and the messages have views of it. It is free again when all messages are
+    settled and released. If a tensor's delta is whole in one message, it is written in place; if its shards
+    are in several messages, it is written to separate memory and copied piece by piece.
 
     Args:
         network: The model.
@@ -327,7 +327,7 @@ class PushBuffer:
         """The concatenated deltas of each message."""
         self._inputs: dict[str, NDArray[Any]] = {}
         self._tensors: list[list[tuple[NDArray[Any], int]]] = []
-        """Tensors of each message, with the rows of factors for each image; 0 for deltas."""
+        """Tensors of each message, with the number of factor rows per image; 0 for deltas."""
         self._shares: list[tuple[str, NDArray[Any]]] = []
         """Tensor and memory of each shard that is sent as a delta."""
         self._apart: dict[str, NDArray[Any]] = {}
@@ -343,7 +343,7 @@ class PushBuffer:
         """Memory of each whole delta, by the tensor's name."""
         self._errors = [errors for fill in self._fills for errors in fill.errors]
         self._full = [[tensor for tensor, _ in tensors] for tensors in self._tensors]
-        """Tensors of each message of a buffer with its full number of images."""
+        """Tensors of each message in a buffer with its full number of images."""
 
     def _add_deltas(self, part: PushPart, fill: _Fill) -> None:
         apart = self._apart
@@ -391,7 +391,7 @@ class PushBuffer:
     ) -> float:
         """Train on a group: load it, run forward and backward, write the gradients; return its mean loss.
 
-        Runs on a compute thread. One call does all of it if the network has compiled kernels: between two
+        Runs on a compute thread. If the network has compiled kernels, one call does all of this. Between two
         calls the thread would wait for the interpreter, which the event loop uses.
 
         Args:
@@ -435,7 +435,7 @@ class PushBuffer:
         """Write the gradients of these messages, which must be complete; `images` must be set.
 
         If a tensor has shards in several messages, the first message computes its gradient: name all these
-        messages, in their order.
+        messages, in order.
         """
         for message in messages:
             fill = self._fills[message]
@@ -469,7 +469,7 @@ class PushBuffer:
             flat.fill(0.0)
 
     def add(self, group: "PushBuffer") -> None:
-        """Add the gradients of one more group of the step: deltas are summed, factors are stacked."""
+        """Add the gradients of one more group to the step: deltas are summed, factors are stacked."""
         start, stop = self.images, self.images + group.images
         for flat, other in zip(self._flat, group._flat, strict=True):
             np.add(flat, other, out=flat)
@@ -504,14 +504,14 @@ class PushBuffer:
         yield from self._shares
 
     def factors(self) -> Iterator[tuple[str, NDArray[Any], list[NDArray[Any]]]]:
-        """Yield the factors: tensor, activations (I, K), and the error gradients (R, K) of each server."""
+        """Yield the factors: tensor, activations (I, K), and each server's error gradients (R, K)."""
         for name, inputs in self._inputs.items():
             count = self.images * self._rows[name]
             rows = [errors[:, :count] for tensor, errors, _ in self._errors if tensor == name]
             yield name, inputs[:, :count], rows
 
     def tensors(self, message: int) -> list[NDArray[Any]]:
-        """Return the tensors of one message of the plan. Factors of a short step are copied without gaps."""
+        """Return the tensors in one message of the plan. Factors of a short step are copied without gaps."""
         if self.images == self._capacity:
             return self._full[message]
         return [
@@ -533,7 +533,7 @@ class PushBufferPool:
         self.made = made
 
     def take(self) -> PushBuffer:
-        """Take a free buffer; makes one more if all are in use."""
+        """Take a free buffer; make one more if all are in use."""
         try:
             return self._free.pop()
         except IndexError:

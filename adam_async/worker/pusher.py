@@ -1,11 +1,11 @@
-"""From complete steps to messages: pushes with the versions for staleness, and the pull after them.
+"""From complete steps to messages: pushes with the versions for staleness, and the following pull.
 
-The push of a step names, for each shard, the oldest version that its groups read, and the number of the
+A step's push names, for each shard, the oldest version that its groups read. It also has the number of the
 worker's own pushes that local steps had put into that copy. The server counts staleness from these numbers.
 All that is the same in every step is in the plan of its messages (`push_plan.py`) and in the layouts of their
 answers (`puller.py`).
 
-In a recorded run the pushes of a step carry the reads of its groups as bytes, for a replay: an array of one
+In a recorded run a step's pushes carry the reads of its groups as bytes, for a replay: an array with one
 element per group, in the order in which the worker's one thread trained them. The log of each bundle keeps
 them (`parameter_server/replay_log.py`).
 """
@@ -29,10 +29,11 @@ from adam_async.worker.training import GroupTrainer, OnStep, Trained
 
 
 def reads_type(shards: int, tensors: int) -> np.dtype[Any]:
-    """Return the type of the reads of one group.
+    """Return the type of one group's reads.
 
-    Its fields: epoch and number of the group; `Lease.progress`, which schedules depend on; the version of
-    each shard of the model that it read; the number of local steps in the copy of each tensor at its read.
+    Its fields are the group's epoch and number; `Lease.progress`, which schedules depend on; the version of
+    each shard of the model that it read; and the number of local steps in each tensor's copy when it was
+    read.
     """
     return np.dtype(
         [
@@ -46,10 +47,10 @@ def reads_type(shards: int, tensors: int) -> np.dtype[Any]:
 
 
 class StepReads:
-    """Packs the reads of the steps of one worker.
+    """Packs the reads of one worker's steps.
 
     Args:
-        shards: Number of shards of each tensor of the model, in the order of the shards.
+        shards: Number of shards of each tensor in the model, in shard order.
     """
 
     def __init__(self, shards: dict[str, int]) -> None:
@@ -57,7 +58,7 @@ class StepReads:
         self._dtype = reads_type(sum(shards.values()), len(shards))
 
     def pack(self, groups: Sequence[Trained]) -> NDArray[np.uint8]:
-        """Return the reads of the groups of a step as bytes."""
+        """Return the reads of a step's groups as bytes."""
         rows = []
         for group in groups:
             lease, read, steps = group.lease, group.read, group.read.local
@@ -92,14 +93,13 @@ class Step(msgspec.Struct, eq=False):
     added: int = 0
     """Number of trained groups among them; a group in `groups` may still be computed, see `Stepper.ahead`."""
     early: dict[int, Trained] = {}
-    """Trained groups that wait until an earlier group of the step is trained, by their position in the
-    step."""
+    """Trained groups that wait for an earlier group of the step, by their position in the step."""
     on_landed: Callable[[], None] | None = None
     """Callback of the step's last group."""
     begun: bool = False
     """Whether messages of the step may be sent."""
     fields: StepFields | None = None
-    """Fields of all messages of the begun step."""
+    """Fields of all messages of a step that has begun."""
     landing: Landing | None = None
     """Pull after the step; None without a pull."""
     gone: set[int] = set()
@@ -107,7 +107,7 @@ class Step(msgspec.Struct, eq=False):
     reads: tuple[NDArray[Any], ...] = ()
     """The reads of the groups as the last tensor of each message; empty if the run is not recorded."""
     unsettled: int = 0
-    """Number of messages of the step without an acknowledgement; 1 for a step without messages."""
+    """Number of the step's unacknowledged messages; 1 for a step without messages."""
 
     def pushed(self, number: int, answer: Pushed, values: NDArray[Any] | None) -> None:
         """See `PushReceiver`."""
@@ -140,7 +140,7 @@ class Pusher:
         trainer: Owner of the push buffers.
         on_finished: Called for each group whose push is acknowledged.
         on_step: Called with each step, before its pushes are sent.
-        reads: Packs the reads of a step; None if the run is not recorded.
+        reads: Packs a step's reads; None if the run is not recorded.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Pusher:
         named: tuple[int, ...] = (lease.epoch, lease.number, lease.number + 1)
         loss_sum = None if first.loss is None else first.loss * lease.images
         if len(groups) > 1:
-            # An epoch ends after the pushes of its groups, so a step has groups of one epoch.
+            # An epoch ends after its groups' pushes, so a step has groups of only one epoch.
             assert all(group.lease.epoch == lease.epoch for group in groups)
             named = name_groups(lease.epoch, [group.lease.number for group in groups])
             losses = [group.loss * group.lease.images for group in groups if group.loss is not None]
@@ -282,7 +282,7 @@ def _oldest(groups: Sequence[Trained], reads: Sequence[tuple[str, int]]) -> tupl
 
 
 def _stepped_by_all(groups: Sequence[Trained]) -> dict[str, TensorCopy]:
-    """Return the copies that the local steps of all groups of a push changed."""
+    """Return the copies that the local steps of all groups in a push changed."""
     first, *others = groups
     return {
         name: copy

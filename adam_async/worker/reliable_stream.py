@@ -1,8 +1,8 @@
 """Pure: blocks between two workers of a replica: numbered, kept until confirmed, accepted once.
 
 Each direction between two workers is a stream of blocks numbered from 1. When a new link replaces a broken
-one, the sender repeats the unconfirmed blocks, and the receiver drops the blocks that it has. A message with
-blocks also confirms the blocks of the other direction.
+one, the sender repeats the unconfirmed blocks, and the receiver drops those that it already has. A message
+with blocks also confirms the blocks of the other direction.
 """
 
 from collections import deque
@@ -74,11 +74,11 @@ class SendingStream:
         self._open.append(parcel)
 
     def take(self, blocks: int, num_bytes: int) -> tuple[int, list[Parcel]]:
-        """Take the next blocks for one message; returns the number of the first, and the blocks.
+        """Take the next blocks for one message; return the number of the first, and the blocks.
 
         Args:
             blocks: Maximum number of blocks.
-            num_bytes: Maximum size of all their tensors; a larger block is alone in its message.
+            num_bytes: Maximum total size of their tensors; a larger block is alone in its message.
         """
         first = self._sent + 1
         at = self._sent - self._confirmed
@@ -136,7 +136,7 @@ class ReceivingStream:
         self.duplicates = 0
 
     def accept(self, first: int, count: int) -> int:
-        """Count received blocks; returns the number of duplicates at their start.
+        """Count received blocks; return how many duplicates are at their start.
 
         Raises:
             RemoteProtocolError: An earlier block is missing, or `first` is below 1.

@@ -1,12 +1,12 @@
-"""One worker's part in one run: training from the first pull to the end, and all objects made for it.
+"""One worker's part in one run: training from the first pull to the end, and all objects for it.
 
 Path of a group: the data client receives it in advance. `_fill` admits it when the engine has a slot, no
-server has too many unanswered pushes, and the admission gate is open. The engine runs it through the training
-mode's graph: a compute thread trains it (`training.py`), the stepper sends its step (`stepper.py`), the
-puller installs the returned values (`puller.py`). `GroupEvents` returns the results: the end of a group's
-graph frees the slot, and an acknowledged push sends the group's report to the data server. In a run in place
-the compute thread applies the rule to the servers' memory (`training.py`), and the worker pushes only a
-report of the step (`in_place_mode.py`).
+server has too many unanswered pushes, and the admission gate is open. The engine runs the group through the
+training mode's graph: a compute thread trains it (`training.py`), the stepper sends its step (`stepper.py`),
+and the puller installs the returned values (`puller.py`). `GroupEvents` returns the results: the end of a
+group's graph frees the slot, and an acknowledged push sends the group's report to the data server. In a run
+in place the compute thread applies the rule to the servers' memory (`training.py`), and the worker pushes
+only a report of the step (`in_place_mode.py`).
 """
 
 import asyncio
@@ -61,7 +61,7 @@ from dataflow import (
 from transport import BufferPool, RemoteProtocolError
 
 COMPILE_S = 120.0
-"""Maximum time that the end of a run waits for a compute thread, which may be compiling, in seconds."""
+"""Maximum time in seconds for which a run's end waits for a compute thread, which may be compiling."""
 
 LEAD = 2
 """Number of groups, per group in flight, by which a worker may be ahead of a receiver of its blocks: enough
@@ -74,12 +74,12 @@ class ComputeSettings:
 
     Attributes:
         threads: Number of compute threads.
-        in_flight: Number of groups in flight; 0 stands for twice the threads of the worker's replica, or in
-            place for as many groups as keep the threads busy. Workers of one replica all use the smallest of
-            their numbers.
+        in_flight: Number of groups in flight; 0 means twice the threads of the worker's replica, or in place
+            as many groups as keep the threads busy. All workers of a replica use the smallest of their
+            numbers.
         pace: Share of a core's time that each thread may use; see `ComputePool`.
-        pool: Pool that the workers of a replica share, made with a `WeakKeyDictionary` for each thread; None
-            if the worker has a pool of its own.
+        pool: Pool that a replica's workers share, made with a `WeakKeyDictionary` for each thread; None if
+            the worker has a separate pool.
         make_pool: Makes the worker's own pool.
     """
 
@@ -112,7 +112,7 @@ class SessionSetup:
     """Memory of the servers, for a run in place."""
     layers: Mapping[str, type[Layer]] = field(default_factory=lambda: BUILTIN_LAYERS)
     step: TrainStep | None = None
-    """Step of a run that trains no network; None if the run trains a network."""
+    """Step of a run that trains no network; None if it trains a network."""
     timeline: Timeline | None = None
     """Timeline that notes the events of each group."""
 
@@ -152,7 +152,7 @@ class RunSession:
         self._ports: Mapping[int, str] = {}
         """Port of the graph for each crossing towards this worker."""
         self.peer_workers = self._new_peer_workers()
-        """The other workers of the replica, in a run whose model is cut."""
+        """The replica's other workers, in a run whose model is cut."""
         self._data = self._new_data_client()
         self._mode = self._new_mode()
         self.prepared = asyncio.Event()
@@ -225,7 +225,7 @@ class RunSession:
 
     @property
     def _classes(self) -> int:
-        """Number of classes of the labels."""
+        """Number of classes among the labels."""
         if isinstance(self._model, StepModel):
             return self._model.spec.classes
         return prod(self._model.layers[-1].input_shapes[0])
@@ -243,7 +243,7 @@ class RunSession:
     def _groups_in_flight(self) -> int:
         setup, compute, cluster = self._setup, self._setup.compute, self._cluster
         if self._share.partition is not None:
-            # All workers of a replica use the smallest number of any: a group is in flight on all workers.
+            # All workers of a replica use the smallest number of any: a group is in flight on all of them.
             members = [cluster.nodes[name].info for name in cluster.members(setup.replica)]
             return replica_in_flight(members, cluster.partitions)
         if wanted := compute.in_flight or self._config.in_flight:
@@ -357,7 +357,8 @@ class RunSession:
                     self._pool = await stack.enter_async_context(self._new_pool())
             if self._kernels is not None:
                 await self._kernels.prepare(self._pool)
-            # After compiling, because a worker that joins a run in progress would begin with old values.
+            # Do this after compiling, because a worker that joins a run in progress would begin with old
+            # values.
             await self._mode.prepare()
             stack.callback(group.create_task(self._data.run(), name=f"{node}/data").cancel)
             self._engine = await stack.enter_async_context(

@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 
 class ModelWorker(Role):
-    """One model worker, from `async with` to its end.
+    """One model worker, for the duration of its `async with`.
 
     Args:
-        settings: The worker's place in its cluster; the timeline notes the events of each group, too.
+        settings: The worker's place in its cluster; its timeline also notes each group's events.
         compute: Settings of the worker's compute threads.
         buffers: Memory for pulled values.
         entropy: Source of random bytes for the session id.
-        storage_pool: Memory of the servers of this process, for runs in place.
+        storage_pool: Memory of this process's servers, for runs in place.
         layers: Kinds of layers that a model may use.
         steps: Steps of the user that runs may use.
 
-    At its end the `async with` block reports to the controller that the worker leaves: other replicas get the
-    worker's leases at once, and with `ssp` and `bsp` stop waiting for the worker. The block ends after the
-    jobs of the compute threads; pushes in transit are applied at most once, and the data server leases their
-    groups again.
+    When the `async with` block ends, it reports to the controller that the worker leaves. Other replicas then
+    get the worker's leases at once, and with `ssp` and `bsp` stop waiting for the worker. The block ends
+    after the compute threads' jobs; pushes in transit are applied at most once, and the data server leases
+    their groups again.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class ModelWorker(Role):
         """Make the step of a run; None for a run that trains a network.
 
         Raises:
-            ConfigError: The worker may not import the step or cannot make it, or the arrays or constants of
-                the step differ from those of the run.
+            ConfigError: The worker may not import the step or cannot make it, or the step's arrays or
+                constants differ from the run's.
             StepFailed: The step's `arrays` raised.
         """
         spec = StepSpec.from_dict(program.spec)
         if spec is None:
             return None
-        # On a thread, so that a long `TrainStep.prepare` delays no beat to the controllers.
+        # On a thread, so that a long `TrainStep.prepare` delays no heartbeat to the controllers.
         async with ComputePool(threads=1, name="step") as pool:
             step = await pool.run(self._steps.step_for, spec, cost="model")
             model = await pool.run(StepModel, step, spec, cost="model")  # checks the record
@@ -171,7 +171,7 @@ class ModelWorker(Role):
                 )
                 try:
                     storage = await stack.enter_async_context(mapping)
-                except RunFailed as error:  # the others go on, as without a step that this worker may import
+                except RunFailed as error:  # the others continue, as if this worker could not import the step
                     logger.warning("%s refuses run %s: %s", self._identity.node, run.id, error)
                     await self._report_failed(run, error)
                     return

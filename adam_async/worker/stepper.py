@@ -1,34 +1,32 @@
 """From trained groups to steps: the loop's side of training, in asp, ssp and bsp.
 
-Theory of operation
--------------------
-A step is `push_every` groups, whose gradients are added up; with one group per step the step sends the
-group's own push buffer, and messages may be sent during the backward pass. `ReplicaClock` numbers the
-steps.
+Theory of operation ------------------- A step is `push_every` groups, whose gradients are added up. With one
+group per step, the step sends the group's own push buffer, and messages may leave during the backward pass.
+`ReplicaClock` numbers the steps.
 
-Under ``asp`` a group joins a step when it is trained, and a step is sent as soon as it is complete.
+Under ``asp`` a group joins a step once it is trained, and a step is sent as soon as it is complete.
 
 Under ``ssp`` and ``bsp`` a group joins a step when it is admitted. The group that opens a step is admitted
-when the copy has the values that the group may read; until then the *admission gate* is shut. Steps are sent
-in their order. The gradients of a step are summed in the order of its groups' leases. At a *sync clock* a
-*clock skip*, a tick to all shards, separates two steps.
+once the copy has the values that it may read; until then the *admission gate* is shut. Steps are sent in
+their order. The gradients of a step are summed in the order of its groups' leases. At a *sync clock* a *clock
+skip*, a tick to all shards, separates two steps.
 
 Under ``ssp``, as under ``asp``, answers to pushes contain values, with their clock. A clock-bound pull
-requests the necessary values only if no answer is in transit and the copy is too old; the server answers the
-pull when the other replicas have reached the clock.
+requests the necessary values only if no answer is in transit and the copy is too old. The server answers it
+when the other replicas have reached the clock.
 
-Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly the
-clock of this sum, and its snapshot is kept for the steps that read it: the first group of a step may be
-admitted before newer values are installed, and the last one afterwards. A push of clock p waits until the
-copy has the values of clock p - 1; see *clocks* below. Workers make no local steps.
+Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly this
+sum's clock, and its snapshot is kept for the steps that read it: a step's first group may be admitted before
+newer values are installed, and its last group afterwards. A push of clock p waits until the copy has the
+values of clock p - 1; see *clocks* below. Workers make no local steps.
 
 *Clocks.* Step c of a replica begins when the replica's clock is c; its push has clock c + 1. Under ``ssp``
-and ``bsp`` groups join steps at their admission, in the order of their leases, so the same groups make the
-same step in every run. At a sync clock, which the data server sends, all replicas have the same clock: the
-open step ends short, and the clock *skips* to the sync clock without pushes in between.
+and ``bsp`` groups join steps when they are admitted, in lease order. So the same groups make the same step in
+every run. At a sync clock, which the data server sends, all replicas have the same clock. The open step ends
+short, and the clock *skips* to the sync clock without pushes in between.
 
-Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. A replica
-is therefore at most S steps ahead of the slowest replica when it begins a step, and S + 1 steps when its push
+Under ``ssp:S`` the values that step c reads contain all pushes of live replicas up to clock c - S. So a
+replica is at most S steps ahead of the slowest replica when it begins a step, and S + 1 steps when its push
 is counted.
 
 Under ``bsp`` step c reads the values of clock c - lag and no later ones, because the sums of different clocks
@@ -62,10 +60,10 @@ class ReplicaClock:
 
     Args:
         start: Clock of the replica at the beginning.
-        push_every: Number of groups of a full step.
+        push_every: Number of groups in a full step.
         pull_every: Number of steps per pull.
         slack: Number of steps by which the replica may be ahead of the slowest replica; with `synchronous`,
-            number of steps by which sums may lag. None: no bound, as in asp.
+            by which sums may lag. None: no bound, as in asp.
         synchronous: Whether a step reads the values of exactly one clock.
     """
 
@@ -86,7 +84,7 @@ class ReplicaClock:
         self.step = start
         """Number of the step that the next group joins."""
         self.groups = 0
-        """Number of groups of the open step."""
+        """Number of groups in the open step."""
         self.base = start
         """The last sync clock."""
 
@@ -112,7 +110,7 @@ class ReplicaClock:
         return landed >= step if self.synchronous else True
 
     def join(self) -> tuple[int, int]:
-        """Add the next group to a step; returns the number of the step, and the group's position in it."""
+        """Add the next group to a step; return the step's number, and the group's position in the step."""
         position = self.step, self.groups
         self.groups += 1
         if self.groups == self.push_every:
@@ -139,13 +137,13 @@ class ClockSkip:
 def is_returned(lease: Lease) -> bool:
     """Return whether a group was leased to a lost replica before, so that some shards may have it already.
 
-    Such a group is a step of its own: a shard takes a step whole, or refuses it whole.
+    Such a group is a separate step: a shard takes a step whole, or refuses it whole.
     """
     return lease.attempt > 1
 
 
 class Stepper:
-    """Collects groups into steps, sends them, and in ssp and bsp is the admission gate of the groups.
+    """Collects groups into steps and sends them; in ssp and bsp, also the admission gate of the groups.
 
     Args:
         clock: Arithmetic of the replica's clock, with its bound and its cadence.
@@ -153,8 +151,8 @@ class Stepper:
         replica: Number of the replica, for messages.
         most_steps: Maximum number of steps that are open or wait to be sent, in ssp and bsp.
         timeout_s: Deadline of a wait for other replicas, in seconds.
-        landed: Called with the tag of a group when the values after its step are installed; at once if the
-            group is not the last of a full step. None if no group waits for values.
+        landed: Called with a group's tag when the values after its step are installed; at once if the group
+            is not the last of a full step. None if no group waits for values.
     """
 
     def __init__(
@@ -176,9 +174,9 @@ class Stepper:
         self._timeout_s = timeout_s
         self._landed = landed
         self._open: Step | None = None
-        """The step that the next group joins; None if the next group opens a step."""
+        """The step that the next group joins; None if the next group opens a new step."""
         self._queue: deque[Step | ClockSkip] = deque()
-        """Unsent steps in their order, in ssp and bsp."""
+        """Unsent steps in order, in ssp and bsp."""
         self._sync_clock = 0
         self._epoch = 0
         self.sent = 0
@@ -240,7 +238,7 @@ class Stepper:
         return Admitted(group, step, index, step.read)
 
     def _join(self, lease: Lease) -> tuple[Step, int]:
-        """Add the next group to the open step, or to a new one; returns also the group's position in it."""
+        """Add the next group to the open step, or to a new one; also return its position in the step."""
         alone = is_returned(lease)
         if alone:
             self.close()
@@ -269,7 +267,7 @@ class Stepper:
     def sync_at(self, clock: int) -> None:
         """Apply a sync clock: the open step ends short, and the replica ticks up to the clock."""
         if not self.close() and clock <= self._sync_clock:
-            return  # the gate checks a group until its admission, and a flush repeats the sync clock
+            return  # the gate checks a group until it is admitted, and a flush repeats the sync clock
         self._clock.sync_at(clock)
         self._sync_clock = max(self._sync_clock, clock)
         self._queue.append(ClockSkip(clock, self._epoch))
@@ -356,7 +354,7 @@ class Stepper:
         step, index = (trained.step, trained.index) if trained.step is not None else self._join(trained.lease)
         if trained.read.clock < step.needed:
             raise self._too_old(step, trained)
-        # The step refers to its group; without this line, reads stay until the garbage collector runs. A
+        # The step refers to its group; without this line, its reads stay until the garbage collector runs. A
         # section reported from now on is too late: its messages are sent with the rest.
         trained.step, trained.over = None, True
         # Only the last group of a full step waits; a short step has none.
@@ -481,7 +479,7 @@ class Stepper:
         self._pusher.puller.pull(on_landed, clock=clock, on_behind=self._on_behind)
 
     def _bound_landed(self, clock: int) -> None:
-        # If the clocks differ, a later pull has replaced this one, and the later values are checked instead.
+        # If the clocks differ, a later pull has replaced this one; check the later values instead.
         if clock == self._bound and self._clock.synchronous:
             if self._weights.clock == self._weights.newest == clock:
                 self._keep(clock)

@@ -1,6 +1,6 @@
 """Pure: the training of one image group on a compute thread, and the dataflow graph around it.
 
-One partition has the whole model, so its layers exchange no message, and forward and backward pass are one
+One partition has the whole model, so its layers exchange no message. Forward and backward pass are one
 segment: one job of the compute pool.
 
     group -> [train, heavy] -> trained -> [push, light]        landed
@@ -10,13 +10,13 @@ it exists only if the worker trains on a copy with one group in flight, and not 
 its step's pull is installed; with one replica and a pull at every step, training is exactly serial SGD. On
 other copies pulls run in the background; training in place needs no pulls.
 
-In place (AD-11, AD-14) the passes read the shards in the servers' memory, and the run's own rule applies each
-finite gradient there, without copies and locks. The worker pushes only a report of the step. Between two
+In place (AD-11, AD-14) the passes read the shards in the servers' memory. The run's own rule applies each
+finite gradient there, without copies or locks. The worker pushes only a report of the step. Between two
 groups a thread waits while a reader keeps the storage still. Staleness is the number of steps that other
 threads applied to the memory between the group's first read and the end of its own step.
 
 A training mode is on a copy (`copy_mode.py`), in place (`in_place_mode.py`), or on one partition of a model.
-A mode is complete after its construction: `ModeSetup` has the run, the servers, and `GroupEvents`, the only
+A mode is complete after its construction: `ModeSetup` has the run, the servers, and `GroupEvents`: the only
 calls from the mode to the session that feeds it. Groups enter the mode's graph, and events leave it.
 """
 
@@ -56,7 +56,7 @@ class Admitted:
     index: int = 0
     """Position of the group among the groups of its step."""
     read: Snapshot | None = None
-    """Values that the group reads; None for the current values at its training."""
+    """Values that the group reads; None: the current values when it trains."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +65,7 @@ class Trained:
 
     lease: Lease
     loss: float | None
-    """Mean loss over the group's images; None in a part of a cut replica that does not compute it."""
+    """Mean loss over the group's images; None in a cut replica's part that does not compute the loss."""
     buffer: PushBuffer
     read: Snapshot
     stepped: dict[str, TensorCopy]
@@ -81,7 +81,7 @@ class Trained:
 
 OnSection = Callable[[int, Tag, Trained | None], None]
 """Function that takes the number of a finished section of the backward pass, its group's tag, and the group,
-or None if the messages of the group are sent all at once."""
+or None if the group's messages are sent all at once."""
 
 
 OnStep = Callable[[int, Sequence[Lease]], None]
@@ -111,7 +111,7 @@ class GroupTrainer:
         config: The run.
         weights: The worker's copy.
         plan: Messages and protocols of the gradients.
-        buffers: Number of push buffers of each kind made ahead; more are made if all are in use.
+        buffers: Number of push buffers of each kind made ahead; more are made when all are in use.
         sections: Sections of the backward pass. With two or more sections, `on_section` is called after each
             of them except the last.
         on_section: Called on the compute thread.
@@ -171,7 +171,7 @@ class GroupTrainer:
             trained = Trained(lease, loss, buffer, read, {}, step, index)
             self._train_back(firing.tag, context, trained)
             return trained
-        # A short group is sent at once, but the graph of the tag waits for its sections.
+        # A short group is sent at once, but the tag's graph waits for its sections.
         for number in range(len(self._sections) - 1):
             assert self._on_section is not None
             self._on_section(number, firing.tag, None)
@@ -251,7 +251,7 @@ def replica_graph(
         train: Forward, backward and gradients; on a compute thread.
         push: Takes the result of `train`; on the loop.
         batch: Maximum number of groups per call of `train`; if it is above 1, `train` takes lists.
-        jobs: Maximum number of calls of `train` at once; see `dataflow.Node`.
+        jobs: Maximum number of simultaneous calls of `train`; see `dataflow.Node`.
         ahead: Function for each section of the backward pass except the last, called on the loop with its
             token: ``ahead-0`` and so on.
         waits_for_pull: Whether a tag is complete only with token ``landed``.
@@ -278,7 +278,7 @@ class TrainedInPlace:
     """Mean loss over the group's images."""
     staleness: int
     refused: tuple[str, ...]
-    """Tensors whose gradient was not finite and therefore not applied."""
+    """Tensors whose gradient was not finite and so not applied."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,7 +288,7 @@ class ThreadMemory:
     context: Context
     buffers: StepBuffers
     notes: StepNotes | None
-    """Notes for a server of another process; None without one."""
+    """Notes for a server in another process; None without one."""
 
 
 class InPlaceTrainer:
@@ -299,12 +299,12 @@ class InPlaceTrainer:
         rule: The run's update rule.
         storage: The memory of the run's servers.
         schedule: Learning rate of a group.
-        group_images: Maximum number of images of a group.
+        group_images: Maximum number of images in a group.
         dice: Random numbers of layers such as dropout.
-        clock: Clock for the times of groups, in seconds; None measures no times.
+        clock: Clock for the times of groups, in seconds; None to measure no times.
 
     Attributes:
-        trained: Groups whose steps are in the values, in the order of their ends. The loop takes them.
+        trained: Groups whose steps are in the values, in the order in which they ended. The loop takes them.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ class Core:
     """One node of a group. The shell restores `saved.snapshot` into its state machine before the first event.
 
     Args:
-        saved: The durable state: the result of `records.recover`, or, already written to disk, that of
-            `records.bootstrapped` or, for a joining node, `Saved` with a new identity alone.
+        saved: The durable state: the result of `records.recover` or, already written to disk, of
+            `records.bootstrapped`; for a joining node, `Saved` with only a new identity.
         draw: Returns a new random number from 0 to 1 at each call, which spreads the election time-outs.
         now: The time, in seconds of the caller's clock.
         contents: Checks that the state machine can read commands and states of other nodes.
@@ -76,7 +76,7 @@ class Core:
         self._draw = draw
         self._now = now
         self._heard = now
-        """Time of the last message of `leader`, in seconds of the caller's clock."""
+        """Time of the last message from `leader`, in seconds of the caller's clock."""
         self._votes: set[str] = set()
         self._leading: Leading | None = None
         self._incoming = IncomingSnapshot()
@@ -94,13 +94,13 @@ class Core:
 
     @property
     def saved(self) -> Saved:
-        """The durable state; a new file may begin with it in place of all earlier records."""
+        """The durable state; a new file may begin with it instead of all earlier records."""
         return Saved(
             me=self.me, term=self.term, vote=self.vote, snapshot=self.log.snapshot, entries=self.log.entries
         )
 
     def silent_s(self, node: str, *, now: float) -> float:
-        """Return the seconds since another member's last answer to this leader; 0 in all other cases."""
+        """Return the seconds since another member's last answer to this leader; otherwise 0."""
         known = self._leading.progress.get(node) if self._leading is not None else None
         return now - known.heard if known is not None and node != self.me else 0.0
 
@@ -182,7 +182,7 @@ class Core:
             self._outbox.hold(Appended(sender=self.me, to=sender, term=self.term, ok=False, match=0, round=0))
 
     def _become(self, cause: Cause, *, term: int | None = None, vote: str | None = None) -> None:
-        """Take the role that follows from `cause`, and enter `term`, if given, with `vote`."""
+        """Take the role that follows from `cause` and, if `term` is given, enter it with `vote`."""
         old, self.role = self.role, TRANSITIONS[self.role, cause]
         if term is not None:
             assert term > self.term, (term, self.term)
@@ -191,7 +191,7 @@ class Core:
             self.leader = None
             self._resign()
         # A follower that only enters a new term keeps its time-out: otherwise a candidate that cannot win
-        # would put off the election of one that can.
+        # would delay one that can.
         if old is not Role.FOLLOWER or self.role is not Role.FOLLOWER:
             self._wait_for_leader()
         self._votes.clear()
@@ -218,8 +218,8 @@ class Core:
     def _seek(self, _: Tick) -> None:
         if self._now < self._deadline:
             return
-        # The test covers every membership from the commit index on: a node whose removal is in its own log
-        # alone may be the only electable one.
+        # The test covers every membership from the commit index on: if only a node's own log has its removal,
+        # that node may be the only electable one.
         if not self.log.has_voter_since(self.commit, self.me):
             self._wait_for_leader()
             return
@@ -438,7 +438,8 @@ class Core:
         leading, before = self._led, self.commit
         if before < self.log.last_index:
             decided = leading.matched(self.members)
-            # Copies commit entries of this term only: a node without an earlier entry may still be elected.
+            # Counting copies commits only entries of this term: a node without an earlier entry may still be
+            # elected.
             if decided > before and self.log.term_at(decided) == self.term:
                 self._commit_to(decided)
             for index in range(before + 1, self.commit + 1):
@@ -494,7 +495,7 @@ class Core:
             self._refuse(change, "no entry of this term is committed yet; try again")
         elif self._is_changing:
             self._refuse(change, "another change of the membership is not committed yet; try again")
-        # A voter that lacks many entries would delay commits, if its vote were needed for a majority.
+        # A voter that lacks many entries would delay commits if its vote were needed for a majority.
         elif step.kind == "promote" and (lag := leading.lag(step.node, self.log)) > self._settings.catch_up:
             self._refuse(change, f"{step.node} lacks {lag} entries; try again")
         elif self._may_add(change):
@@ -525,12 +526,12 @@ class Core:
         if len(leading.reads) >= self._settings.backlog:
             self._refuse(read, f"{self._settings.backlog} reads wait for an answer; try again later")
             return
-        # The next round, because the present one may have begun before a write that this read must see.
+        # Take the next round: the present one may have begun before a write that this read must see.
         leading.reads.append(WaitingRead(read.tag, max(self.commit, leading.first), leading.round + 1))
         self._serve_reads()
 
     def _serve_reads(self) -> None:
-        """Answer the reads with a confirmed round and index; begin a round for others if none is running."""
+        """Answer reads whose round and index are confirmed; begin a round for others if none is running."""
         leading = self._led
         # A loop: in a group of one a new round is confirmed at once.
         while leading.reads:
@@ -596,4 +597,4 @@ HANDLERS: dict[type, dict[Role, _Handler]] = {
     Transfer: if_leading(Core._transfer, otherwise=Core._refer),
     Snapshotted: always(Core._keep_snapshot),
 }
-"""Handlers of events, and of messages of the node's own term, by type and role."""
+"""Handlers of events, and of messages in the node's own term, by type and role."""

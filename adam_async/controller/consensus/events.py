@@ -1,4 +1,4 @@
-"""Pure: the events of a consensus node, and the effects that its shell carries out, in their order.
+"""Pure: the events of a consensus node, and the effects that its shell carries out in order.
 
 A `tag` is the caller's key of its request. Each request gets one answer, unless the process ends first.
 """
@@ -16,7 +16,7 @@ from adam_async.controller.consensus.records import LogFileRecord
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message arrived. It may be late, a copy, or for an earlier identity."""
+    """A message arrived. The message may be late, a copy, or for an earlier identity."""
 
     message: Message
 
@@ -28,7 +28,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """All records up to those of the `Persist` with this number are synced to disk."""
+    """All records up to the `Persist` with this number are synced to disk."""
 
     number: int
 
@@ -86,9 +86,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append these records to the file, in order, sync it, then report `Persisted(number)`.
+    """Append these records to the file in order, sync it, then report `Persisted(number)`.
 
-    One sync may cover several `Persist` effects; `Persisted` with the last number then stands for all.
+    One sync may cover several `Persist` effects; `Persisted` with the last number then covers all.
     """
 
     number: int
@@ -111,7 +111,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The proposal is committed and applied here; or leadership has ended after a request to transfer it."""
+    """The proposal is committed and applied here; or leadership has ended, after a transfer request."""
 
     tag: Hashable
     index: int
@@ -127,7 +127,7 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request has no effect; only an expired transfer may still have one. `leader` is None if unknown."""
+    """The request has no effect, except perhaps an expired transfer. `leader` is None if unknown."""
 
     tag: Hashable
     reason: str
@@ -164,7 +164,7 @@ class Outbox:
         """Number of the last `Persist`."""
         self._durable = 0
         self._held: deque[tuple[int, Message]] = deque()
-        """Pairs of the number of a `Persist` and a message that waits for it."""
+        """Pairs: the number of a `Persist`, and a message that waits for it."""
 
     def record(self, record: LogFileRecord) -> None:
         """Put a record into the next `Persist`."""

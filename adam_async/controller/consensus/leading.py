@@ -27,10 +27,10 @@ class Progress:
     of answers."""
     snapshot: Snapshot | None = None
     """Snapshot in transfer to the node, because the leader's log no longer has the entries that the node
-    lacks; None without a transfer."""
+    lacks; None if there is none."""
     crc: int = 0
     offset: int = 0
-    """Number of bytes of the snapshot that the node has received."""
+    """Number of snapshot bytes that the node has received."""
 
     def begin_snapshot(self, snapshot: Snapshot) -> None:
         """Begin the transfer of a snapshot, which the node needs before any entries."""
@@ -81,7 +81,7 @@ class Leading:
     leader of a later term existed when this round began.
 
     Args:
-        first: Index of the first entry of this term.
+        first: Index of the term's first entry.
     """
 
     def __init__(self, me: str, term: int, settings: Settings, *, first: int) -> None:
@@ -115,7 +115,7 @@ class Leading:
         return members.decided({node: known.heard for node, known in self.progress.items()})
 
     def feed(self, node: str, log: Log, commit: int, *, force: bool) -> Iterator[Append | Chunk]:
-        """Yield the messages, with entries or a chunk, that a node may get now; at least one if `force`."""
+        """Yield the messages with entries or a chunk that a node may get now; at least one if `force`."""
         known, settings = self.progress[node], self._settings
         if known.snapshot is None and log.term_at(known.next - 1) is None:
             known.begin_snapshot(log.snapshot)
@@ -126,7 +126,8 @@ class Leading:
                 yield self._chunk(node, known, known.snapshot)
             return
         while True:
-            # Until the common prefix is known, each message is a probe; the next one waits for its answer.
+            # Until the common prefix is known, each message is a probe, and the next one waits for its
+            # answer.
             may_send = known.next - known.match <= settings.window if known.sure else force
             entries = log.load(known.next, settings.message_bytes) if may_send else ()
             if not entries and not force:
@@ -162,7 +163,7 @@ class Leading:
         )
 
     def note_answer(self, answer: Appended | Taken, *, now: float) -> Progress | None:
-        """Note the time and round of an answer; return the progress of its sender, if a member."""
+        """Record an answer's time and round; return its sender's progress, if the sender is a member."""
         known = self.progress.get(answer.sender)
         if known is not None:
             known.heard = now
@@ -170,7 +171,7 @@ class Leading:
         return known
 
     def take_ready_reads(self, members: Members, commit: int) -> list[Hashable]:
-        """Remove the reads with a confirmed round and a committed index; return their tags."""
+        """Remove the reads whose round is confirmed and whose index is committed; return their tags."""
         confirmed, ready = self.confirmed(members), list[Hashable]()
         while self.reads and self.reads[0].round <= confirmed and self.reads[0].index <= commit:
             ready.append(self.reads.popleft().tag)
@@ -186,7 +187,7 @@ class Leading:
         return True
 
     def lag(self, node: str, log: Log) -> int:
-        """Return the number of entries that a member lacks; 0 for a node that is no member."""
+        """Return the number of entries that a member lacks; 0 for a node that is not a member."""
         known = self.progress.get(node)
         return log.last_index - known.match if known is not None else 0
 

@@ -1,6 +1,6 @@
-"""Pure: the log of one node: a snapshot, the entries after it, and the chunks of a snapshot in transfer.
+"""Pure: one node's log: a snapshot, the entries after it, and the chunks of a snapshot in transfer.
 
-The membership in force is the last one in the log, committed or not, so added and removed entries can change
+The membership in force is the last one in the log, committed or not, so adding or removing entries can change
 it. New entries replace all old ones from the first new index on.
 """
 
@@ -36,12 +36,12 @@ class Log:
 
     @property
     def last_term(self) -> int:
-        """Term of the last entry; that of the snapshot if no entry follows it."""
+        """Term of the last entry; the snapshot's term if no entry follows it."""
         return self._entries[-1].term if self._entries else self.snapshot.term
 
     @property
     def members_index(self) -> int:
-        """Index of the entry with the membership in force; the snapshot's index if no later entry has one."""
+        """Index of the entry with the membership in force; the snapshot's index if no entry has one."""
         return self._changes[-1].index if self._changes else self.snapshot.index
 
     @property
@@ -69,17 +69,17 @@ class Log:
         return Snapshot(index, term, self.members_at(index), state) if term is not None else None
 
     def has_voter_since(self, index: int, node: str) -> bool:
-        """Return whether a node is a voter in the membership at `index`, or in a later one of the log."""
+        """Return whether a node is a voter in the membership at `index`, or in a later one in the log."""
         later = (change.members for change in self._changes if change.index > index and change.members)
         return any(node in members.voters for members in (self.members_at(index), *later))
 
     def run(self, first: int, last: int) -> tuple[Entry, ...]:
-        """Return the entries from `first` to `last`, both included, as far as the log holds them."""
+        """Return the entries from `first` to `last`, both included, as far as the log has them."""
         base = self.snapshot.index + 1
         return tuple(self._entries[max(0, first - base) : max(0, last + 1 - base)])
 
     def load(self, first: int, limit_bytes: int) -> tuple[Entry, ...]:
-        """Return entries from `first` on that fit into a message; at least one, if there is one."""
+        """Return as many entries from `first` on as a message has room for; at least one, if there is one."""
         begin = end = first - self.snapshot.index - 1
         room = limit_bytes
         while end < len(self._entries):
@@ -110,7 +110,7 @@ class Log:
 
     def install(self, snapshot: Snapshot) -> None:
         """Replace the entries up to a later snapshot; keep later ones if the log agrees with the snapshot."""
-        # Without the snapshot's last entry in the log, the entries after it may be of another history.
+        # Unless the log has the snapshot's last entry, the entries after it may be of another history.
         kept = self.run(snapshot.index + 1, self.last_index) if self._has_end_of(snapshot) else ()
         self.snapshot = snapshot
         self._entries = list(kept)
@@ -128,14 +128,14 @@ class Log:
 
 
 class IncomingSnapshot:
-    """Assembles one state from its chunks; a chunk of another state discards the earlier ones."""
+    """Assembles one state from its chunks; a chunk of another state discards the earlier chunks."""
 
     def __init__(self) -> None:
         self._which: tuple[int, int, int, int] | None = None
         self._state = bytearray()
 
     def whole(self, chunk: Chunk) -> bytes | None:
-        """Return the state if this chunk completes it with the right checksum; otherwise None."""
+        """Return the state if this chunk completes it and the checksum is right; otherwise None."""
         if not self._follows(chunk) or chunk.offset + len(chunk.data) < chunk.size:
             return None
         known = self._state if _which(chunk) == self._which else b""

@@ -1,11 +1,11 @@
-"""Pure: the membership of a group, and the steps that change it; times and sizes.
+"""Pure: a group's membership, and the steps that change it; times and sizes.
 
 Majorities count voters; learners only receive the log. One step adds a learner, promotes a learner to voter,
 or removes one node. Two voter sets one step apart differ by at most one node, so each majority of one shares
-a node with each majority of the other: two memberships in force cannot decide against each other.
+a node with each majority of the other. So two memberships in force cannot decide against each other.
 
 A node's *identity* is its name and a number drawn when its disk was empty. A node that lost its disk has a
-new identity: the votes and acknowledgements of the old one do not bind it, and the node counts again only
+new identity, which the old identity's votes and acknowledgements do not bind. The node counts again only
 after its new identity is added, has caught up and is promoted."""
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ def identity(name: str, number: int) -> str:
     """Return the identity of a node with one disk.
 
     Args:
-        name: Name of the node; it stays over restarts and changes of the disk.
+        name: Name of the node; it stays when the node restarts or its disk changes.
         number: Random number of one empty disk, never used twice.
     """
     return f"{name}/{number:x}"
@@ -87,7 +87,7 @@ class Settings:
     """Times and sizes. All nodes of a group should have the same settings; safety does not depend on them."""
 
     heartbeat_s: float = 0.1
-    """Interval of the leader's messages to each other node, in seconds."""
+    """Interval between the leader's messages to each other node, in seconds."""
     election_s: float = 1.0
     """Minimum silence of the leader before an election, in seconds; the maximum is twice that. The default of
     etcd is 1 s."""
@@ -98,7 +98,7 @@ class Settings:
     state_bytes: int = 64 << 20
     """Maximum size of a snapshot's state from another node, in bytes."""
     chunk_bytes: int = 256 << 10
-    """Maximum size of the piece of a snapshot in one message, in bytes."""
+    """Maximum size of a snapshot piece in one message, in bytes."""
     window: int = 64
     """Number of unanswered entries at which the leader stops sending entries to a node."""
     backlog: int = 128

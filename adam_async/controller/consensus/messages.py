@@ -47,10 +47,10 @@ class AskVote(Body, frozen=True, kw_only=True):
 
     last_index: int
     last_term: int
-    """Term of the last entry of the sender's log."""
+    """Term of the last entry in the sender's log."""
     pre: bool
     transfer: bool = False
-    """Whether the leader asked for this election; a node then votes although it receives messages of a
+    """Whether the leader asked for this election; a node then votes even if it receives messages from a
     leader."""
 
 
@@ -89,7 +89,7 @@ class Appended(Body, frozen=True, kw_only=True):
 
     ok: bool
     match: int
-    """Last index up to which both logs are durably equal, or without `ok` up to which they may be equal."""
+    """Last index up to which both logs are durably equal; without `ok`, up to which they may be equal."""
     prev_index: int = 0
     """`prev_index` of the answered `Append`; otherwise 0."""
     round: int

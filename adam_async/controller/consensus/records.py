@@ -2,7 +2,7 @@
 
 The file is append-only. Each `Persist` of the core becomes one frame (`adam_async/persistence/frames.py`),
 whose payload is the records, as MessagePack. Recovery may drop frames in flight at a crash. It must not drop
-a durable one, whose votes and entries this node promised to others, so the node does not start on a damaged
+a durable frame, whose votes and entries this node promised to others, so the node does not start on a damaged
 file.
 """
 
@@ -18,7 +18,7 @@ from adam_async.errors import ConfigError, DataError
 from adam_async.persistence.frames import ImitatedHeadsError, confirming_frame, frame_head, frames_from
 
 FORMAT = "adam-async/controller-log/3"
-"""Name and version of the format of the file, with the state and the entries in it."""
+"""Name and version of the file format, which includes the state and the entries."""
 
 WHAT_TO_DO = (
     "empty its folder and start it again: the others take in a controller with an empty disk, a single one "
@@ -38,7 +38,7 @@ class Born(msgspec.Struct, frozen=True, tag="born"):
 
 
 class Ballot(msgspec.Struct, frozen=True, tag="ballot"):
-    """The node's term, and the identity that the node voted for in this term, if any."""
+    """The node's term, and the identity, if any, that the node voted for in this term."""
 
     term: int
     vote: str | None
@@ -88,8 +88,8 @@ class Writer:
     """Makes the frames of one file.
 
     Args:
-        position: Position of the next frame: 0 in a new file, else the end that `recover` returned. All
-            bytes before it are durable.
+        position: Position of the next frame: 0 in a new file, else the end that `recover` returned. Byte
+            position before which all bytes are durable.
     """
 
     def __init__(self, position: int = 0) -> None:
@@ -104,7 +104,7 @@ class Writer:
         return frame
 
     def durable(self, position: int) -> None:
-        """Note that the file is on disk up to `position`, its end when the sync began."""
+        """Record that the file is on disk up to `position`, its end when the sync began."""
         self._durable = max(self._durable, position)
 
 
@@ -157,7 +157,7 @@ def _check_format(payload: memoryview, origin: str) -> None:
         (born, *_) = msgspec.msgpack.decode(payload)
         found = born.get("format", "none") if born["type"] == "born" else FORMAT
     except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError):
-        return  # a file that does not begin with its node's identity; the caller names what is wrong
+        return  # a file that does not begin with its node's identity; the caller names the fault
     if found != FORMAT:
         raise ConfigError(
             f"{origin} has the format {str(found)[:80]!r}; this version reads {FORMAT!r}: go on with the "

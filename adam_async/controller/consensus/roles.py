@@ -1,4 +1,4 @@
-"""Pure: the roles of a node, and the causes of its changes of role."""
+"""Pure: a node's roles, and the causes that change its role."""
 
 from enum import Enum
 from typing import TypeVar
@@ -16,7 +16,7 @@ class Role(Enum):
 
 
 class Cause(Enum):
-    """Cause of a change of role."""
+    """Cause that changes a role."""
 
     SILENCE = "silence: no leader for an election time-out"
     ENCOURAGED = "a majority would vote for it"
@@ -45,7 +45,7 @@ TRANSITIONS = {
     (Role.LEADER, Cause.DEAF): Role.FOLLOWER,
     (Role.LEADER, Cause.REMOVED): Role.FOLLOWER,
 }
-"""All changes of role; any other is a defect."""
+"""All role changes; any other is a defect."""
 
 
 def diagram() -> str:

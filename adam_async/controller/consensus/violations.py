@@ -1,10 +1,10 @@
-"""Pure: detection of messages that no correct node of a group sends, so that they change no node.
+"""Pure: detects messages that no correct node of a group sends, so that they change no node.
 
-The core assumes that the other nodes follow its own rules. A faulty or malicious node may send anything, so
-this module compares each message with the messages that a correct node could send to a core in this state.
-The comparison changes nothing. A message that passes may still contain a false vote or term, and the group
-may then fail to agree. Such a message cannot make this node raise an error, overwrite committed entries, or
-keep unreadable data.
+The core assumes that other nodes follow its rules. A faulty or malicious node may send anything. So this
+module compares each message with the messages that a correct node could send to a core in this state. The
+comparison changes nothing. A message that passes may still contain a false vote or term, and the group may
+then fail to agree. Such a message cannot make this node raise an error, overwrite committed entries, or keep
+unreadable data.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ LARGEST = 1 << 53
 """Largest number in a field of a message, except its term. No group of controllers counts so far."""
 
 TERM_JUMP = 1 << 32
-"""Maximum number of terms by which a message may be ahead of this node: over a century of elections, one each
+"""Maximum number of terms by which a message may be ahead of this node: over a century with an election every
 second."""
 
 NAME_BYTES = 128
@@ -71,7 +71,7 @@ class Guard:
     def check(
         self, message: Message, log: Log, commit: int, leading: Leading | None, term: int, leader: str | None
     ) -> None:
-        """Compare a message with the state of the core; the other arguments are that state.
+        """Compare a message with the core's state, which the other arguments give.
 
         Raises:
             Violation: No correct node sends this message to a node in this state.
@@ -157,7 +157,7 @@ def _check_term(message: Message, term: int) -> None:
 
 
 def _check_leader(message: Message, me: str, term: int, leader: str | None) -> None:
-    """Refuse a message of a second leader of this term, and any of this node itself except `TakeOver`."""
+    """Refuse a message from a second leader of this term, and any from this node itself except `TakeOver`."""
     if message.sender == me and not isinstance(message, TakeOver):
         raise Violation("sender", f"{me} is this node")
     if isinstance(message, Append | Chunk) and message.term == term and leader not in (None, message.sender):

@@ -1,8 +1,8 @@
 """Pure: record and replay: the file of a recorded run, and its repetition in one process to the last bit.
 
-`decode.py` joins the logs of bundles into a `Recording`. `playback.py` decides the order: a group
-trains once the versions that it read exist, and a shard applies pushes once they are computed. `run.py` runs
-the code of the roles in this order: `worker.py` trains a group, and `shards.py` applies pushes.
+`decode.py` joins the bundles' logs into a `Recording`. `playback.py` decides the order: a group trains once
+the versions that it read exist, and a shard applies pushes once they are computed. `run.py` runs the roles'
+code in this order: `worker.py` trains a group, and `shards.py` applies pushes.
 
     run.py                        start here: `Replay`, with the data of a run and the checks of its results
     playback.py                   order of groups and batches, by their dependencies; copies of old versions

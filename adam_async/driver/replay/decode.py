@@ -128,7 +128,7 @@ def read_recording(
 
     Raises:
         ConfigError: The step is not that of the record.
-        RecordError: The file is no record, has another version, is damaged, or lacks the log of a bundle.
+        RecordError: The file is not a record, has another version, is damaged, or lacks a bundle's log.
     """
     header, logs = load_record(data, origin=origin)
     model: RunModel | None = recorded_step(header, step)
@@ -141,7 +141,7 @@ def recorded_step(header: Header, step: NamedStep | None) -> StepModel | None:
     """Return the step of a recorded run; None if the run trained a network.
 
     Raises:
-        ConfigError: The caller's step is not that of the record; the error names the right options.
+        ConfigError: The caller's step is not the record's; the error names the right options.
     """
     there = StepSpec.from_dict(header.spec)
     check_kept_step(header.spec, step, "the record")
@@ -159,14 +159,14 @@ def make_recording(header: Header, logs: Sequence[Log], network: RunModel) -> Re
     config = header.options()
     table = table_of(network, shard_bytes=config.shard_bytes)
     contents = {log.home: _content(log) for log in logs}
-    # In the order of the replicas, so that a client without predecessor has the number of its replica.
+    # In replica order, so that a client without predecessor has its replica's number.
     clients = sorted({client for each in contents.values() for client in each.clients})
     number_of = {client: number for number, client in enumerate(clients)}
     steps: dict[ReplicaGeneration, dict[int, bytes]] = {client: {} for client in clients}
     orders: dict[int, Order] = {}
     for home, content in contents.items():
         for step in content.steps:
-            # Each bundle has the reads of the steps that reached it: those of a lost worker may differ.
+            # Each bundle has the reads of the steps that reached it: a lost worker's steps may differ.
             steps[content.clients[step.client]].setdefault(step.clock, step.reads)
         numbers = np.array([number_of[client] for client in content.clients], np.int64)
         for shard, entries in content.entries.items():

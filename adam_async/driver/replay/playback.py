@@ -3,12 +3,12 @@
 Theory of operation
 -------------------
 Each client trained its groups one after the other, and each shard applied its batches of pushes one after the
-other. A group depends on the batches that made the versions of its shards; a batch depends on the groups
-whose gradients are in its pushes. Groups and batches are therefore the nodes of a graph, and in the run each
-node came after the nodes that it depends on. The playback works on demand: it requests the next batch of a
-shard; the batch requests the clients' groups with its pushes; the groups request the versions that they read,
-and so on. The open requests form a stack. A request for a node that is already on the stack can never be
-served: the replay refuses the record, and the error names the whole cycle.
+other. A group depends on the batches that made its shards' versions; a batch depends on the groups whose
+gradients are in its pushes. So groups and batches are the nodes of a graph, and in the run each node came
+after the nodes that it depends on. The playback works on demand. It requests a shard's next batch; the batch
+requests the clients' groups with its pushes; the groups request the versions that they read, and so on. The
+open requests form a stack. A request for a node that is already on the stack can never be served: the replay
+refuses the record, and the error names the whole cycle.
 
 Work on demand keeps memory small: a client trains no further ahead of its servers than in the run. Before a
 batch changes a shard, the playback copies the version only if a group or an evaluation has yet to read it.
@@ -46,8 +46,8 @@ class Player(Protocol):
 SHARD, CLIENT = "shard", "client"
 
 Demand = tuple[str, int, int]
-"""Request for progress: `SHARD` or `CLIENT`, the number of the shard or client, and the number of batches
-or groups that it must reach."""
+"""Request for progress: `SHARD` or `CLIENT`, the shard's or client's number, and the number of batches or
+groups that it must reach."""
 
 
 class Playback:
@@ -95,7 +95,7 @@ class Playback:
         return behind
 
     def _batches_of(self, reads: Reads, shard: int, versions: Numbers) -> Numbers:
-        """Return the number of batches of a shard that lead to each of these versions."""
+        """Return the number of a shard's batches that lead to each of these versions."""
         made = np.concatenate([[0], self._orders[shard].versions])
         batches = np.searchsorted(made, versions)
         wrong = np.flatnonzero(made[np.minimum(batches, len(made) - 1)] != versions)
@@ -110,7 +110,7 @@ class Playback:
     # --- playing -----------------------------------------------------------------------------
 
     def advance(self, versions: Numbers | None = None) -> Iterator[None]:
-        """Play until each shard has reached a version, or with None to the end of the record.
+        """Play until each shard has reached a version, or with None to the record's end.
 
         A shard may advance further if another node depends on it. Evaluated versions are kept until
         `release`. The iterator yields after a shard's next batch, and the nodes that the batch depends on, so
@@ -191,7 +191,7 @@ class Playback:
         self.release(self._reads[client].versions[group])
 
     def release(self, versions: Numbers) -> None:
-        """Count a read of these versions, one of each shard; drop versions without further readers."""
+        """Count a read of these versions, one per shard; drop versions without further readers."""
         for shard, version in enumerate(versions.tolist()):
             readers = self._readers[shard]
             readers[version] -= 1
@@ -218,7 +218,7 @@ class Playback:
 
 
 def _groups_behind(order: Order, reads: Mapping[int, Reads]) -> Numbers:
-    """Return the number of groups of its client that each push of a shard depends on, shape (pushes,)."""
+    """For each push of a shard, return how many of its client's groups it depends on, shape (pushes,)."""
     behind = np.zeros(len(order.clocks), np.int64)
     for client in np.unique(order.clients).tolist():
         mine = np.flatnonzero(order.clients == client)

@@ -1,10 +1,10 @@
 """Pure: a recorded run in memory: the reads of each client, and the order of pushes at each shard.
 
 A *client* is one replica generation with its session: the worker that trained its groups on one copy of the
-values. A run has several clients of a replica if it lost workers, or if workers joined.
+values. A replica has several clients in a run if the run lost workers, or if workers joined.
 
 Letters: G groups of one client, in the order of its one thread; S shards of the model; T tensors; E pushes at
-one shard, in the order of their application; B batches of these.
+one shard, in the order in which they were applied; B batches of these.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class RecordedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[Version, ...]
     """Version of each shard in the evaluated snapshot."""
     skipped_groups: SkippedGroups = ()
-    """Ranges of skipped groups; the order of the next epoch depends on them."""
+    """Ranges of skipped groups, which decide the next epoch's order."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class Reads:
     numbers: Numbers
     """(G,) number of each group in its epoch."""
     clocks: Numbers
-    """(G,) clock of the push with its gradient; never falls."""
+    """(G,) clock of the push that has the group's gradient; never falls."""
     progress: NDArray[np.float64]
     """(G,) `Lease.progress`, which schedules depend on."""
     versions: Numbers
@@ -90,7 +90,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Order:
-    """The pushes at one shard, in batches of pushes applied together."""
+    """The pushes at one shard, in batches that were applied together."""
 
     shard: int
     clients: Numbers
@@ -100,8 +100,7 @@ class Order:
     refused: NDArray[np.bool_]
     """(E,) whether a push left the shard unchanged."""
     skipped: NDArray[np.bool_]
-    """(E,) whether a refused push was refused whatever its gradient is, such as one of groups that the shard
-    had."""
+    """(E,) whether a push was refused whatever its gradient, for example because the shard had its groups."""
     bounds: Numbers
     """(B + 1,) bounds of the batches: batch b has the pushes `bounds[b]` to `bounds[b + 1]`."""
     versions: Numbers

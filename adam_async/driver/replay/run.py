@@ -7,7 +7,7 @@
     for _ in replay.steps(): ...
     replay.check()
 
-The replay decides nothing: the code of the roles makes images, values, gradients and steps, in the order of
+The replay decides nothing: the roles' code makes images, values, gradients and steps, in the order of
 `playback.py`. The replay must refuse the same pushes as the servers did.
 """
 
@@ -41,12 +41,12 @@ from adam_async.run.user_rules import RuleSource
 from adam_async.worker.push_plan import plan_pushes
 
 ORDERS_KEPT = 8
-"""Maximum number of epochs whose orders of images are in memory: the workers of a run are in few epochs at a
-time, and a forged record may have each group in another epoch."""
+"""Maximum number of epochs whose image orders are in memory: a run's workers are in few epochs at a time, and
+a forged record may have each group in another epoch."""
 
 
 class ReplayDiffers(RunFailed):
-    """The results differ from those of the run: another data set, library or processor, or a defect."""
+    """The results differ from the run's: another data set, library or processor, or a defect."""
 
 
 def digest(network: RunModel, weights: Mapping[str, NDArray[Any]]) -> str:
@@ -65,11 +65,11 @@ class Replay:
     Args:
         functions: Transforms of the record, as ``package.module:function``, that the replay may import.
         step: Step of the record, if the run trained one.
-        rules: Rules of the user that the replay may apply; None: none.
+        rules: User rules that the replay may apply; None: none.
 
     Raises:
-        ConfigError: The record names another function to import, another step, or a rule of the user that is
-            not among `rules` or has another file.
+        ConfigError: The record names another function to import, another step, or a user rule that is not
+            among `rules` or has another file.
         StepFailed: The step raised.
         RecordError: The record is damaged, or the run has other data.
         SpecError: The kernels of the run are not installed here.
@@ -130,7 +130,7 @@ class Replay:
         self.groups = 0
 
     def _new_model(self, layers: Mapping[str, type[Layer]], step: NamedStep | None) -> RunModel:
-        """Make the network of the record, or take its step, with the sample of training images."""
+        """Make the record's network, or take its step, with the sample of training images."""
         header, config = self.header, self.header.options()
         model = recorded_step(header, step)
         if model is None:
@@ -156,7 +156,7 @@ class Replay:
 
     @np.errstate(over="ignore", invalid="ignore")
     def accuracy(self, epoch: RecordedEpoch) -> float:
-        """Return the test accuracy of the values after an epoch; to be called once, after its steps."""
+        """Return the test accuracy of the values after an epoch; call this once, after the epoch's steps."""
         versions = np.array(epoch.versions, np.int64)
         weights = {
             name: self._shards.tensor(name, versions[[spec.id for spec in shards]].tolist())
@@ -203,7 +203,7 @@ class Replay:
         order = self._recording.orders[shard]
         begin, end = int(order.bounds[batch]), int(order.bounds[batch + 1])
         keys = [(shard, int(order.clients[entry]), int(order.clocks[entry])) for entry in range(begin, end)]
-        if order.skipped[begin]:  # such a push has a batch of its own
+        if order.skipped[begin]:  # such a push forms a batch alone
             self._pushes.settle(*keys[0])
             return
         pushes = [self._pushes.get(*key) for key in keys]

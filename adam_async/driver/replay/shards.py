@@ -1,4 +1,4 @@
-"""Pure: the shards of all servers of a recorded run, with the old versions that have further readers.
+"""Pure: the shards of all servers in a recorded run, with the old versions that have further readers.
 
 A computed push stays until all its shards have applied it.
 """
@@ -45,14 +45,14 @@ class ShardPush:
 class Pushes:
     """Pushes in transit from clients to shards, whose `Push.replica` is the number of the client.
 
-    A shard may lack the last pushes of a lost worker; they do not wait for it.
+    A shard may lack a lost worker's last pushes; they do not wait for it.
     """
 
     def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any], recording: Recording) -> None:
         self._table = table
         self._dtype = dtype
         self._last: dict[tuple[int, int], int] = {}
-        """Last clock of each shard and client. A shard has all pushes of a client up to its last one."""
+        """Last clock of each shard and client. A shard has all of a client's pushes up to the last."""
         for order in recording.orders:
             for client in np.unique(order.clients).tolist():
                 clocks = order.clocks[order.clients == client]
@@ -131,7 +131,7 @@ def first_values(model: RunModel, seed: int) -> Callable[[str], NDArray[Any]]:
 
 
 class ReplayedShards:
-    """The shards of a run, from their initial values on.
+    """The shards of a run, beginning with their initial values.
 
     Args:
         rules: The rules of the user that the replay may apply.
@@ -158,7 +158,7 @@ class ReplayedShards:
             self.shards.append(Shard(spec=spec, values=values, rule_state=self._storage.rule_state(spec)))
 
     def apply(self, shard: int, batch: Sequence[ShardPush]) -> list[bool]:
-        """Apply a batch of pushes to a shard; returns for each push whether it was finite and applied."""
+        """Apply a batch of pushes to a shard; return for each push whether it was finite and applied."""
         changed = self.shards[shard]
         rates = None
         if self._scale_by_staleness:
@@ -172,7 +172,7 @@ class ReplayedShards:
         """Apply the sum of contributions if all of them and the sum are finite; return for each whether it
         was applied.
 
-        A contribution that is not finite is alone in its batch, because the server refused it on arrival.
+        A contribution that is not finite forms a batch alone, because the server refused it on arrival.
         """
         changed = self.shards[shard]
         gradients = [each.gradients for each in contributions]

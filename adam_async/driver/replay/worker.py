@@ -1,7 +1,7 @@
-"""Pure: one client of a recorded run, the worker that trained its groups, which trains them again.
+"""Pure: one client of a recorded run: the worker that trained its groups, which trains them again.
 
 The worker's own code (`adam_async/worker/`) computes a group, adds up a step and splits it for the servers.
-This module passes the recorded reads to the code, and changes the worker's weights at the recorded points.
+This module passes the recorded reads to that code, and changes the worker's weights at the recorded points.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +34,7 @@ Images = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]
 class RecordedWeights(WorkerWeights):
     """A worker's copy of the weights, which changes at the recorded points.
 
-    Values that arrived while a group was computed are installed right after its snapshot, so a local step of
+    Values that arrived while a group was computed are installed right after its snapshot. So a local step of
     the group changes the same copy as in the run.
     """
 
@@ -93,7 +93,7 @@ class _Outbox:
 
 
 class ReplayedWorker:
-    """Trains one client's groups again, in their order."""
+    """Trains one client's groups again, in order."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ReplayedWorker:
         self._stepper = Stepper(ReplicaClock(push_every=config.push_every, pull_every=NEVER), pusher)
 
     def train(self, group: int) -> float:
-        """Train the next group, and push a step after its last group; returns the group's mean loss.
+        """Train the next group, and push a step after its last group; return the group's mean loss.
 
         Raises:
             RecordError: The record has impossible versions or local steps.
@@ -159,7 +159,7 @@ class ReplayedWorker:
         return trained.loss
 
     def _changes(self, group: int, *, stepped: bool | None) -> Iterable[TensorCopy]:
-        """Return the tensors that a group reads in another version than that of the worker's copy.
+        """Return the tensors that a group reads in another version than the worker's copy has.
 
         With `stepped`, return only tensors with local steps before the read.
         """
